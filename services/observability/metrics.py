@@ -1,0 +1,152 @@
+"""Every metric of Millrace, exported by Ray's own Prometheus endpoint as `ray_millrace_*`.
+
+Ray drops a gauge that has not been set for about twenty seconds, so gauges keep their last
+values and one thread per process sets them again.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray.util import metrics as ray_metrics
+
+GAUGE_REFRESH_S = 5.0
+
+_SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300]
+
+
+class Gauge:
+    """A gauge that stays visible: its last value is set again every few seconds."""
+
+    def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
+        self._gauge = ray_metrics.Gauge(name, description, tag_keys)
+        self._last: dict[tuple[tuple[str, str], ...], float] = {}
+        self._lock = threading.Lock()
+        _GAUGES.append(self)
+
+    def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        """Set the value for these tags."""
+        key = tuple(sorted((tags or {}).items()))
+        with self._lock:
+            self._last[key] = value
+        self._gauge.set(value, dict(key))
+        _start_refresh()
+
+    def forget(self, tags: Mapping[str, str]) -> None:
+        """Let the series of these tags disappear, for a member that is gone."""
+        with self._lock:
+            self._last.pop(tuple(sorted(tags.items())), None)
+
+    def refresh(self) -> None:
+        """Set every remembered value again."""
+        with self._lock:
+            values = list(self._last.items())
+        for key, value in values:
+            self._gauge.set(value, dict(key))
+
+
+_GAUGES: list[Gauge] = []
+_refresh_lock = threading.Lock()
+_refresh_thread: threading.Thread | None = None
+
+
+def _start_refresh() -> None:
+    global _refresh_thread
+    with _refresh_lock:
+        if _refresh_thread is None:
+            _refresh_thread = threading.Thread(target=_refresh, name="gauges", daemon=True)
+            _refresh_thread.start()
+
+
+def _refresh() -> None:
+    pause = threading.Event()
+    while not pause.wait(GAUGE_REFRESH_S):
+        for gauge in _GAUGES:
+            gauge.refresh()
+
+
+def _counter(name: str, description: str, *tags: str) -> ray_metrics.Counter:
+    return ray_metrics.Counter(f"millrace_{name}", description, tags)
+
+
+def _gauge(name: str, description: str, *tags: str) -> Gauge:
+    return Gauge(f"millrace_{name}", description, tags)
+
+
+def _seconds(name: str, description: str, *tags: str) -> ray_metrics.Histogram:
+    return ray_metrics.Histogram(f"millrace_{name}", description, _SECONDS, tags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterMetrics:
+    """Declared by the router."""
+
+    requests = _counter("router_requests", "Requests by how they ended", "endpoint", "status")
+    choices = _counter("router_choices", "Replica choices: hit, new, moved, spilled, free", "kind")
+    failovers = _counter("router_failovers", "Open requests continued elsewhere", "reason")
+    unleased_refusals = _counter("router_unleased_refusals", "Requests that found no lease in time")
+    in_flight = _gauge("router_in_flight", "Open requests per replica", "replica")
+    sessions = _gauge("router_sessions", "Sessions in the table")
+    first_token = _seconds("router_first_token_seconds", "Request to first token", "endpoint")
+    duration = _seconds("router_request_seconds", "Request to last byte", "endpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BusMetrics:
+    """Declared by the weight bus."""
+
+    commits = _counter("bus_commits", "Versions committed on replicas", "replica")
+    failures = _counter("bus_failures", "Updates that failed", "replica", "phase")
+    dropped_reports = _counter("bus_dropped_reports", "Reports nobody waited for any more")
+    newest_version = _gauge("bus_newest_version", "Highest version published")
+    replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
+    leased = _gauge("bus_leased_replicas", "Replicas that may be given work")
+    push = _seconds("bus_push_seconds", "Publish to commit, per replica", "replica")
+    paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
+    sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardMetrics:
+    """Declared by the reward service."""
+
+    verdicts = _counter("reward_verdicts", "Answers graded", "verdict")
+    cache_hits = _counter("reward_cache_hits", "Verdicts taken from the cache")
+    retries = _counter("reward_retries", "Jobs run again after losing their sandbox")
+    queue = _gauge("reward_queue", "Jobs waiting for a sandbox slot")
+    grading = _seconds("reward_grading_seconds", "Wall time of grading one answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetrics:
+    """Declared by the orchestrator."""
+
+    groups = _counter("run_groups", "Sample groups closed", "run", "status")
+    tokens = _counter("run_tokens", "Response tokens generated", "run")
+    reward = _gauge("run_reward", "Mean reward of the last batch", "run")
+    heldout = _gauge("run_heldout_pass_rate", "Greedy pass rate on held-out tasks", "run")
+    step = _gauge("run_step", "Train steps done", "run")
+    staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
+    in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
+    ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
+    recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
+    phase = _seconds("run_phase_seconds", "Wall time of a phase of a train step", "run", "phase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerMetrics:
+    """Declared by the trainer."""
+
+    steps = _counter("trainer_steps", "Train steps done", "run")
+    tokens = _counter("trainer_tokens", "Response tokens trained on", "run")
+    mismatch = _gauge("trainer_mismatch_max", "Largest same-version logprob difference", "run")
+    grad_norm = _gauge("trainer_grad_norm", "Global gradient norm", "run")
+    phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutMetrics:
+    """Declared by the rollout server; vLLM's own metrics appear beside it as `ray_vllm_*`."""
+
+    version = _gauge("rollout_version", "Policy version served", "replica")
+    orders = _counter("rollout_orders", "Bus orders carried out", "replica", "order", "result")

@@ -1,0 +1,145 @@
+"""The one place that finds other services: Serve handles and the weight bus actor.
+
+Each peer implements the interface in `services.protocol` and turns every way in which a
+service can be absent into `NotReady`, so that callers know one error.
+"""
+
+import asyncio
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from services.protocol.errors import NotReady
+from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.weight_bus import (
+    BUS_ACTOR,
+    NAMESPACE,
+    MemberTable,
+    Orders,
+    ReplicaHello,
+    Report,
+    TrainerHello,
+)
+from services.protocol.weights import WeightManifest
+
+_ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
+
+
+class _ServePeer:
+    """A service reached through its Serve application's handle."""
+
+    def __init__(self, application: str) -> None:
+        self._application = application
+        self._handle: DeploymentHandle[Any] | None = None
+
+    async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        try:
+            if self._handle is None:
+                self._handle = serve.get_app_handle(self._application)
+            response = self._handle.options(method_name=method).remote(*args)
+            return await asyncio.wait_for(response, timeout_s)
+        except TimeoutError:
+            raise NotReady(f"{self._application}.{method}: no answer in {timeout_s:g} s") from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except _ABSENT as error:
+            raise NotReady(f"{self._application} is not up: {error}") from error
+
+
+class TrainerPeer(_ServePeer):
+    """The trainer, as the orchestrator sees it."""
+
+    def __init__(self, *, timeout_s: float = 600.0) -> None:
+        super().__init__("trainer")
+        self._timeout_s = timeout_s
+
+    async def start_run(self, start: RunStart) -> TrainerState:
+        """See `services.protocol.trainer.Trainer`."""
+        return await self._call("start_run", start, timeout_s=self._timeout_s)
+
+    async def train(self, batch: TrainBatch) -> TrainReport:
+        """See `services.protocol.trainer.Trainer`."""
+        return await self._call("train", batch, timeout_s=self._timeout_s)
+
+    async def save(self, run_id: str) -> int:
+        """See `services.protocol.trainer.Trainer`."""
+        return await self._call("save", run_id, timeout_s=self._timeout_s)
+
+    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """See `services.protocol.trainer.Trainer`."""
+        return await self._call("logprobs", sequences, timeout_s=self._timeout_s)
+
+    async def state(self) -> TrainerState:
+        """See `services.protocol.trainer.Trainer`."""
+        return await self._call("state", timeout_s=10.0)
+
+
+class RewardPeer(_ServePeer):
+    """The reward service, as the orchestrator sees it."""
+
+    def __init__(self, *, timeout_s: float = 300.0) -> None:
+        super().__init__("reward_service")
+        self._timeout_s = timeout_s
+
+    async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+        """See `services.protocol.reward_service.RewardService`."""
+        return await self._call("score", jobs, timeout_s=self._timeout_s)
+
+
+class BusPeer:
+    """The weight bus actor, as everybody sees it."""
+
+    def __init__(self, *, timeout_s: float = 10.0) -> None:
+        self._timeout_s = timeout_s
+        self._actor: Any = None
+
+    async def _call(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
+        try:
+            if self._actor is None:
+                self._actor = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
+            reference = getattr(self._actor, method).remote(*args)
+            return await asyncio.wait_for(reference, self._timeout_s + extra_s)
+        except TimeoutError:
+            raise NotReady(f"weight_bus.{method}: no answer in time") from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except (*_ABSENT, ValueError) as error:
+            self._actor = None
+            raise NotReady(f"weight_bus is not up: {error}") from error
+
+    async def register_replica(self, hello: ReplicaHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("register_replica", hello)
+
+    async def register_trainer(self, hello: TrainerHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("register_trainer", hello)
+
+    async def leave(self, member_id: str) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("leave", member_id)
+
+    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._call("next_orders", member_id, acknowledged, wait_s, extra_s=wait_s)
+
+    async def report(self, report: Report) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("report", report)
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("publish", manifest)
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._call("watch", revision, wait_s, extra_s=wait_s)
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("bound_lag", max_lag)

@@ -1,0 +1,178 @@
+"""What the orchestrator receives over `/v1/runs` and answers."""
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from services.protocol.strict import StrictModel
+from services.protocol.trainer import AlgorithmConfig
+
+
+class ScheduleConfig(StrictModel):
+    """A point in the scheduling space.
+
+    Attributes:
+        preset: `sync` (staleness 0, one batch in flight), `one_step_off` (1, two batches)
+            or `async` (`max_staleness` k, k + 1 batches).
+        max_staleness: for `async`: trainer version minus the oldest version in a
+            trajectory, at consumption. The other presets fix it.
+        on_stale: what happens to a group that would exceed it: `wait` trains it in time,
+            `drop` closes it as expired.
+        batch_barrier: score only when the whole batch is rolled out, to measure what
+            per-sample overlap is worth.
+        dynamic_sampling: replace groups whose rewards are all equal instead of letting
+            them count towards the batch.
+    """
+
+    preset: Literal["sync", "one_step_off", "async"] = "sync"
+    max_staleness: int = Field(default=2, ge=1, le=64)
+    on_stale: Literal["wait", "drop"] = "wait"
+    batch_barrier: bool = False
+    dynamic_sampling: bool = False
+
+    @property
+    def staleness_bound(self) -> int:
+        """Largest allowed staleness under the preset."""
+        return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.preset]
+
+    @property
+    def batches_in_flight(self) -> int:
+        """Batches of groups that may be admitted and not yet trained and live."""
+        return self.staleness_bound + 1
+
+
+class SamplingConfig(StrictModel):
+    """How answers are sampled. Truncating samplers are left out on purpose: the trainer
+    could not reproduce their probabilities."""
+
+    temperature: float = Field(default=1.0, gt=0, le=5)
+    max_tokens: int = Field(default=256, ge=1)
+
+
+class EvaluationConfig(StrictModel):
+    """Greedy pass rate on held-out tasks, before and after the run.
+
+    Attributes:
+        tasks: how many held-out tasks; all of them when there are fewer.
+        every: also after every so many train steps, 0 for never.
+    """
+
+    tasks: int = Field(default=100, ge=1)
+    every: int = Field(default=0, ge=0)
+
+
+class CheckpointConfig(StrictModel):
+    """When checkpoints are written and how many stay."""
+
+    every: int = Field(default=10, ge=1)
+    keep: int = Field(default=2, ge=1)
+
+
+class RunConfig(StrictModel):
+    """A run file.
+
+    Attributes:
+        name: also the beginning of the run's id.
+        task_file: JSON lines of tasks; a relative path counts from the run file.
+        run_root: folder in which the run directory is made; relative as above.
+        model: served model name, as in the deployment.
+        seed: of prompt order and of the trainer.
+        steps: train steps.
+        batch_groups: sample groups per train step.
+        group_size: trajectories per sample group.
+        rollout_timeout_s: deadline for the rollout of one group, seconds.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
+    task_file: str
+    run_root: str = "runs"
+    model: str
+    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1)
+    batch_groups: int = Field(ge=1)
+    group_size: int = Field(ge=2)
+    rollout_timeout_s: float = Field(default=600.0, gt=0)
+    schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+
+class RunState(StrEnum):
+    """Life of a run."""
+
+    STARTING = "starting"
+    EVALUATING = "evaluating"
+    TRAINING = "training"
+    RECOVERING = "recovering"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class LedgerCounts(BaseModel):
+    """The ledger in groups. Always: admitted = the sum of the others."""
+
+    admitted: int = 0
+    trained: int = 0
+    filtered: int = 0
+    expired: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+class RunSummary(BaseModel):
+    """What `summary.json` holds."""
+
+    run_id: str
+    heldout_pass_rate_before: float | None
+    heldout_pass_rate_after: float | None
+    train_steps: int
+    wall_s: float
+    tokens_generated: int
+    weight_pushes: int
+    policy_version: int
+    seed: int
+    ledger: LedgerCounts
+
+
+class RunStatus(BaseModel):
+    """Answer of `GET /v1/runs/{run_id}`.
+
+    Attributes:
+        reward: mean reward of the last trained batch.
+        detail: one line: what it waits for, or why it failed.
+        tokens_per_second: generated tokens over the last step.
+        live_replicas: replicas with a lease.
+    """
+
+    run_id: str
+    state: RunState
+    run_dir: str
+    step: int
+    steps: int
+    reward: float | None
+    heldout_pass_rate: float | None
+    policy_version: int | None
+    staleness: float | None
+    tokens_generated: int
+    tokens_per_second: float
+    live_replicas: int
+    ledger: LedgerCounts
+    elapsed_s: float
+    detail: str
+    summary: RunSummary | None = None
+
+
+class RunRequest(StrictModel):
+    """Body of `POST /v1/runs`.
+
+    Attributes:
+        config: the run, its paths absolute.
+        resume: id of an earlier run to go on with instead of starting a new one.
+    """
+
+    config: RunConfig
+    resume: str | None = None

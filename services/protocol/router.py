@@ -1,0 +1,66 @@
+"""What the router receives beyond the OpenAI API, and what it adds to answers.
+
+Every extension is open to any client; the orchestrator has no private door.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from services.protocol.trajectory import PolicySpan, Trajectory
+
+SESSION_HEADER = "x-session-id"
+"""Request header: calls with one value stay on one replica while it is healthy."""
+
+REPLICA_HEADER = "x-millrace-replica"
+"""Response header: the replica that was chosen first."""
+
+CHOICE_HEADER = "x-millrace-choice"
+"""Response header: `hit`, `new`, `moved` or `spilled`, or `free` without a session."""
+
+RETURN_TRAJECTORY = "return_trajectory"
+"""Request body flag: add a `trajectory` object to every finished choice."""
+
+STREAM_BY = "stream_by"
+"""Request body field for streaming: `token` (OpenAI's way, the default) or `choice`: one
+event for each finished choice, in order of completion, which suits `n` > 1."""
+
+StreamBy = Literal["token", "choice"]
+
+
+class TrajectoryFields(BaseModel):
+    """The `trajectory` object of a choice, as JSON.
+
+    Attributes:
+        prompt_token_ids: length P.
+        token_ids: length T, including the stop token.
+        logprobs: behaviour logprobs, natural log, length T.
+        spans: `[policy_version, start, end, replica_id]` in order.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int, int, str]]
+
+    def to_trajectory(self, *, finish_reason: str, text: str) -> Trajectory:
+        """The same facts as the trainer takes them."""
+        return Trajectory(
+            prompt_token_ids=tuple(self.prompt_token_ids),
+            response_token_ids=tuple(self.token_ids),
+            behaviour_logprobs=tuple(self.logprobs),
+            loss_mask=(1,) * len(self.token_ids),
+            spans=tuple(
+                PolicySpan(version=version, start=start, end=end, replica_id=replica_id)
+                for version, start, end, replica_id in self.spans
+            ),
+            finish_reason=finish_reason,
+            text=text,
+        )
+
+
+def error_body(message: str, *, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

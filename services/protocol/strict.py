@@ -1,0 +1,69 @@
+"""The base class of every configuration and HTTP body."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from services.protocol.errors import InvalidInput
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model in which an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read and check a YAML file.
+
+        Raises:
+            InvalidInput: the file is missing, is not YAML or does not fit the model.
+        """
+        return cls.from_data(load_yaml(path), source=str(path))
+
+    @classmethod
+    def from_data(cls, data: Any, *, source: str) -> Self:
+        """Check plain data; `source` is what an error message calls it.
+
+        Raises:
+            InvalidInput: the first field that does not fit, with its value and a fix.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise first_problem(error, source) from None
+
+
+def load_yaml(path: str | Path) -> Any:
+    """Parse a YAML file into plain data.
+
+    Raises:
+        InvalidInput: the file is missing or is not YAML.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput("file", str(path), f"It cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise InvalidInput("file", str(path), "It is not UTF-8 text.") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        place = getattr(error, "problem_mark", None)
+        where = f" at line {place.line + 1}, column {place.column + 1}" if place else ""
+        raise InvalidInput("file", str(path), f"It is not valid YAML{where}.") from None
+
+
+def first_problem(error: ValidationError, source: str) -> InvalidInput:
+    """Turn pydantic's first complaint into one `InvalidInput`."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"]) or "(whole document)"
+    fix = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        fix = "No such key; check its spelling and its place"
+    elif problem["type"] == "missing":
+        fix = "This key is required"
+    value = "(missing)" if problem["type"] == "missing" else problem["input"]
+    return InvalidInput(f"{source}: {field}", value, fix.rstrip(".") + ".")

@@ -1,0 +1,107 @@
+"""What a policy version is made of, and how its bytes are laid out on a link.
+
+A version is a list of tensors in checkpoint names and layout. Neighbouring tensors form
+buckets; every trainer rank holds a contiguous dim-0 shard of each tensor and sends, bucket
+by bucket, its shards of that bucket back to back. The full tensor is the concatenation of
+the ranks' shards.
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+HEADER_FIELDS = 4
+"""A bucket is preceded by `HEADER_FIELDS` int64: magic, version, bucket index, bytes."""
+
+HEADER_MAGIC = 0x4D494C4C
+"""First header field; anything else means that the two ends disagree about the stream."""
+
+
+class Dtype(StrEnum):
+    """Element types that travel, by torch's names."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per element."""
+        return 4 if self is Dtype.FLOAT32 else 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One parameter in checkpoint form.
+
+    Attributes:
+        name: checkpoint name.
+        dtype: element type on the wire.
+        shape: the full tensor's shape.
+        shard_numels: elements that each trainer rank holds, in rank order; the sum is the
+            number of elements of `shape`. A rank may hold 0.
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int, ...]
+    shard_numels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse shards that do not add up."""
+        if sum(self.shard_numels) != math.prod(self.shape):
+            raise ValueError(f"{self.name}: shards {self.shard_numels} do not make {self.shape}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightManifest:
+    """Everything a receiver needs to take and check one policy version.
+
+    Attributes:
+        version: policy version.
+        train_step: train step whose result it is.
+        tensors: in the order in which they travel.
+        buckets: half-open ranges of indexes into `tensors`.
+        digests: sha256 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
+    """
+
+    version: int
+    train_step: int
+    tensors: tuple[TensorSpec, ...]
+    buckets: tuple[tuple[int, int], ...]
+    digests: tuple[tuple[str, ...], ...]
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer ranks."""
+        return len(self.digests)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole version."""
+        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in self.tensors)
+
+    def bucket_bytes(self, rank: int, bucket: int) -> int:
+        """Bytes that `rank` sends for `bucket`."""
+        first, last = self.buckets[bucket]
+        return sum(s.shard_numels[rank] * s.dtype.itemsize for s in self.tensors[first:last])
+
+
+def plan_buckets(tensors: tuple[TensorSpec, ...], target_bytes: int) -> tuple[tuple[int, int], ...]:
+    """Split tensors into buckets of about `target_bytes` without splitting a module.
+
+    A module is the tensors that share everything before the last dot of their names; a
+    receiver may keep views of a module's tensors, so a module never crosses a bucket.
+    """
+    buckets: list[tuple[int, int]] = []
+    start, size, module = 0, 0, None
+    for index, spec in enumerate(tensors):
+        owner = spec.name.rpartition(".")[0]
+        if size >= target_bytes and owner != module:
+            buckets.append((start, index))
+            start, size = index, 0
+        size += math.prod(spec.shape) * spec.dtype.itemsize
+        module = owner
+    if start < len(tensors):
+        buckets.append((start, len(tensors)))
+    return tuple(buckets)
