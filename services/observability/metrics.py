@@ -6,7 +6,6 @@ values and one thread per process sets them again.
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ray.util import metrics as ray_metrics
 
@@ -77,7 +76,6 @@ def _seconds(name: str, description: str, *tags: str) -> ray_metrics.Histogram:
     return ray_metrics.Histogram(f"millrace_{name}", description, _SECONDS, tags)
 
 
-@dataclass(frozen=True, kw_only=True)
 class RouterMetrics:
     """Declared by the router."""
 
@@ -91,7 +89,6 @@ class RouterMetrics:
     duration = _seconds("router_request_seconds", "Request to last byte", "endpoint")
 
 
-@dataclass(frozen=True, kw_only=True)
 class BusMetrics:
     """Declared by the weight bus."""
 
@@ -106,7 +103,6 @@ class BusMetrics:
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RewardMetrics:
     """Declared by the reward service."""
 
@@ -117,7 +113,6 @@ class RewardMetrics:
     grading = _seconds("reward_grading_seconds", "Wall time of grading one answer")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunMetrics:
     """Declared by the orchestrator."""
 
@@ -133,7 +128,6 @@ class RunMetrics:
     phase = _seconds("run_phase_seconds", "Wall time of a phase of a train step", "run", "phase")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainerMetrics:
     """Declared by the trainer."""
 
@@ -144,7 +138,6 @@ class TrainerMetrics:
     phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")
 
 
-@dataclass(frozen=True, kw_only=True)
 class RolloutMetrics:
     """Declared by the rollout server; vLLM's own metrics appear beside it as `ray_vllm_*`."""
 
