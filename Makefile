@@ -1,0 +1,40 @@
+# `make demo` and `make test` work on a bare machine with Python 3.11, make and git.
+PYTHON ?= python3.11
+SEED ?= 0
+PORT ?= 8000
+EXTRAS ?= cpu,dev
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: .venv/ready
+	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
+
+test: .venv/ready
+	$(BIN)/pytest
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/first_numbers.py
+
+# uv does not read pip's find-links setting, so it is passed on. Where the default package
+# index has no CPU build of torch, the second attempt takes it from PyTorch's own.
+.venv/ready: pyproject.toml
+	@command -v $(PYTHON) >/dev/null 2>&1 && py=$(PYTHON) || py=python3; \
+	$$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || \
+	  { echo "error: python: Python 3.11 or 3.12 is needed -> install it or run make PYTHON=/path/to/python3.11"; exit 2; }; \
+	test -x $(BIN)/python || $$py -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
+	@export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" VIRTUAL_ENV="$(CURDIR)/.venv"; \
+	$(BIN)/uv pip install --quiet -e '.[$(EXTRAS)]' || \
+	$(BIN)/uv pip install --quiet --torch-backend=cpu -e '.[$(EXTRAS)]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs models

@@ -1,0 +1,80 @@
+"""The rules of the house, checked by the tools that hold them."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+SERVICES = sorted((ROOT / "services").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "format", "--check", "."],
+        ["ruff", "check", "."],
+        ["mypy"],
+        ["lint-imports"],
+    ],
+    ids=lambda command: " ".join(command),
+)
+def test_the_linters_have_nothing_to_say(command: list[str]) -> None:
+    done = subprocess.run(
+        [str(BIN / command[0]), *command[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ray_serve_is_imported_only_by_apps_and_peers() -> None:
+    importers = {
+        path.relative_to(ROOT).as_posix()
+        for path in SERVICES
+        for module in _imported_modules(path)
+        if module == "ray.serve" or module.startswith("ray.serve.")
+    }
+    allowed = {"services/peers.py", "services/cli/deployment.py"}
+    assert {path for path in importers if not path.endswith("/app.py")} <= allowed
+
+
+def test_no_file_is_longer_than_400_lines_and_no_function_longer_than_60() -> None:
+    long = []
+    for path in SERVICES:
+        text = path.read_text()
+        if text.count("\n") > 400:
+            long.append(f"{path}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > 60:
+                    long.append(f"{path}:{node.lineno} {node.name}: {lines} lines")
+    assert not long
+
+
+def test_importing_the_router_loads_neither_torch_nor_an_engine() -> None:
+    check = (
+        "import sys, services.router.app; "
+        "print([m for m in ('torch', 'vllm', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
+
+
+def _imported_modules(path: Path) -> list[str]:
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return found
