@@ -1,0 +1,1 @@
+"""The trainer: sample groups in, policy versions out; all algorithm maths is here."""

@@ -1,0 +1,136 @@
+"""From a train batch to what each rank computes: plain arithmetic, the same on every rank.
+
+Every rank sees the whole batch and plans alone, so that all agree on the number of forward
+passes (FSDP hangs when they differ) and on the global token counts without a collective.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.protocol.errors import InvalidInput
+from services.protocol.trainer import AlgorithmConfig, TrainBatch
+from services.protocol.trajectory import Trajectory
+from services.trainer.advantages import group_advantages
+
+MicroBatches = tuple[tuple[int, ...], ...]
+"""Rows of each micro-batch of one rank; an empty micro-batch only keeps the ranks in step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One trajectory that carries a gradient.
+
+    Attributes:
+        trajectory: token-exact.
+        advantage: the same for each of its trained tokens.
+    """
+
+    trajectory: Trajectory
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response."""
+        return len(self.trajectory.prompt_token_ids) + len(self.trajectory.response_token_ids)
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that carry a gradient."""
+        return sum(self.trajectory.loss_mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minibatch:
+    """What one optimizer step consumes.
+
+    Attributes:
+        tokens: trained tokens over all ranks and micro-batches: the loss denominator.
+        ranks: the micro-batches of each rank, equally many for all.
+    """
+
+    tokens: int
+    ranks: tuple[MicroBatches, ...]
+
+
+def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
+    """The rows of a batch; groups of equal rewards have no gradient and are left out.
+
+    Raises:
+        InvalidInput: a group of fewer than two, or a trajectory without a prompt.
+    """
+    rows: list[Row] = []
+    for group in batch.groups:
+        field = f"batch.groups[{group.group_id}]"
+        if len(group.trajectories) < 2:
+            raise InvalidInput(field, len(group.trajectories), "A group needs two trajectories.")
+        if any(not one.trajectory.prompt_token_ids for one in group.trajectories):
+            raise InvalidInput(field, "an empty prompt", "A prompt needs at least one token.")
+        rewards = [one.reward for one in group.trajectories]
+        if min(rewards) == max(rewards):
+            continue
+        advantages = group_advantages(rewards, algorithm.advantage)
+        rows += [
+            Row(trajectory=one.trajectory, advantage=advantage)
+            for one, advantage in zip(group.trajectories, advantages, strict=True)
+            if any(one.trajectory.loss_mask)
+        ]
+    return tuple(rows)
+
+
+def plan_minibatches(
+    rows: Sequence[Row], *, count: int, world_size: int, max_tokens: int, seed: str
+) -> tuple[Minibatch, ...]:
+    """Split rows at random into `count` minibatches of equal size, and those over ranks.
+
+    The split depends on `seed` and the rows alone, not on the number of ranks. Fewer rows
+    than minibatches make fewer minibatches.
+    """
+    order = list(range(len(rows)))
+    random.Random(seed).shuffle(order)
+    minibatches = []
+    for index in range(count):
+        chosen = order[index * len(order) // count : (index + 1) * len(order) // count]
+        if not chosen:
+            continue
+        plan = plan_microbatches([rows[i].length for i in chosen], world_size, max_tokens)
+        minibatches.append(
+            Minibatch(
+                tokens=sum(rows[i].trained_tokens for i in chosen),
+                ranks=tuple(
+                    tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan
+                ),
+            )
+        )
+    return tuple(minibatches)
+
+
+def plan_microbatches(
+    lengths: Sequence[int], world_size: int, max_tokens: int
+) -> tuple[MicroBatches, ...]:
+    """Give each rank about the same number of tokens, then cut them into padded micro-batches.
+
+    Longest first to the rank with the fewest tokens so far; neighbours in length share a
+    micro-batch as long as rows times longest is at most `max_tokens`. All ranks get the
+    same number of micro-batches, the missing ones empty.
+    """
+    loads = [0] * world_size
+    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        rank = loads.index(min(loads))
+        ranks[rank].append(row)
+        loads[rank] += lengths[row]
+    packed = [_cut(rank, lengths, max_tokens) for rank in ranks]
+    passes = max(map(len, packed))
+    return tuple(tuple(micros + [()] * (passes - len(micros))) for micros in packed)
+
+
+def _cut(rows: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:
+    """Cut rows, longest first, into micro-batches whose padded size fits."""
+    micros: list[list[int]] = []
+    for row in rows:
+        if micros and (len(micros[-1]) + 1) * lengths[micros[-1][0]] <= max_tokens:
+            micros[-1].append(row)
+        else:
+            micros.append([row])
+    return [tuple(micro) for micro in micros]

@@ -1,0 +1,76 @@
+"""The trainer's configuration and the only place of its defaults."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from services.protocol.errors import InvalidInput
+from services.protocol.strict import StrictModel
+
+MIB = 1 << 20
+
+
+class TrainerConfig(StrictModel):
+    """How a group of FSDP2 ranks holds and updates one model.
+
+    Attributes:
+        model: folder of a Hugging Face checkpoint, or its name on the hub.
+        world_size: FSDP2 ranks; each is one Ray actor.
+        device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
+        dtype: of forward passes and of weights on the wire; master weights, gradients
+            and optimizer moments are always float32.
+        seed: of parameters that the checkpoint lacks.
+        activation_checkpointing: recompute decoder layers in the backward pass.
+        max_tokens_per_microbatch: largest rows times padded width of one forward pass; a
+            longer trajectory gets a forward pass of its own.
+        bucket_mb: MiB of full tensors that travel to a replica in one piece.
+        threads_per_rank: compute threads of a rank on the CPU.
+        num_cpus: Ray CPUs of the Serve replica that leads the ranks.
+        rank_num_cpus: Ray CPUs of each rank.
+        gpus_per_rank: Ray GPUs of each rank.
+        group_timeout_s: longest that a rank waits for another inside one collective.
+        start_timeout_s: longest from starting the ranks to a loaded model.
+        call_timeout_s: longest that one train step, checkpoint or load may take.
+        bus_timeout_s: longest that a publish waits for the weight bus to be up.
+        checkpoints_kept: newest complete checkpoints that a save leaves.
+    """
+
+    model: str = Field(min_length=1)
+    world_size: int = Field(default=2, ge=1, le=1024)
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = Field(default=0, ge=0)
+    activation_checkpointing: bool = False
+    max_tokens_per_microbatch: int = Field(default=8192, ge=16)
+    bucket_mb: float = Field(default=64.0, gt=0, le=4096)
+    threads_per_rank: int = Field(default=1, ge=1)
+    num_cpus: float = Field(default=0.1, ge=0)
+    rank_num_cpus: float = Field(default=0.1, ge=0)
+    gpus_per_rank: float = Field(default=0.0, ge=0)
+    group_timeout_s: float = Field(default=60.0, gt=0)
+    start_timeout_s: float = Field(default=180.0, gt=0)
+    call_timeout_s: float = Field(default=600.0, gt=0)
+    bus_timeout_s: float = Field(default=120.0, gt=0)
+    checkpoints_kept: int = Field(default=2, ge=1)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Target size of a bucket in bytes."""
+        return int(self.bucket_mb * MIB)
+
+
+def check_model_folder(model: str) -> None:
+    """Refuse what is plainly a path and holds no checkpoint; hub names pass.
+
+    Raises:
+        InvalidInput: no `config.json` in the folder.
+    """
+    path = Path(model).expanduser()
+    is_path = model.startswith(("/", ".", "~")) or path.is_dir()
+    if is_path and not (path / "config.json").is_file():
+        raise InvalidInput(
+            "trainer.model",
+            model,
+            f"No config.json in {path.resolve()}; give the folder of a Hugging Face checkpoint.",
+        )

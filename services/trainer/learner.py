@@ -1,0 +1,216 @@
+"""The torch side of one rank: model, optimizer, run. Used by one thread, in step with its peers."""
+
+import math
+import os
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
+
+from services.protocol.errors import InvalidInput
+from services.protocol.trainer import AlgorithmConfig, RunStart, TrainBatch
+from services.protocol.weights import Dtype, TensorSpec, plan_buckets
+from services.trainer.batching import plan_microbatches, plan_minibatches, rows_of
+from services.trainer.checkpoint import (
+    Progress,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from services.trainer.collate import collate_sequences
+from services.trainer.config import TrainerConfig
+from services.trainer.model import load_policy
+from services.trainer.network import interface_of
+from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
+from services.trainer.step import TrainStep
+
+BETAS = (0.9, 0.95)
+
+
+def open_store(address: str) -> TCPStore:
+    """The rendezvous store of a group, on a free port of rank 0's node."""
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+
+def join_group(config: TrainerConfig, rank: int, store: TCPStore, address: str) -> None:
+    """Make the default process group of the ranks.
+
+    Gloo takes the interface of the default group from its own environment variable only;
+    without it, it looks the hostname up, which fails on some machines.
+    """
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    torch.set_num_threads(config.threads_per_rank)
+    if config.device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group(
+        backend="gloo" if config.device == "cpu" else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=config.world_size,
+        timeout=timedelta(seconds=config.group_timeout_s),
+    )
+
+
+class Learner:
+    """Holds one rank's shards and carries out what the trainer asks of all ranks.
+
+    Every method is collective: all ranks call it with the same arguments, and an
+    `InvalidInput` is raised by all of them before the first collective.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.shelf = SnapshotShelf()
+        self._config = config
+        self._device = torch.device(config.device)
+        self._mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+        self._policy = load_policy(config, self._mesh)
+        self._touched = False
+        self._dtype = Dtype(config.dtype)
+        self._tensors = self._describe()
+        self._buckets = plan_buckets(self._tensors, config.bucket_bytes)
+        self._start: RunStart | None = None
+        self._algorithm = AlgorithmConfig()
+        self._optimizer = self._make_optimizer()
+        self._progress = Progress()
+
+    @property
+    def model(self) -> RankModel:
+        """What was loaded."""
+        return RankModel(
+            parameters=sum(math.prod(spec.shape) for spec in self._tensors),
+            tensors=self._tensors,
+            buckets=self._buckets,
+        )
+
+    def snapshot(self, version: int) -> tuple[str, ...]:
+        """Copy the weights as they are under the name `version`; returns bucket digests."""
+        self._policy.reshard_all()
+        parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
+        dtype = getattr(torch, self._dtype.value)
+        taken = take_snapshot(version, parameters, self._buckets, dtype)
+        self.shelf.put(taken)
+        return taken.digests
+
+    def start_run(self, start: RunStart, version: int) -> RankRun:
+        """Load the newest checkpoint, else the initial weights, and take a snapshot."""
+        torch.manual_seed(start.seed)
+        self._start, self._algorithm = start, start.algorithm
+        checkpoint = newest_checkpoint(Path(start.checkpoint_dir))
+        if checkpoint is None and self._touched:
+            self._policy = load_policy(self._config, self._mesh)
+            self._touched = False
+        self._optimizer = self._make_optimizer()
+        self._progress = Progress()
+        if checkpoint is not None:
+            self._touched = True
+            self._progress = load_checkpoint(checkpoint, self._policy, self._optimizer)
+        return RankRun(step=self._progress.step, digests=self.snapshot(version))
+
+    def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
+        """Do one train step and take a snapshot named `next_version`.
+
+        Raises:
+            InvalidInput: the batch does not fit the model.
+        """
+        start = self._started()
+        self._check(batch)
+        rows = rows_of(batch, self._algorithm)
+        minibatches = plan_minibatches(
+            rows,
+            count=self._algorithm.minibatches,
+            world_size=dist.get_world_size(),
+            max_tokens=self._config.max_tokens_per_microbatch,
+            seed=f"{start.seed}/{batch.step}",
+        )
+        self._touched = True
+        step = TrainStep(self._policy, self._optimizer, self._algorithm, self._device)
+        done = step.run(rows, minibatches, held_version, self._progress.optimizer_steps)
+        began = time.perf_counter()
+        digests = self.snapshot(next_version)
+        self._progress = Progress(
+            step=batch.step,
+            optimizer_steps=self._progress.optimizer_steps + done.optimizer_steps,
+            policy_version=next_version,
+        )
+        return RankStep(
+            tokens=done.tokens,
+            metrics=done.metrics,
+            seconds=done.seconds | {"snapshot": time.perf_counter() - began},
+            digests=digests,
+        )
+
+    def save(self, version: int) -> int:
+        """Write a checkpoint of the current step; returns the step."""
+        start = self._started()
+        self._progress = replace(self._progress, policy_version=version)
+        save_checkpoint(
+            Path(start.checkpoint_dir),
+            self._policy,
+            self._optimizer,
+            self._progress,
+            kept=self._config.checkpoints_kept,
+        )
+        return self._progress.step
+
+    def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
+        """Score this rank's share of the sequences, at temperature 1; by sequence index."""
+        for index, sequence in enumerate(sequences):
+            if not sequence:
+                raise InvalidInput(f"sequences[{index}]", sequence, "It needs a token.")
+            self._check_ids(f"sequences[{index}]", sequence)
+        plan = plan_microbatches(
+            [len(sequence) for sequence in sequences],
+            dist.get_world_size(),
+            self._config.max_tokens_per_microbatch,
+        )
+        scored: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for chosen in plan[dist.get_rank()]:
+                micro = collate_sequences([sequences[i] for i in chosen]).to(self._device)
+                flat, _ = self._policy(micro.input_ids, micro.row, micro.column, micro.target, 1.0)
+                lengths = [len(sequences[i]) - 1 for i in chosen]
+                for index, values in zip(chosen, flat[: sum(lengths)].split(lengths), strict=True):
+                    scored[index] = values.tolist()
+        return scored
+
+    def _started(self) -> RunStart:
+        if self._start is None:
+            raise RuntimeError("a rank was given work before start_run")
+        return self._start
+
+    def _check(self, batch: TrainBatch) -> None:
+        for group in batch.groups:
+            for one in group.trajectories:
+                field = f"batch.groups[{group.group_id}]"
+                self._check_ids(field, one.trajectory.prompt_token_ids)
+                self._check_ids(field, one.trajectory.response_token_ids)
+
+    def _check_ids(self, field: str, ids: list[int] | tuple[int, ...]) -> None:
+        limit = self._policy.vocabulary
+        if ids and (min(ids) < 0 or max(ids) >= limit):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            self._policy.parameters(),
+            lr=self._algorithm.learning_rate,
+            betas=BETAS,
+            weight_decay=self._algorithm.weight_decay,
+            foreach=True,
+        )
+
+    def _describe(self) -> tuple[TensorSpec, ...]:
+        parameters = list(self._policy.checkpoint_parameters())
+        mine = [parameter.to_local().numel() for _, parameter in parameters]
+        numels: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(numels, mine)
+        return tensor_specs(parameters, numels, self._dtype)

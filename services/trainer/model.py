@@ -1,0 +1,121 @@
+"""The policy: a Hugging Face causal model, scored at response tokens, sharded by FSDP2."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+
+from services.protocol.errors import InvalidInput
+from services.trainer.config import TrainerConfig, check_model_folder
+
+_PREFIX = "causal."
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class Policy(nn.Module):
+    """Scores given tokens without making logits for the rest of the sequence."""
+
+    def __init__(self, causal: Any) -> None:
+        super().__init__()
+        self.causal: Any = causal  # a transformers model; torch's types know no attributes
+
+    def forward(
+        self, input_ids: Tensor, row: Tensor, column: Tensor, target: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Logprob of `target[n]` after position `(row[n], column[n])`, and the entropy there.
+
+        Args:
+            input_ids: int64 `[B, L]`, padded on the right.
+            row: int64 `[N]`.
+            column: int64 `[N]`.
+            target: int64 `[N]`.
+            temperature: divides the logits.
+
+        Returns:
+            float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats without.
+        """
+        hidden = self.causal.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        logits = self.causal.get_output_embeddings()(hidden[row, column]).float() / temperature
+        logprobs = torch.log_softmax(logits, dim=-1)
+        entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
+        return logprobs.gather(-1, target[:, None])[:, 0], entropy
+
+    def reshard_all(self) -> None:
+        """Leave only local shards: after a forward alone the root stays gathered."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def reduce_gradients(self, now: bool) -> None:
+        """Whether the next backward pass reduces over ranks or only accumulates."""
+        assert isinstance(self, FSDPModule), "the policy is sharded"
+        self.set_requires_gradient_sync(now)
+
+    def checkpoint_parameters(self) -> Iterator[tuple[str, DTensor]]:
+        """Sharded parameters under their checkpoint names; a tied head is left out."""
+        for name, parameter in self.named_parameters():
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            yield name.removeprefix(_PREFIX), parameter
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that can be embedded."""
+        return int(self.causal.config.get_text_config().vocab_size)
+
+
+def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
+    """Load the checkpoint with float32 master weights and shard it over `mesh`.
+
+    Raises:
+        InvalidInput: the checkpoint is missing, is not a causal model, or transforms its
+            logits in a way that `Policy` does not.
+    """
+    check_model_folder(config.model)
+    torch.manual_seed(config.seed)
+    try:
+        causal = AutoModelForCausalLM.from_pretrained(
+            config.model, dtype=torch.float32, attn_implementation="sdpa"
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
+    _refuse_transformed_logits(config, causal)
+    if config.activation_checkpointing:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    causal.train()
+    policy = Policy(causal)
+    mixed = MixedPrecisionPolicy()
+    if config.dtype == "bfloat16":
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in decoder_layers(causal):
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    return policy
+
+
+def decoder_layers(causal: Any) -> nn.ModuleList:
+    """The list of decoder layers, whatever the architecture calls it.
+
+    Raises:
+        InvalidInput: no module list is as long as the configured number of layers.
+    """
+    count = causal.config.get_text_config().num_hidden_layers
+    for module in causal.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise InvalidInput(
+        "trainer.model", type(causal).__name__, f"It has no list of {count} decoder layers."
+    )
+
+
+def _refuse_transformed_logits(config: TrainerConfig, causal: Any) -> None:
+    text = causal.config.get_text_config()
+    for name in _LOGIT_TRANSFORMS:
+        if getattr(text, name, None) not in (None, 1, 1.0):
+            raise InvalidInput(
+                "trainer.model", config.model, f"Models that set {name} are not supported yet."
+            )

@@ -1,0 +1,117 @@
+"""The Ray actor of one FSDP2 rank: torch in one thread, the weight bus beside it.
+
+The module imports no torch, so the Serve replica that starts ranks stays light.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+
+from services.peers import BusPeer
+from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.weight_bus import TrainerHello
+from services.trainer.config import TrainerConfig
+from services.trainer.rank_messages import RankModel, RankRun, RankStep
+
+if TYPE_CHECKING:
+    from services.trainer.learner import Learner
+
+T = TypeVar("T")
+
+
+class TrainerRank:
+    """One rank of one incarnation of the group.
+
+    All torch work runs in a single thread, in the order in which it was asked for; the
+    event loop stays free to follow the bus while a train step runs.
+    """
+
+    def __init__(self, config: TrainerConfig, group: str, rank: int) -> None:
+        self._config, self._group, self._rank = config, group, rank
+        self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._torch.submit(_import_torch)  # the ranks import while they wait for rank 0
+        self._store: Any = None
+        self._learner: Learner | None = None
+        self._member: asyncio.Task[None] | None = None
+
+    async def meet(self) -> tuple[str, int]:
+        """Open the group's rendezvous store, on rank 0; returns its address and port."""
+        self._store = await self._in_torch(partial(_open_store, self._address))
+        return self._address, self._store.port
+
+    async def join(self, place: tuple[str, int]) -> RankModel:
+        """Join the group, load and shard the model, and start following the bus.
+
+        Raises:
+            InvalidInput: the model cannot be loaded.
+        """
+        self._learner = await self._in_torch(partial(self._load, *place))
+        from services.trainer.bus_member import BusMember  # imports torch
+
+        hello = TrainerHello(
+            member_id=f"trainer/{self._group}/{self._rank}",
+            group=self._group,
+            rank=self._rank,
+            world_size=self._config.world_size,
+        )
+        member = BusMember(hello, BusPeer(), self._learner.shelf, self._address)
+        self._member = asyncio.create_task(member.run())
+        return self._learner.model
+
+    async def follow_bus(self) -> None:
+        """Ends only with the rank or with a fault of its bus membership; call after `join`."""
+        if self._member is None:
+            raise RuntimeError("follow_bus before join")
+        await self._member
+
+    async def snapshot(self, version: int) -> tuple[str, ...]:
+        """See `Learner.snapshot`."""
+        return await self._in_torch(lambda: self._loaded().snapshot(version))
+
+    async def start_run(self, start: RunStart, version: int) -> RankRun:
+        """See `Learner.start_run`."""
+        return await self._in_torch(lambda: self._loaded().start_run(start, version))
+
+    async def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
+        """See `Learner.train`."""
+        return await self._in_torch(lambda: self._loaded().train(batch, held_version, next_version))
+
+    async def save(self, version: int) -> int:
+        """See `Learner.save`."""
+        return await self._in_torch(lambda: self._loaded().save(version))
+
+    async def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
+        """See `Learner.logprobs`."""
+        return await self._in_torch(lambda: self._loaded().logprobs(sequences))
+
+    async def _in_torch(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+    def _load(self, address: str, port: int) -> "Learner":
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # seconds to import; see the module's first line
+
+        from services.trainer.learner import Learner, join_group
+
+        store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
+        join_group(self._config, self._rank, store, self._address)
+        return Learner(self._config)
+
+    def _loaded(self) -> "Learner":
+        if self._learner is None:
+            raise RuntimeError("a rank was given work before join")
+        return self._learner
+
+
+def _import_torch() -> None:
+    import services.trainer.learner  # noqa: F401  (seconds to import; done ahead of time)
+
+
+def _open_store(address: str) -> Any:
+    from services.trainer.learner import open_store  # imports torch
+
+    return open_store(address)

@@ -1,0 +1,50 @@
+"""What a rank answers to the trainer that leads it; no torch, so both sides can import it."""
+
+from dataclasses import dataclass
+
+from services.protocol.weights import TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankModel:
+    """A loaded model, as every rank describes it.
+
+    Attributes:
+        parameters: of the whole model.
+        tensors: what a snapshot consists of.
+        buckets: half-open ranges of indexes into `tensors`.
+    """
+
+    parameters: int
+    tensors: tuple[TensorSpec, ...]
+    buckets: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRun:
+    """A run that a rank has loaded.
+
+    Attributes:
+        step: train steps done in it.
+        digests: sha256 hex of the rank's snapshot buckets.
+    """
+
+    step: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStep:
+    """A train step as one rank saw it; counts and metrics are the same on all.
+
+    Attributes:
+        tokens: response tokens that carried a gradient.
+        metrics: see `TrainReport`.
+        seconds: `forward_backward`, `optimizer` and `snapshot`.
+        digests: sha256 hex of the rank's snapshot buckets.
+    """
+
+    tokens: int
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    digests: tuple[str, ...]

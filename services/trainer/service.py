@@ -1,0 +1,303 @@
+"""The trainer's head: one operation at a time over the rank group, versions, publishing."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from services.observability.log import Log
+from services.observability.metrics import TrainerMetrics
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.weight_bus import WeightBus
+from services.protocol.weights import WeightManifest
+from services.trainer.config import TrainerConfig
+from services.trainer.rank_messages import RankModel, RankRun, RankStep
+
+RETRY_S = 0.2
+RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
+
+T = TypeVar("T")
+_log = Log("trainer")
+
+
+class Group(Protocol):
+    """What the service needs of a `RankGroup`."""
+
+    lost: asyncio.Event
+    model: RankModel
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Call every rank; see `RankGroup.call`."""
+
+    async def close(self) -> None:
+        """Kill the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The run that the ranks hold."""
+
+    run_id: str
+    step: int
+
+
+class TrainerService:
+    """Implements `services.protocol.trainer.Trainer`.
+
+    Operations run one after another, each in a task of its own: a caller that gives up
+    does not leave the ranks half-way through a step that nobody accounts for.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        bus: WeightBus,
+        start_group: Callable[[TrainerConfig], Awaitable[Group]],
+    ) -> None:
+        self._config, self._bus, self._start_group = config, bus, start_group
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._group: Group | None = None
+        self._run: _Run | None = None
+        self._version: int | None = None
+        self._published: WeightManifest | None = None  # None again when the ranks are new
+        self._parameters = 0
+
+    async def open(self) -> None:
+        """Start the ranks; the first publish and all restarts happen in the background.
+
+        Raises:
+            InvalidInput: the model cannot be loaded.
+            NotReady: the ranks did not come up.
+        """
+        self._install(await self._start_group(self._config))
+        self._supervisor = asyncio.create_task(self._supervise())
+
+    async def close(self) -> None:
+        """End the ranks and everything in flight."""
+        tasks = [*self._tasks, *([self._supervisor] if self._supervisor else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._group is not None:
+            await self._group.close()
+
+    def check(self) -> None:
+        """Raise when the service cannot heal itself any more."""
+        if self._supervisor is not None and self._supervisor.done():
+            raise RuntimeError("the trainer no longer looks after its ranks")
+
+    async def state(self) -> TrainerState:
+        """See `Trainer.state`; answers during a train step."""
+        ready = self._group is not None and not self._group.lost.is_set()
+        run = self._run if ready else None
+        return TrainerState(
+            ready=ready,
+            run_id=run.run_id if run else None,
+            step=run.step if run else 0,
+            policy_version=self._version,
+            world_size=self._config.world_size,
+            parameters=self._parameters,
+        )
+
+    async def start_run(self, start: RunStart) -> TrainerState:
+        """See `Trainer.start_run`."""
+        return await self._in_turn(lambda: self._start_run(start))
+
+    async def train(self, batch: TrainBatch) -> TrainReport:
+        """See `Trainer.train`.
+
+        Raises:
+            InvalidInput: another run, or not the next step.
+        """
+        return await self._in_turn(lambda: self._train(batch))
+
+    async def save(self, run_id: str) -> int:
+        """See `Trainer.save`."""
+        return await self._in_turn(lambda: self._save(run_id))
+
+    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """See `Trainer.logprobs`."""
+        return await self._in_turn(lambda: self._logprobs(sequences))
+
+    async def _start_run(self, start: RunStart) -> TrainerState:
+        self._run = None
+        version = await self._next_version()
+        runs: list[RankRun] = await self._call("start_run", start, version)
+        manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
+        if await self._is_published(manifest):
+            _log.info("run_starts_from_published_weights", run=start.run_id)
+        else:
+            await self._publish(manifest)
+        self._run = _Run(run_id=start.run_id, step=runs[0].step)
+        return await self.state()
+
+    async def _train(self, batch: TrainBatch) -> TrainReport:
+        started = time.perf_counter()
+        run = self._running("batch.run_id", batch.run_id)
+        if batch.step != run.step + 1:
+            raise InvalidInput("batch.step", batch.step, f"The next step is {run.step + 1}.")
+        held, version = self._version, await self._next_version()
+        self._run = None  # until the step is published; a failure needs a new start_run
+        try:
+            steps: list[RankStep] = await self._call("train", batch, held, version)
+        except InvalidInput:
+            self._run = run  # refused before anything was computed
+            raise
+        manifest = self._manifest(version, batch.step, [step.digests for step in steps])
+        await self._publish(manifest)
+        self._run = replace(run, step=batch.step)
+        total = time.perf_counter() - started
+        report = TrainReport(
+            step=batch.step,
+            policy_version=version,
+            tokens=steps[0].tokens,
+            metrics=steps[0].metrics,
+            seconds=steps[0].seconds | {"total": total},
+        )
+        _record(batch.run_id, report)
+        return report
+
+    async def _save(self, run_id: str) -> int:
+        self._running("run_id", run_id)
+        steps: list[int] = await self._call("save", self._version)
+        return steps[0]
+
+    async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        parts: list[dict[int, list[float]]] = await self._call("logprobs", sequences)
+        scored = {index: values for part in parts for index, values in part.items()}
+        return [scored[index] for index in range(len(sequences))]
+
+    async def _in_turn(self, operation: Callable[[], Awaitable[T]]) -> T:
+        if self._group is None or self._group.lost.is_set():
+            raise NotReady("the trainer's ranks are restarting")
+
+        async def wait_and_run() -> T:
+            async with self._turn:
+                return await operation()
+
+        return await asyncio.shield(self._own(wait_and_run()))
+
+    def _own(self, work: Any) -> "asyncio.Task[Any]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _call(self, method: str, *args: Any) -> list[Any]:
+        if self._group is None:
+            raise NotReady("the trainer's ranks are restarting")
+        return await self._group.call(method, *args, timeout_s=self._config.call_timeout_s)
+
+    def _running(self, field: str, run_id: str) -> _Run:
+        if self._run is None:
+            raise NotReady("the trainer holds no run; call start_run")
+        if self._run.run_id != run_id:
+            raise InvalidInput(field, run_id, f"The trainer holds run {self._run.run_id!r}.")
+        return self._run
+
+    def _install(self, group: Group) -> None:
+        self._group, self._published = group, None
+        self._parameters = group.model.parameters
+        self._own(self._first_publish())
+
+    async def _supervise(self) -> None:
+        """Replace a lost group, for as long as the service lives."""
+        while True:
+            assert self._group is not None, "open() installed a group"
+            await self._group.lost.wait()
+            self._run = None
+            await self._group.close()
+            TrainerMetrics.restarts.inc()
+            self._install(await self._restart())
+
+    async def _restart(self) -> Group:
+        pauses = iter(RESTART_PAUSES_S)
+        pause = next(pauses)
+        while True:
+            try:
+                return await self._start_group(self._config)
+            except (NotReady, InvalidInput, RuntimeError) as error:
+                _log.warning("restart_failed", why=str(error), again_in_s=pause)
+                await asyncio.sleep(pause)
+                pause = next(pauses, pause)
+
+    async def _first_publish(self) -> None:
+        """Give rollout servers real weights as soon as there are ranks.
+
+        Weights that some replica already serves are left alone: they are a run's, and
+        `start_run` will say what to load.
+        """
+        async with self._turn:
+            try:
+                table = await self._on_bus(lambda: self._bus.watch(-1, 0.0))
+                if any(member.committed_version is not None for member in table.members):
+                    return
+                version = await self._next_version()
+                digests = await self._call("snapshot", version)
+                await self._publish(self._manifest(version, 0, digests))
+            except (NotReady, RuntimeError) as error:
+                _log.warning("first_publish_failed", why=str(error))
+
+    async def _next_version(self) -> int:
+        """Above everything ever published, by this trainer or one before it."""
+        newest = await self._newest_version()
+        own = -1 if self._version is None else self._version
+        return max(own, -1 if newest is None else newest) + 1
+
+    async def _newest_version(self) -> int | None:
+        table = await self._on_bus(lambda: self._bus.watch(-1, 0.0))
+        return table.newest_version
+
+    def _manifest(self, version: int, step: int, digests: list[tuple[str, ...]]) -> WeightManifest:
+        assert self._group is not None, "the ranks have just answered"
+        model = self._group.model
+        return WeightManifest(
+            version=version,
+            train_step=step,
+            tensors=model.tensors,
+            buckets=model.buckets,
+            digests=tuple(digests),
+        )
+
+    async def _is_published(self, manifest: WeightManifest) -> bool:
+        """Whether the newest version has exactly these bytes and the ranks still hold them."""
+        last = self._published
+        if last is None or last.digests != manifest.digests:
+            return False
+        return await self._newest_version() == last.version
+
+    async def _publish(self, manifest: WeightManifest) -> None:
+        """Publish once, however often the call has to be repeated."""
+        try:
+            await self._on_bus(lambda: self._bus.publish(manifest))
+        except InvalidInput:
+            # A first attempt whose answer was lost: the bus has this very version.
+            if await self._newest_version() != manifest.version:
+                raise
+        self._published, self._version = manifest, manifest.version
+        _log.info("published", version=manifest.version, step=manifest.train_step)
+
+    async def _on_bus(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a call while the bus is away, up to the configured deadline."""
+        deadline = time.monotonic() + self._config.bus_timeout_s
+        while True:
+            try:
+                return await call()
+            except NotReady:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+
+def _record(run_id: str, report: TrainReport) -> None:
+    run = {"run": run_id}
+    TrainerMetrics.steps.inc(tags=run)
+    TrainerMetrics.tokens.inc(report.tokens, tags=run)
+    TrainerMetrics.mismatch.set(report.metrics["mismatch_max"], run)
+    TrainerMetrics.grad_norm.set(report.metrics["grad_norm"], run)
+    for phase, seconds in report.seconds.items():
+        TrainerMetrics.phase.observe(seconds, tags=run | {"phase": phase})

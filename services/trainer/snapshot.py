@@ -1,0 +1,111 @@
+"""Host copies of this rank's shards, one per policy version, and their digests."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+
+SNAPSHOTS_KEPT = 2
+"""Versions a rank can still send: the newest, and the one that late links may be sending."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """This rank's bytes of one version.
+
+    Attributes:
+        version: policy version.
+        buckets: uint8 host tensors, never written again; a bucket may be empty.
+        digests: sha256 hex of each bucket.
+    """
+
+    version: int
+    buckets: tuple[Tensor, ...]
+    digests: tuple[str, ...]
+
+
+class SnapshotShelf:
+    """The newest snapshots; the training thread puts, link threads get."""
+
+    def __init__(self, kept: int = SNAPSHOTS_KEPT) -> None:
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._snapshots: dict[int, Snapshot] = {}
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Add or replace a version; the oldest beyond the limit goes."""
+        with self._lock:
+            self._snapshots.pop(snapshot.version, None)
+            self._snapshots[snapshot.version] = snapshot
+            while len(self._snapshots) > self._kept:
+                del self._snapshots[next(iter(self._snapshots))]
+
+    def get(self, version: int) -> Snapshot | None:
+        """The version, or None when it is no longer or not yet here."""
+        with self._lock:
+            return self._snapshots.get(version)
+
+
+def take_snapshot(
+    version: int,
+    parameters: Sequence[DTensor],
+    buckets: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+) -> Snapshot:
+    """Copy local shards into fresh host memory; no collective, nothing shared.
+
+    Args:
+        version: name of the copy.
+        parameters: resharded, in the manifest's order.
+        buckets: half-open ranges of indexes into `parameters`.
+        dtype: element type on the wire.
+    """
+    copies = []
+    for first, last in buckets:
+        shards = [one.to_local().detach().reshape(-1) for one in parameters[first:last]]
+        flat = torch.empty(sum(shard.numel() for shard in shards), dtype=dtype)
+        torch.cat([shard.to("cpu", dtype) for shard in shards], out=flat)
+        copies.append(flat.view(torch.uint8))
+    return Snapshot(
+        version=version,
+        buckets=tuple(copies),
+        digests=tuple(hashlib.sha256(copy.numpy().data).hexdigest() for copy in copies),
+    )
+
+
+def tensor_specs(
+    parameters: Sequence[tuple[str, DTensor]], numels: Sequence[Sequence[int]], dtype: Dtype
+) -> tuple[TensorSpec, ...]:
+    """What travels: `numels[rank][i]` elements of parameter i are on that rank."""
+    return tuple(
+        TensorSpec(
+            name=name,
+            dtype=dtype,
+            shape=tuple(parameter.shape),
+            shard_numels=tuple(rank[index] for rank in numels),
+        )
+        for index, (name, parameter) in enumerate(parameters)
+    )
+
+
+def join_manifest(
+    version: int,
+    train_step: int,
+    tensors: tuple[TensorSpec, ...],
+    buckets: tuple[tuple[int, int], ...],
+    digests: Sequence[tuple[str, ...]],
+) -> WeightManifest:
+    """One manifest from the ranks' digests, in rank order."""
+    return WeightManifest(
+        version=version,
+        train_step=train_step,
+        tensors=tensors,
+        buckets=buckets,
+        digests=tuple(digests),
+    )
