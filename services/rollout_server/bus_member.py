@@ -1,0 +1,197 @@
+"""A rollout server's membership of the weight bus: register, take orders, report."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RolloutMetrics
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    Order,
+    Phase,
+    ReplicaHello,
+    Report,
+    SendWeights,
+    StageWeights,
+    WeightBus,
+)
+from services.rollout_server.engine_loader import EngineLoader
+
+_POLL_WAIT_S = 2.0
+_RETRY_S = 0.25
+_REPORT_TRIES = 20
+_MAX_WAITING_ORDERS = 256
+_STOP_TIMEOUT_S = 2.0
+
+log = Log("rollout_server")
+
+
+class BusMember:
+    """Keeps one replica on the bus for as long as it lives.
+
+    Two tasks: one polls, so that the bus hears from the replica whatever an order takes;
+    one carries orders out, one after another, with receiving in the background so that an
+    order to drop it can overtake. While the bus is away, generation goes on.
+    """
+
+    def __init__(
+        self,
+        bus: WeightBus,
+        loader: EngineLoader,
+        hello: Callable[[int | None], ReplicaHello],
+        *,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        self._bus = bus
+        self._loader = loader
+        self._hello = hello
+        self._id = hello(None).replica_id
+        self._retry_s = retry_s
+        self._acknowledged = 0
+        self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
+        self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start both tasks in the running loop."""
+        self._tasks = [
+            asyncio.create_task(self._poll(), name="bus poll"),
+            asyncio.create_task(self._carry_out(), name="bus orders"),
+        ]
+
+    def check(self) -> None:
+        """Answer if both tasks run.
+
+        Raises:
+            RuntimeError: one of them ended.
+        """
+        for task in self._tasks:
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                raise RuntimeError(f"{task.get_name()} ended: {error}") from error
+
+    async def stop(self) -> None:
+        """Leave the bus and end the tasks."""
+        with contextlib.suppress(NotReady, TimeoutError):
+            await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
+        tasks = [*self._tasks, *([self._staging[1]] if self._staging else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _poll(self) -> None:
+        await self._register()
+        while True:
+            try:
+                orders = await self._bus.next_orders(self._id, self._acknowledged, _POLL_WAIT_S)
+            except NotReady:
+                await asyncio.sleep(self._retry_s)
+                continue
+            if not orders.known:
+                await self._register()
+                continue
+            for order in orders.orders:
+                await self._orders.put(order)
+            self._acknowledged = orders.last
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                await self._bus.register_replica(self._hello(self._loader.committed_version))
+            except NotReady:
+                await asyncio.sleep(self._retry_s)
+                continue
+            self._acknowledged = 0
+            log.info("registered", replica=self._id, version=self._loader.committed_version)
+            return
+
+    async def _carry_out(self) -> None:
+        while True:
+            order = await self._orders.get()
+            if isinstance(order, StageWeights):
+                await self._start_staging(order)
+            elif isinstance(order, CommitWeights):
+                await self._commit(order)
+            elif isinstance(order, DropLinks):
+                await self._drop(order)
+            else:
+                assert isinstance(order, SendWeights)
+                log.warning("order for a trainer rank ignored", replica=self._id)
+
+    async def _start_staging(self, order: StageWeights) -> None:
+        if self._staging is not None and self._staging[0] == order:
+            return
+        await self._end_staging()
+        self._staging = (order, asyncio.create_task(self._stage(order), name="staging"))
+
+    async def _end_staging(self) -> None:
+        if self._staging is not None:
+            task = self._staging[1]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._staging = None
+
+    async def _stage(self, order: StageWeights) -> None:
+        version, prefix = order.manifest.version, order.links[0].prefix
+        await self._report_end(Phase.STAGE, version, prefix, self._loader.stage(order))
+
+    async def _commit(self, order: CommitWeights) -> None:
+        await self._report_end(Phase.COMMIT, order.version, "", self._loader.commit(order.version))
+        version = self._loader.committed_version
+        if version is not None:
+            RolloutMetrics.version.set(version, {"replica": self._id})
+
+    async def _drop(self, order: DropLinks) -> None:
+        await self._end_staging()
+        try:
+            await self._loader.drop(order.prefix)
+        # Nobody waits for a report of this order, so the failure is counted here.
+        except Exception:  # noqa: BLE001
+            log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)
+            self._count("drop", "failed")
+            return
+        self._count("drop", "done")
+
+    async def _report_end(
+        self, phase: Phase, version: int, prefix: str, work: Coroutine[Any, Any, float]
+    ) -> None:
+        """Do the work and report how it ended; only cancellation leaves it unreported."""
+        started, error, result_s = time.monotonic(), None, 0.0
+        try:
+            result_s = await work
+        # Edge of an order: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning(f"{phase} failed", replica=self._id, version=version, error=error)
+        self._count(phase, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=self._id,
+                phase=phase,
+                version=version,
+                error=error,
+                seconds=time.monotonic() - started,
+                paused_s=result_s if phase is Phase.COMMIT else 0.0,
+                prefix=prefix,
+            )
+        )
+
+    async def _report(self, report: Report) -> None:
+        for _ in range(_REPORT_TRIES):
+            try:
+                await self._bus.report(report)
+            except NotReady:
+                await asyncio.sleep(self._retry_s)
+                continue
+            return
+        # The bus has forgotten what it asked for; registering again tells it our version.
+        self._count("report", "failed")
+
+    def _count(self, order: str, result: str) -> None:
+        RolloutMetrics.orders.inc(tags={"replica": self._id, "order": order, "result": result})

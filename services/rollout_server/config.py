@@ -1,0 +1,68 @@
+"""Configuration of the rollout server."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+HUB_PREFIX = "hf://"
+"""A `model` that starts with this is a name on the Hugging Face Hub."""
+
+
+class RolloutServerConfig(StrictModel):
+    """One application of equal replicas, each with a vLLM engine.
+
+    Attributes:
+        model: folder with `config.json` and the tokenizer, or `hf://owner/name`. Its
+            weights are not read: the weight bus delivers them.
+        served_model_name: name by which clients ask for it.
+        replicas: engines.
+        device: "cpu" or "cuda".
+        dtype: type of parameters and activations in the engine.
+        max_model_len: longest prompt plus response, tokens.
+        max_num_seqs: sequences decoded together.
+        kv_cache_gb: KV cache per replica on CPU, GiB; on CUDA `gpu_memory_utilization`
+            decides.
+        gpu_memory_utilization: share of a GPU's memory that the engine takes.
+        tensor_parallel_size: workers (and on CUDA, GPUs) per engine.
+        enforce_eager: no compilation and no CUDA graphs; starts faster.
+        seed: engine's sampling seed.
+        in_flight: what a commit does to requests that are being generated: "keep" freezes
+            them and recomputes their KV cache under the new weights, "keep_stale" keeps
+            the KV cache (and turns prefix caching off, so that no new request meets it),
+            "drain" lets them finish first.
+        commit_timeout_s: deadline of each step of a commit, seconds; with "drain" the
+            longest request must fit.
+        host: address to listen on; "" is the node's own, "0.0.0.0" all of them.
+        engine_args: further vLLM engine or server arguments by vLLM's names.
+        num_cpus: CPUs that Ray reserves per replica.
+    """
+
+    model: str
+    served_model_name: str = "policy"
+    replicas: int = Field(default=1, ge=1)
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    max_model_len: int = Field(default=2048, ge=16)
+    max_num_seqs: int = Field(default=64, ge=1)
+    kv_cache_gb: float = Field(default=0.5, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    enforce_eager: bool = True
+    seed: int = 0
+    in_flight: Literal["keep", "keep_stale", "drain"] = "keep"
+    commit_timeout_s: float = Field(default=60.0, gt=0)
+    host: str = ""
+    engine_args: dict[str, Any] = {}
+    num_cpus: float = Field(default=0.1, ge=0)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs per replica."""
+        return self.tensor_parallel_size if self.device == "cuda" else 0
+
+    @property
+    def model_name_or_path(self) -> str:
+        """`model` as vLLM wants it."""
+        return self.model.removeprefix(HUB_PREFIX)

@@ -1,0 +1,32 @@
+"""Environment variables that vLLM reads; no import of vllm here, because they must come first."""
+
+import os
+
+from services.rollout_server.config import RolloutServerConfig
+
+
+def environment(config: RolloutServerConfig) -> dict[str, str]:
+    """Variables by which vLLM and its libraries take settings that have no argument.
+
+    They must be in place before vLLM is imported; its processes inherit them.
+    """
+    variables = {
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        # No plugin of the environment is wanted, and looking for them costs start-up time.
+        "VLLM_PLUGINS": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if config.device == "cpu":
+        cores = len(os.sched_getaffinity(0))
+        threads = max(1, cores // (config.replicas * config.tensor_parallel_size))
+        variables |= {
+            "OMP_NUM_THREADS": str(threads),
+            # Binding threads to cores assumes that the engine is alone on the machine.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    if config.enforce_eager:
+        # Without it the logprob kernel alone is still compiled at the first request: 2.5 s,
+        # and a C++ compiler that an ordinary machine may not have.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    return variables

@@ -1,0 +1,151 @@
+"""Orders of the bus carried out on one engine: stage, commit, drop."""
+
+import asyncio
+import pickle
+import time
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from services.observability.log import Log
+from services.protocol.weight_bus import StageWeights
+
+_POLL_S = 0.01
+_RPC_TIMEOUT_S = 30.0
+
+log = Log("rollout_server")
+
+
+class Engine(Protocol):
+    """What is used of vLLM's `AsyncLLM`."""
+
+    async def pause_generation(self, *, mode: Any, clear_cache: bool) -> None:
+        """Stop stepping; requests stay."""
+
+    async def resume_generation(self) -> None:
+        """Step again."""
+
+    async def start_weight_update(self) -> None:
+        """Open an update on every worker."""
+
+    async def update_weights(self, request: Any) -> None:
+        """Hand every worker its update."""
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Load on every worker and label what is sampled from now on."""
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
+    ) -> list[Any]:
+        """Call a method of every worker."""
+
+
+class StageFailed(RuntimeError):
+    """A version could not be received whole; the served version is untouched."""
+
+
+class EngineLoader:
+    """The versions of one engine: at most one staged, at most one committed.
+
+    Attributes:
+        committed_version: the version served, None before the first commit and after a
+            commit that failed half-way.
+        torn: a commit failed half-way; generation stands still until one succeeds.
+    """
+
+    def __init__(
+        self, engine: Engine, *, host: str, in_flight: str, commit_timeout_s: float
+    ) -> None:
+        self._engine = engine
+        self._host = host
+        self._mode = "wait" if in_flight == "drain" else "keep"
+        self._clear_cache = in_flight != "keep_stale"
+        self._timeout_s = commit_timeout_s
+        self.committed_version: int | None = None
+        self.torn = False
+
+    async def stage(self, order: StageWeights) -> float:
+        """Receive a version in the background of generation.
+
+        Returns:
+            Seconds from start to the last checked byte. Every link operation has its own
+            deadline, so this ends.
+
+        Raises:
+            StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
+        """
+        info = {"order": pickle.dumps(order), "host": self._host}
+        await self._rpc("drop_stage")
+        await asyncio.wait_for(self._engine.start_weight_update(), _RPC_TIMEOUT_S)
+        await asyncio.wait_for(self._engine.update_weights(_request(info)), _RPC_TIMEOUT_S)
+        while True:
+            votes = await self._rpc("stage_vote")
+            failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
+            if failed:
+                raise StageFailed(failed[0])
+            if all(vote["state"] == "staged" for vote in votes):
+                return max(float(vote["seconds"]) for vote in votes)
+            await asyncio.sleep(_POLL_S)
+
+    async def commit(self, version: int) -> float:
+        """Make the staged version the served one; nothing is sampled in between.
+
+        Returns:
+            Seconds for which generation stood still.
+
+        Raises:
+            TimeoutError: a step missed its deadline.
+            Exception: whatever the engine raises. Unless `torn`, the served version is as
+                before and generation goes on.
+        """
+        if self.committed_version == version:
+            return 0.0
+        started = time.monotonic()
+        try:
+            await self._step(
+                self._engine.pause_generation(mode=self._mode, clear_cache=self._clear_cache)
+            )
+            before, self.committed_version = self.committed_version, None
+            # Until the workers say otherwise: a cancelled or late load may have begun.
+            was_torn, self.torn = self.torn, True
+            try:
+                await self._step(self._engine.finish_weight_update(str(version)))
+            except Exception:
+                self.torn = was_torn or await self._workers_torn()
+                self.committed_version = None if self.torn else before
+                raise
+            self.torn, self.committed_version = False, version
+        finally:
+            if not self.torn:
+                await self._step(self._engine.resume_generation())
+        return time.monotonic() - started
+
+    async def drop(self, prefix: str) -> None:
+        """Forget links whose prefix starts with `prefix`, and what was staged."""
+        await self._rpc("drop_stage", prefix)
+
+    async def digests(self) -> list[dict[str, Any]]:
+        """Per worker: committed version, digest of its bytes, and whether it is torn."""
+        return await self._rpc("weights_digest")
+
+    async def _workers_torn(self) -> bool:
+        try:
+            return any(digest["torn"] for digest in await self.digests())
+        # Workers that cannot answer are taken to be torn.
+        except Exception:  # noqa: BLE001
+            log.exception("workers do not say whether they are torn")
+            return True
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return await asyncio.wait_for(
+            self._engine.collective_rpc(method, args=args), _RPC_TIMEOUT_S
+        )
+
+    async def _step(self, call: Awaitable[None]) -> None:
+        await asyncio.wait_for(call, self._timeout_s)
+
+
+def _request(info: dict[str, Any]) -> Any:
+    # vLLM is heavy and this module's logic is tested without it.
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+    return WeightTransferUpdateRequest(update_info=info)

@@ -1,0 +1,67 @@
+"""Loading checkpoint tensors into a live vLLM model, and cleaning up when that fails.
+
+The layerwise reload of vLLM writes into the storage of the live parameters, so it is not a
+transaction: what fails in the middle leaves some layers new. The caller must then keep the
+model from serving until a whole version has been loaded.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+    layerwise,
+)
+
+
+@torch.no_grad()
+def load(
+    model: torch.nn.Module, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]
+) -> None:
+    """Replace all parameters by the checkpoint `tensors`.
+
+    Raises:
+        ValueError: a parameter of the model got no tensor.
+        Exception: whatever vLLM's loaders raise, e.g. for an unknown name or a wrong shape.
+    """
+    expected = {name for name, _ in model.named_parameters()}
+    try:
+        initialize_layerwise_reload(model)
+        loaded = model.load_weights(tensors)
+        finalize_layerwise_reload(model, model_config)
+    except BaseException:
+        _restore(model)
+        raise
+    _repack_tied_head(model)
+    missing = expected - loaded - _tied(model) if loaded is not None else set()
+    if missing:
+        raise ValueError(f"no tensor was sent for {sorted(missing)}")
+
+
+def _restore(model: torch.nn.Module) -> None:
+    """Put the kernel tensors back wherever a reload is half done, so that a new one can start."""
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load():
+            layerwise._place_kernel_tensors(layer, info)
+        info.reset()
+    layerwise.LOADING_LAYERS.clear()
+
+
+def _repack_tied_head(model: torch.nn.Module) -> None:
+    """Pack a tied output head again.
+
+    On CPU a linear layer computes with a packed copy of its weight. A tied head gets no
+    tensor of its own, so the reload never packs it again and it would keep the weights of
+    the version before.
+    """
+    head = getattr(model, "lm_head", None)
+    if head is not None and hasattr(head, "cpu_linear"):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _tied(model: torch.nn.Module) -> set[str]:
+    config = getattr(model, "config", None)
+    return {"lm_head.weight"} if getattr(config, "tie_word_embeddings", False) else set()

@@ -1,0 +1,119 @@
+"""One rollout server: an engine, its HTTP server and its membership of the weight bus."""
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from services.observability.log import Log
+from services.protocol.weight_bus import ReplicaHello, WeightBus
+from services.rollout_server.bus_member import BusMember
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine_loader import EngineLoader
+from services.rollout_server.http_server import HttpServer
+from services.rollout_server.version_spans import put_spans_on_every_output
+
+_ANY_HOST = ("0.0.0.0", "::")
+
+log = Log("rollout_server")
+
+
+class RolloutReplica:
+    """Starts, watches and stops the parts of one rollout server.
+
+    Attributes:
+        replica_id: name in the bus's member table.
+        address: `http://host:port` of vLLM's OpenAI-compatible server.
+    """
+
+    def __init__(
+        self, config: RolloutServerConfig, *, replica_id: str, node_ip: str, bus: WeightBus
+    ) -> None:
+        self.replica_id = replica_id
+        self._config = config
+        self._node_ip = node_ip
+        self._bus = bus
+        self._engine: AsyncLLM | None = None
+        self._member: BusMember | None = None
+        self._server = HttpServer(config.host or node_ip)
+        reachable = node_ip if config.host in _ANY_HOST else config.host or node_ip
+        self.address = f"http://{reachable}:{self._server.port}"
+
+    async def start(self, stat_loggers: list[Any] | None = None) -> None:
+        """Start engine, server and membership, in this order.
+
+        The engine is started on the calling thread, which blocks the event loop: the
+        engine's process dies with the thread that started it, and this one lives longest.
+
+        Raises:
+            InvalidInput: `engine_args` holds what vLLM does not know.
+            Exception: whatever vLLM raises; what had been started is stopped.
+        """
+        started = time.monotonic()
+        put_spans_on_every_output()
+        arguments = server_arguments(self._config)
+        try:
+            usage = UsageContext.OPENAI_API_SERVER
+            self._engine = AsyncLLM.from_vllm_config(
+                vllm_config=engine_arguments(arguments).create_engine_config(usage),
+                usage_context=usage,
+                stat_loggers=stat_loggers,
+            )
+            engine_s = time.monotonic() - started
+            await self._server.start(self._engine, arguments)
+        except BaseException:
+            await self.stop()
+            raise
+        loader = EngineLoader(
+            self._engine,
+            host=self._node_ip,
+            in_flight=self._config.in_flight,
+            commit_timeout_s=self._config.commit_timeout_s,
+        )
+        self._member = BusMember(self._bus, loader, self._hello)
+        self._member.start()
+        log.info(
+            "rollout server up",
+            replica=self.replica_id,
+            address=self.address,
+            engine_s=round(engine_s, 2),
+            total_s=round(time.monotonic() - started, 2),
+        )
+
+    async def check_health(self) -> None:
+        """Answer if engine, server and membership all run.
+
+        Raises:
+            RuntimeError: server or membership ended.
+            EngineDeadError: the engine's process is gone.
+        """
+        if self._engine is None or self._member is None:
+            raise RuntimeError("the rollout server is not started")
+        await self._engine.check_health()
+        self._member.check()
+        if not self._server.running:
+            raise RuntimeError("the HTTP server ended")
+
+    async def stop(self) -> None:
+        """Leave the bus, close the server, end the engine's processes."""
+        if self._member is not None:
+            await self._member.stop()
+        await self._server.stop()
+        if self._engine is not None:
+            await asyncio.to_thread(self._engine.shutdown)
+            self._engine = None
+
+    def _hello(self, committed_version: int | None) -> ReplicaHello:
+        return ReplicaHello(
+            replica_id=self.replica_id,
+            address=self.address,
+            tensor_parallel_size=self._config.tensor_parallel_size,
+            committed_version=committed_version,
+            model=self._config.served_model_name,
+            max_model_len=self._config.max_model_len,
+            pid=os.getpid(),
+        )

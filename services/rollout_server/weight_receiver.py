@@ -1,0 +1,187 @@
+"""vLLM weight-transfer engine that stages a version in the background and loads it at once.
+
+vLLM's own engines hold the model on the meta device from start to finish, so generation
+must stand still for the whole transfer and a failed transfer leaves a torn model. Here
+`update_weights` only starts the receiving threads; the live model is untouched until
+`finish_weight_update`, which runs between two forward steps.
+
+Importing this module registers the engine, which happens in every worker because the
+worker extension below lives here.
+"""
+
+import hashlib
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+from services.protocol.weight_bus import Link, StageWeights
+from services.protocol.weights import WeightManifest
+from services.rollout_server import layerwise_load
+from services.rollout_server.weight_link import WeightLink
+from services.rollout_server.weight_staging import StagedVersion
+
+BACKEND = "millrace_staged"
+"""Name under which the engine is registered with vLLM."""
+
+
+@dataclass(kw_only=True)
+class NoInit(WeightTransferInitInfo):
+    """Nothing is set up ahead: links are opened by the order that first names them."""
+
+
+@dataclass(kw_only=True)
+class StageInfo(WeightTransferUpdateInfo):
+    """What a worker needs to stage a version.
+
+    Attributes:
+        order: pickled `StageWeights`; it only travels within the replica's process tree.
+        host: address of this node on which links listen.
+    """
+
+    order: bytes
+    host: str
+
+
+class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
+    """One worker's receiver: open links, at most one staged version, what is committed."""
+
+    init_info_cls = NoInit
+    update_info_cls = StageInfo
+    defers_processing = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._links: dict[str, WeightLink] = {}
+        self._host = ""
+        self._staged: StagedVersion | None = None
+        self.torn = False
+        self.committed: dict[str, Any] = {"version": None, "digest": ""}
+
+    def init_transfer_engine(self, init_info: NoInit) -> None:
+        """See `NoInit`."""
+
+    def start_weight_update(self) -> None:
+        """Forget an earlier stage; the model stays live."""
+        self.abandon()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Start receiving in the background and return.
+
+        Raises:
+            ValueError: links and manifest do not fit together.
+        """
+        info = self.parse_update_info(update_info)
+        order: StageWeights = pickle.loads(info.order)
+        self._host = info.host
+        wanted = {link.prefix for link in order.links}
+        self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
+        self._staged = StagedVersion(order.manifest, order.links, self._open)
+
+    def receive_weights(self, update_info: StageInfo) -> None:
+        """Never called: `update_weights` is overridden."""
+        raise NotImplementedError
+
+    def vote(self) -> dict[str, Any]:
+        """Whether the staged version is complete; never blocks."""
+        staged = self._staged
+        if staged is None:
+            return {"state": "failed", "error": "nothing is staged", "version": -1, "seconds": 0.0}
+        state = "failed" if staged.error else "staged" if staged.complete else "receiving"
+        return {
+            "state": state,
+            "error": staged.error,
+            "version": staged.manifest.version,
+            "seconds": staged.seconds,
+        }
+
+    def finish_weight_update(self) -> None:
+        """Load the staged version into the live model.
+
+        Raises:
+            RuntimeError: nothing complete is staged (the live model is as before), or
+                loading failed half-way (`torn` is then true until a commit succeeds).
+        """
+        staged = self._staged
+        if staged is None or not staged.complete:
+            raise RuntimeError(f"no complete version is staged: {self.vote()}")
+        self.torn = True
+        layerwise_load.load(self.model, self.model_config, staged.named_tensors())
+        self.torn = False
+        self.committed = {"version": staged.manifest.version, "digest": _digest(staged.manifest)}
+        self._staged = None
+
+    def abandon(self) -> None:
+        """Drop what was staged, and links on which bytes may still be under way."""
+        if self._staged is not None:
+            if not self._staged.complete:
+                self._links = {}
+            self._staged.abandon()
+            self._staged = None
+
+    def drop(self, prefix: str | None) -> None:
+        """Forget what was staged and, unless None, links whose prefix starts with `prefix`."""
+        self.abandon()
+        if prefix is not None:
+            self._links = {p: link for p, link in self._links.items() if not p.startswith(prefix)}
+
+    def shutdown(self) -> None:
+        """Drop everything."""
+        self.abandon()
+        self._links = {}
+
+    def _open(self, link: Link) -> WeightLink:
+        """Called by receiving threads; each has a prefix of its own."""
+        opened = self._links.get(link.prefix)
+        if opened is None:
+            rank = self.parallel_config.rank
+            opened = WeightLink(link, worker_rank=rank, host=self._host)
+            self._links[link.prefix] = opened
+        return opened
+
+
+class WeightReceiverExtension:
+    """Worker methods that the replica calls through `collective_rpc`.
+
+    vLLM mixes this class into its worker; the attributes used are the worker's.
+    """
+
+    weight_transfer_engine: StagedWeightReceiver
+    _weight_update_active: bool
+
+    def stage_vote(self) -> dict[str, Any]:
+        """See `StagedWeightReceiver.vote`."""
+        return self.weight_transfer_engine.vote()
+
+    def drop_stage(self, prefix: str | None = None) -> None:
+        """Abandon the open update; with `prefix`, also the links whose prefix starts so."""
+        self.weight_transfer_engine.drop(prefix)
+        self._weight_update_active = False
+
+    def weights_digest(self) -> dict[str, Any]:
+        """Version and digest of the bytes that were loaded last, and whether it is torn."""
+        receiver = self.weight_transfer_engine
+        return receiver.committed | {"torn": receiver.torn}
+
+
+def _digest(manifest: WeightManifest) -> str:
+    """One digest over the digests of all buckets, which were checked byte for byte."""
+    joined = "".join(digest for rank in manifest.digests for digest in rank)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def register() -> None:
+    """Make the engine known to vLLM; calling it again does nothing."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, StagedWeightReceiver)
+
+
+register()
+
+__all__ = ["BACKEND", "StagedWeightReceiver", "WeightReceiverExtension", "register"]
