@@ -82,6 +82,7 @@ class RouterMetrics:
     requests = _counter("router_requests", "Requests by how they ended", "endpoint", "status")
     choices = _counter("router_choices", "Replica choices: hit, new, moved, spilled, free", "kind")
     failovers = _counter("router_failovers", "Open requests continued elsewhere", "reason")
+    restarts = _counter("router_restarts", "Cut choices begun again from the prompt")
     unleased_refusals = _counter("router_unleased_refusals", "Requests that found no lease in time")
     in_flight = _gauge("router_in_flight", "Open requests per replica", "replica")
     sessions = _gauge("router_sessions", "Sessions in the table")
@@ -124,6 +125,8 @@ class RunMetrics:
     staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
+    rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")
+    ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
     phase = _seconds("run_phase_seconds", "Wall time of a phase of a train step", "run", "phase")
 

@@ -1,0 +1,1 @@
+"""A run: prompts, sample groups, their ledger, staleness, and when to train."""

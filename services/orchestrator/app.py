@@ -1,0 +1,41 @@
+"""The Serve application of the orchestrator; its route prefix is `/v1/runs`."""
+
+from fastapi import FastAPI
+from ray import serve
+
+from services.orchestrator.api import http_api
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.run import Peers
+from services.orchestrator.runs import Runs
+from services.peers import BusPeer, RewardPeer, TrainerPeer
+
+
+class Orchestrator:
+    """One replica: it owns the active run, and a second one could not see it."""
+
+    def __init__(self, config: OrchestratorConfig) -> None:
+        self._runs = Runs(config, _peers)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """The HTTP API, once the replica's event loop runs."""
+        return http_api(self._runs)
+
+
+def _peers() -> Peers:
+    return Peers(trainer=TrainerPeer(), reward=RewardPeer(), bus=BusPeer())
+
+
+def build(config: OrchestratorConfig) -> serve.Application:
+    """The application, to be deployed under `/v1/runs`."""
+    deployment = serve.deployment(
+        name="orchestrator",
+        num_replicas=1,
+        # Requests here are few and short, but `stop` waits for the step in progress.
+        max_ongoing_requests=1000,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=config.stop_timeout_s + 10,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        ray_actor_options={"num_cpus": config.num_cpus},
+    )
+    return deployment(serve.ingress()(Orchestrator)).bind(config)

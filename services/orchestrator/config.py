@@ -1,0 +1,56 @@
+"""Configuration of the orchestrator service."""
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+
+class OrchestratorConfig(StrictModel):
+    """How the orchestrator works, whatever the run.
+
+    Attributes:
+        num_cpus: processors Ray reserves for the service.
+        router_url: where the router answers, without a path.
+        max_connections: open connections to the router.
+        rollout_retries: further attempts at a sample group whose rollout failed.
+        backoff_s: first pause before a peer that is not ready is asked again, seconds;
+            doubled each time up to `backoff_max_s`.
+        backoff_max_s: longest such pause, seconds.
+        score_batch: trajectories sent to the reward service in one call.
+        score_wait_s: how long the first trajectory of a call waits for company, seconds.
+        score_concurrency: calls to the reward service at a time.
+        score_queue: trajectories that may wait to be scored.
+        score_timeout_s: deadline for a score, retries included, seconds; then it counts as an
+            infrastructure failure.
+        evaluation_concurrency: held-out tasks rolled out at a time.
+        trainer_timeout_s: how long a trainer that is gone may take to come back, seconds.
+        replicas_timeout_s: how long rollout servers may take to hold a version, seconds.
+        recoveries_in_row: trainer recoveries without a finished train step in between
+            after which a run fails.
+        failures_in_row: sample groups in a row that may fail before a run fails, in batches.
+        barren_batches: batches in a row in which every sample group has equal rewards after
+            which a run finishes, because there is nothing left to learn.
+        stop_timeout_s: how long a stop waits for the train step in progress, seconds.
+        sample_trajectories: sample groups per train step of which one trajectory is kept
+            for people to read.
+    """
+
+    num_cpus: float = Field(default=0.1, ge=0)
+    router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
+    max_connections: int = Field(default=256, ge=1)
+    rollout_retries: int = Field(default=2, ge=0)
+    backoff_s: float = Field(default=0.1, gt=0)
+    backoff_max_s: float = Field(default=5.0, gt=0)
+    score_batch: int = Field(default=64, ge=1)
+    score_wait_s: float = Field(default=0.005, ge=0)
+    score_concurrency: int = Field(default=4, ge=1)
+    score_queue: int = Field(default=65536, ge=1)
+    score_timeout_s: float = Field(default=300.0, gt=0)
+    evaluation_concurrency: int = Field(default=64, ge=1)
+    trainer_timeout_s: float = Field(default=300.0, gt=0)
+    replicas_timeout_s: float = Field(default=300.0, gt=0)
+    recoveries_in_row: int = Field(default=3, ge=1)
+    failures_in_row: int = Field(default=4, ge=1)
+    barren_batches: int = Field(default=20, ge=1)
+    stop_timeout_s: float = Field(default=60.0, gt=0)
+    sample_trajectories: int = Field(default=2, ge=0)

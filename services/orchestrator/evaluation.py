@@ -1,0 +1,85 @@
+"""Greedy pass rate on held-out tasks, through the same router and reward service."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.observability.log import Log
+from services.orchestrator.rollout import RolloutClient, RolloutFailed, RolloutRequest
+from services.orchestrator.scoring import Scorer
+from services.protocol.orchestrator import RunConfig
+from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.task import Task
+from services.protocol.trajectory import Trajectory
+
+_log = Log("orchestrator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How the policy did on held-out tasks.
+
+    Attributes:
+        passed: tasks whose greedy answer got reward 1.
+        graded: tasks that got a reward at all; the others are infrastructure failures.
+        tasks: tasks asked.
+        tokens: response tokens generated.
+    """
+
+    passed: int
+    graded: int
+    tasks: int
+    tokens: int
+
+    @property
+    def pass_rate(self) -> float | None:
+        """Passed among graded; None when nothing could be graded."""
+        return self.passed / self.graded if self.graded else None
+
+
+async def evaluate(
+    tasks: Sequence[Task],
+    *,
+    run: RunConfig,
+    run_id: str,
+    client: RolloutClient,
+    scorer: Scorer,
+    concurrency: int,
+) -> Evaluation:
+    """Ask every task once at temperature 0, many at a time; failures are counted, not raised."""
+    slots = asyncio.Semaphore(concurrency)
+    failures: list[str] = []
+
+    async def answer(task: Task) -> tuple[Trajectory, Score] | None:
+        got: list[Trajectory] = []
+        request = RolloutRequest(
+            session=f"{run_id}-evaluation-{task.task_id}",
+            messages=task.messages,
+            n=1,
+            temperature=0.0,
+            max_tokens=run.sampling.max_tokens,
+            seed=run.seed,
+            timeout_s=run.rollout_timeout_s,
+        )
+        try:
+            async with slots:
+                await client.sample(request, lambda _, trajectory: got.append(trajectory))
+        except RolloutFailed as failure:
+            failures.append(str(failure))
+            return None
+        name = f"{run_id}/evaluation/{task.task_id}"
+        job = ScoreJob(job_id=name, completion=got[0].text, grader=task.grader)
+        return got[0], await scorer.submit(job)
+
+    async with asyncio.TaskGroup() as group:
+        answers = [group.create_task(answer(task)) for task in tasks]
+    done = [result for task in answers if (result := task.result()) is not None]
+    if failures:
+        _log.warning("evaluation_failures", run=run_id, count=len(failures), first=failures[0])
+    rewards = [score.reward for _, score in done if score.reward is not None]
+    return Evaluation(
+        passed=sum(reward >= 1.0 for reward in rewards),
+        graded=len(rewards),
+        tasks=len(tasks),
+        tokens=sum(len(trajectory.response_token_ids) for trajectory, _ in done),
+    )

@@ -1,0 +1,104 @@
+"""What the weight bus says about the rollout servers, kept fresh by one long poll."""
+
+import asyncio
+import time
+
+from services.observability.log import Log
+from services.orchestrator.changes import Changes
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState, WeightBus
+
+_WATCH_S = 10.0
+_RETRY_S = 0.5
+_IN_SERVICE = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
+_log = Log("orchestrator")
+
+
+class Fleet:
+    """The newest member table, and questions about it."""
+
+    def __init__(self, bus: WeightBus, changes: Changes) -> None:
+        self._bus = bus
+        self._changes = changes
+        self._max_lag: int | None = None
+        self._table: MemberTable | None = None
+        self.pushes = 0
+
+    async def watch(self) -> None:
+        """Follow the table until cancelled; a bus that is away is asked again."""
+        revision = 0
+        while True:
+            try:
+                table = await self._bus.watch(revision, _WATCH_S)
+            except NotReady as error:
+                _log.warning("bus_not_ready", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+                await self._bound_again()
+                revision = 0
+                continue
+            revision = table.revision
+            self._take(table)
+
+    def _take(self, table: MemberTable) -> None:
+        if self._table is not None:
+            # A restarted bus counts from 0 again.
+            self.pushes += max(0, table.pushes - self._table.pushes)
+        self._table = table
+        self._changes.notify()
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        """Ask the bus to lease only replicas this close to the newest version.
+
+        Raises:
+            NotReady: the bus is away.
+        """
+        await self._bus.bound_lag(max_lag)
+        self._max_lag = max_lag
+
+    async def _bound_again(self) -> None:
+        try:
+            await self._bus.bound_lag(self._max_lag)
+        except NotReady:
+            return  # The next turn of `watch` meets the same absence and logs it.
+
+    @property
+    def leased(self) -> tuple[Member, ...]:
+        """Replicas that may be given work."""
+        return self._table.leased if self._table else ()
+
+    @property
+    def live_version(self) -> int | None:
+        """The oldest version a leased replica serves; None while there is none."""
+        return min((_version(member) for member in self.leased), default=None)
+
+    def settled(self, version: int) -> bool:
+        """Every replica in service has committed `version`, and one at least is leased."""
+        members = self._table.members if self._table else ()
+        in_service = [m for m in members if m.leased or m.state in _IN_SERVICE]
+        return bool(self.leased) and all(_version(m) >= version for m in in_service)
+
+    async def wait_settled(self, version: int, timeout_s: float) -> None:
+        """Wait until every replica in service has committed `version`.
+
+        Raises:
+            NotReady: they have not after `timeout_s`; says what they hold.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            seen = self._changes.count
+            if self.settled(version):
+                return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise NotReady(f"no full set of rollout servers holds version {version}: {self}")
+            await self._changes.after(seen, left)
+
+    def __str__(self) -> str:
+        """One line for people: each replica, its state and version."""
+        members = self._table.members if self._table else ()
+        parts = [f"{m.replica_id} {m.state} at {m.committed_version}" for m in members]
+        return ", ".join(parts) or "no rollout server is registered"
+
+
+def _version(member: Member) -> int:
+    return -1 if member.committed_version is None else member.committed_version

@@ -1,0 +1,270 @@
+"""Sample groups on their way from admission to a result."""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.changes import Changes
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
+from services.orchestrator.progress import Progress
+from services.orchestrator.results import Graded, GroupResult
+from services.orchestrator.rollout import (
+    RolloutClient,
+    RolloutFailed,
+    RolloutRequest,
+    sampling_seed,
+)
+from services.orchestrator.schedule import Schedule
+from services.orchestrator.scoring import BatchBarrier, Scorer
+from services.protocol.orchestrator import RunConfig
+from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.task import Task
+from services.protocol.trajectory import Trajectory
+
+_log = Log("orchestrator")
+
+
+@dataclass(kw_only=True)
+class _Rolling:
+    """A group's rollout in progress."""
+
+    task: asyncio.Task[None] | None = None
+    tokens: int = 0
+    arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = field(
+        default_factory=list
+    )
+
+
+class Groups:
+    """Owns the tasks of open groups; tells the ledger and the schedule how each ends."""
+
+    def __init__(
+        self,
+        *,
+        run: RunConfig,
+        tasks: dict[str, Task],
+        ledger: Ledger,
+        schedule: Schedule,
+        client: RolloutClient,
+        scorer: Scorer,
+        fleet: Fleet,
+        progress: Progress,
+        changes: Changes,
+        retries: int,
+    ) -> None:
+        self._run = run
+        self._tasks = tasks
+        self._ledger = ledger
+        self._schedule = schedule
+        self._client = client
+        self._scorer = scorer
+        self._fleet = fleet
+        self._progress = progress
+        self._changes = changes
+        self._retries = retries
+        self._tags = {"run": progress.run_id}
+        self._barrier = BatchBarrier(
+            batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
+        )
+        self._rolling: dict[int, _Rolling] = {}
+        self._results: dict[int, GroupResult] = {}
+        self.failures_in_row = 0
+        self.filtered_in_row = 0
+        self.last_failure = ""
+        self.defect: BaseException | None = None
+
+    def start(self, group: LedgerGroup) -> None:
+        """Begin a rollout of a group that the schedule has admitted."""
+        rolling = _Rolling()
+        work = self._work(group, rolling)
+        rolling.task = asyncio.create_task(work, name=f"group-{group.group_id}")
+        rolling.task.add_done_callback(lambda task: self._ended(group.group_id, rolling, task))
+        self._rolling[group.group_id] = rolling
+
+    def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
+        """Hand over the results of these groups."""
+        return [self._results.pop(group_id) for group_id in group_ids]
+
+    def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
+        """End an open group without a batch, also in the middle of its rollout."""
+        self._abandon(group_id)
+        self._ledger.close_group(group_id, ending, reason=reason)
+        self._schedule.close(group_id)
+        RunMetrics.groups.inc(1, self._tags | {"status": ending})
+
+    def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
+        """Throw away what an open group has and start over in the same slot."""
+        self._abandon(group.group_id)
+        attempt = self._ledger.retry(group.group_id, reason=reason)
+        self._ledger.restart(group.group_id, version=version)
+        self._schedule.restart(group.group_id, version)
+        self.start(LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt))
+
+    async def cancel_all(self) -> None:
+        """End every rollout; the groups stay in flight in the ledger."""
+        tasks = [rolling.task for rolling in self._rolling.values() if rolling.task]
+        for group_id in list(self._rolling):
+            self._abandon(group_id)
+        self._results.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _abandon(self, group_id: int) -> None:
+        self._results.pop(group_id, None)
+        rolling = self._rolling.pop(group_id, None)
+        if rolling is None or rolling.task is None:
+            return
+        rolling.task.cancel()
+        self._ledger.rolled_out(group_id, oldest_version=None, tokens=rolling.tokens)
+
+    def _ended(self, group_id: int, rolling: _Rolling, task: asyncio.Task[None]) -> None:
+        if self._rolling.get(group_id) is rolling:
+            del self._rolling[group_id]
+        if not task.cancelled() and task.exception() is not None:
+            self.defect = task.exception()
+        self._changes.notify()
+
+    async def _work(self, group: LedgerGroup, rolling: _Rolling) -> None:
+        """All attempts at one group."""
+        for retries_left in range(self._retries, -1, -1):
+            try:
+                result = await self._attempt(group, rolling)
+            except RolloutFailed as failure:
+                self._record(group, rolling, None)
+                if not self._retry(group, failure, retries_left):
+                    return
+                group = LedgerGroup(
+                    group_id=group.group_id, prompt=group.prompt, attempt=group.attempt + 1
+                )
+            else:
+                oldest = min(trajectory.oldest_version for _, trajectory, _ in rolling.arrived)
+                self._record(group, rolling, oldest)
+                self._finish(result, oldest)
+                return
+
+    def _record(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
+        self._ledger.rolled_out(group.group_id, oldest_version=oldest, tokens=rolling.tokens)
+        rolling.tokens = 0
+        rolling.arrived.clear()
+
+    def _retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
+        self.last_failure = str(failure)
+        RunMetrics.rollout_failures.inc(1, self._tags | {"reason": failure.reason})
+        _log.warning(
+            "rollout_failed",
+            run=self._progress.run_id,
+            group=group.group_id,
+            attempt=group.attempt,
+            reason=failure.reason,
+            error=str(failure),
+        )
+        if retries_left and failure.retryable:
+            self._ledger.retry(group.group_id, reason=failure.reason)
+            version = self._fleet.live_version
+            if version is not None:
+                self._ledger.restart(group.group_id, version=version)
+                self._schedule.restart(group.group_id, version)
+            return True
+        self._fail(group.group_id, failure.reason)
+        return False
+
+    def _fail(self, group_id: int, reason: str) -> None:
+        self.failures_in_row += 1
+        self._ledger.close_group(group_id, "failed", reason=reason)
+        self._schedule.close(group_id)
+        RunMetrics.groups.inc(1, self._tags | {"status": "failed"})
+
+    async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
+        task = self._tasks[group.prompt.task_id]
+        started = time.monotonic()
+
+        def arrived(index: int, trajectory: Trajectory) -> None:
+            self._arrived(group, task, rolling, index, trajectory)
+
+        self._barrier.enter()
+        try:
+            await self._client.sample(self._request(group, task), arrived)
+        finally:
+            self._barrier.leave()
+        rolled_out = time.monotonic()
+        await self._barrier.passed()
+        graded = await self._scores(group, task, rolling)
+        return GroupResult(
+            group=group,
+            task=task,
+            graded=tuple(graded),
+            ungraded=len(rolling.arrived) - len(graded),
+            rollout_s=rolled_out - started,
+            score_s=time.monotonic() - rolled_out,
+        )
+
+    def _request(self, group: LedgerGroup, task: Task) -> RolloutRequest:
+        prompt = group.prompt
+        return RolloutRequest(
+            session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
+            messages=task.messages,
+            n=self._run.group_size,
+            temperature=self._run.sampling.temperature,
+            max_tokens=self._run.sampling.max_tokens,
+            seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
+            timeout_s=self._run.rollout_timeout_s,
+        )
+
+    def _arrived(
+        self, group: LedgerGroup, task: Task, rolling: _Rolling, index: int, trajectory: Trajectory
+    ) -> None:
+        tokens = len(trajectory.response_token_ids)
+        rolling.tokens += tokens
+        self._progress.tokens += tokens
+        RunMetrics.tokens.inc(tokens, self._tags)
+        self._schedule.sampled(group.group_id, trajectory.oldest_version)
+        overlapped = not self._run.schedule.batch_barrier
+        future = self._submit(group, task, index, trajectory) if overlapped else None
+        rolling.arrived.append((index, trajectory, future))
+
+    def _submit(
+        self, group: LedgerGroup, task: Task, index: int, trajectory: Trajectory
+    ) -> asyncio.Future[Score]:
+        name = f"{self._progress.run_id}/{group.group_id}/{group.attempt}/{index}"
+        return self._scorer.submit(
+            ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
+        )
+
+    async def _scores(self, group: LedgerGroup, task: Task, rolling: _Rolling) -> list[Graded]:
+        graded = []
+        waiting = [
+            (index, trajectory, future or self._submit(group, task, index, trajectory))
+            for index, trajectory, future in sorted(rolling.arrived, key=lambda item: item[0])
+        ]
+        for index, trajectory, future in waiting:
+            score = await future
+            if score.reward is not None:
+                graded.append(Graded(trajectory=trajectory, score=score))
+                continue
+            RunMetrics.ungraded.inc(1, self._tags)
+            _log.warning(
+                "trajectory_not_graded",
+                run=self._progress.run_id,
+                group=group.group_id,
+                trajectory=index,
+                error=score.detail,
+            )
+        return graded
+
+    def _finish(self, result: GroupResult, oldest: int) -> None:
+        group_id = result.group.group_id
+        if len(result.graded) < 2:
+            self.last_failure = "infra_error: fewer than two answers could be graded"
+            self._fail(group_id, "infra_error")
+            return
+        self.failures_in_row = 0
+        self.filtered_in_row = 0 if result.trainable else self.filtered_in_row + 1
+        if not result.trainable and self._run.schedule.dynamic_sampling:
+            self._ledger.close_group(group_id, "filtered", reason="equal rewards")
+            self._schedule.close(group_id)
+            RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
+            return
+        self._results[group_id] = result
+        self._schedule.ready(group_id, oldest, trainable=result.trainable)

@@ -1,0 +1,245 @@
+"""The account of every sample group, in SQLite.
+
+Double entry: what was admitted is kept in `account`, how it ended in `groups`, and both
+change in one transaction. So admitted = trained + filtered + expired + failed + in flight,
+in groups and in tokens, whenever the process is killed; `imbalance` compares the two.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from services.protocol.orchestrator import LedgerCounts
+
+Ending = Literal["trained", "filtered", "expired", "failed"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+  group_id INTEGER PRIMARY KEY,
+  position INTEGER NOT NULL UNIQUE,
+  epoch INTEGER NOT NULL,
+  task_id TEXT NOT NULL,
+  status TEXT NOT NULL CHECK (status IN ('in_flight','trained','filtered','expired','failed')),
+  attempts INTEGER NOT NULL DEFAULT 1,
+  admitted_version INTEGER NOT NULL,
+  oldest_version INTEGER,
+  train_step INTEGER,
+  tokens INTEGER NOT NULL DEFAULT 0,
+  reason TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX IF NOT EXISTS groups_by_status ON groups (status, tokens);
+CREATE TABLE IF NOT EXISTS account (
+  id INTEGER PRIMARY KEY CHECK (id = 0), groups INTEGER NOT NULL, tokens INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO account VALUES (0, 0, 0);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class LedgerError(RuntimeError):
+    """A group was asked to do what its status does not allow, such as closing twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A place in the prompt order.
+
+    Attributes:
+        position: 0-based, over all epochs; each is admitted once.
+        epoch: 0-based.
+        task_id: the task at that place.
+    """
+
+    position: int
+    epoch: int
+    task_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerGroup:
+    """An open sample group.
+
+    Attributes:
+        group_id: grows in the order of admission.
+        prompt: what it samples.
+        attempt: 1-based number of the rollout in progress or due.
+    """
+
+    group_id: int
+    prompt: Prompt
+    attempt: int
+
+
+class Ledger:
+    """One run's ledger; use it from one thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # In WAL mode NORMAL survives the death of the process; only a power cut can undo
+        # the last transactions, and then as a whole.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    def admit(self, prompts: Sequence[Prompt], *, version: int) -> list[LedgerGroup]:
+        """Open a group for each prompt, first attempt, sampled from `version` or newer."""
+        groups = []
+        with self._transaction():
+            for prompt in prompts:
+                row = self._db.execute(
+                    "INSERT INTO groups (position, epoch, task_id, status, admitted_version)"
+                    " VALUES (?, ?, ?, 'in_flight', ?)",
+                    (prompt.position, prompt.epoch, prompt.task_id, version),
+                )
+                group_id = int(row.lastrowid or 0)
+                groups.append(LedgerGroup(group_id=group_id, prompt=prompt, attempt=1))
+            self._db.execute("UPDATE account SET groups = groups + ?", (len(groups),))
+        return groups
+
+    def restart(self, group_id: int, *, version: int) -> None:
+        """A group's next rollout begins, sampled from `version` or newer."""
+        with self._transaction():
+            self._change(group_id, "admitted_version = ?, oldest_version = NULL", version)
+
+    def rolled_out(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
+        """A rollout ended; add its response tokens, of use or not."""
+        with self._transaction():
+            change = "oldest_version = ?, tokens = tokens + ?"
+            self._change(group_id, change, oldest_version, tokens)
+            self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
+
+    def retry(self, group_id: int, *, reason: str) -> int:
+        """A group is to be rolled out again; returns the number of the new attempt."""
+        with self._transaction():
+            self._change(group_id, "attempts = attempts + 1, reason = ?", reason)
+        return int(self._one("SELECT attempts FROM groups WHERE group_id = ?", group_id))
+
+    def close_group(self, group_id: int, ending: Ending, *, reason: str = "") -> None:
+        """Close one group.
+
+        Raises:
+            LedgerError: it is closed already or was never admitted.
+        """
+        with self._transaction():
+            self._change(group_id, "status = ?, reason = ?", ending, reason)
+
+    def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
+        """Close the groups of a batch, all or none; `step` is the train step that it was.
+
+        Raises:
+            LedgerError: one of them is closed already or was never admitted.
+        """
+        with self._transaction():
+            for group_id in train:
+                self._change(group_id, "status = 'trained', train_step = ?", step)
+            for group_id in filtered:
+                self._change(group_id, "status = 'filtered', train_step = ?", step)
+
+    def _change(self, group_id: int, assignments: str, *values: Any) -> None:
+        """Update a group that is in flight; every transition goes through here."""
+        done = self._db.execute(
+            f"UPDATE groups SET {assignments} WHERE group_id = ? AND status = 'in_flight'",
+            (*values, group_id),
+        )
+        if done.rowcount != 1:
+            raise LedgerError(f"group {group_id} is not in flight")
+
+    def rollback(self, step: int) -> int:
+        """The weights went back to train step `step`: open again what later steps trained.
+
+        Every group in flight gets a new attempt, since its tokens are of weights that are
+        gone. Returns how many closed groups were opened again.
+        """
+        with self._transaction():
+            opened = self._db.execute(
+                "UPDATE groups SET status = 'in_flight', train_step = NULL"
+                " WHERE status = 'trained' AND train_step > ?",
+                (step,),
+            ).rowcount
+            self._db.execute(
+                "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL,"
+                " reason = 'rollback' WHERE status = 'in_flight'"
+            )
+        return opened
+
+    def in_flight(self) -> list[LedgerGroup]:
+        """Open groups in the order of admission."""
+        rows = self._db.execute(
+            "SELECT group_id, position, epoch, task_id, attempts FROM groups"
+            " WHERE status = 'in_flight' ORDER BY group_id"
+        )
+        return [
+            LedgerGroup(
+                group_id=group_id,
+                prompt=Prompt(position=position, epoch=epoch, task_id=task_id),
+                attempt=attempts,
+            )
+            for group_id, position, epoch, task_id, attempts in rows
+        ]
+
+    def next_position(self) -> int:
+        """The first position of the prompt order that was never admitted."""
+        return int(self._one("SELECT COALESCE(MAX(position) + 1, 0) FROM groups"))
+
+    def last_step(self) -> int:
+        """The newest train step that closed a group, 0 before the first."""
+        query = "SELECT COALESCE(MAX(train_step), 0) FROM groups WHERE status = 'trained'"
+        return int(self._one(query))
+
+    def counts(self) -> LedgerCounts:
+        """The ledger in groups."""
+        return self._counts("COUNT(*)", "groups")
+
+    def token_counts(self) -> LedgerCounts:
+        """The ledger in response tokens, those of failed attempts included."""
+        return self._counts("SUM(tokens)", "tokens")
+
+    def _counts(self, measure: str, column: str) -> LedgerCounts:
+        rows = self._db.execute(f"SELECT status, {measure} FROM groups GROUP BY status")
+        admitted = self._one(f"SELECT {column} FROM account")
+        return LedgerCounts(admitted=admitted, **dict(rows.fetchall()))
+
+    def imbalance(self) -> int:
+        """Groups plus tokens by which the two sides differ; anything but 0 is a defect."""
+        return sum(_difference(side) for side in (self.counts(), self.token_counts()))
+
+    def note(self, **facts: Any) -> None:
+        """Remember facts about the run, as JSON values."""
+        with self._transaction():
+            for name, value in facts.items():
+                self._db.execute(
+                    "INSERT INTO facts VALUES (?, ?)"
+                    " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                    (name, json.dumps(value)),
+                )
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """A remembered fact."""
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._db.execute(query, values).fetchone()[0]
+
+
+def _difference(side: LedgerCounts) -> int:
+    accounted = side.trained + side.filtered + side.expired + side.failed + side.in_flight
+    return abs(side.admitted - accounted)

@@ -1,0 +1,86 @@
+"""Where a run is, for people and for `GET /v1/runs/{run_id}`."""
+
+import time
+from dataclasses import dataclass, field
+
+from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """The mutable face of a run; each field as in `RunStatus`.
+
+    Attributes:
+        tokens: response tokens received so far, of training rollouts (failed attempts
+            included) and of evaluations.
+        heldout_before: held-out pass rate before the first train step.
+        evaluated_step: train step that `heldout` was measured at.
+        recoveries: times the trainer was brought back.
+        elapsed_before_s: wall time spent on the run before it was resumed, seconds.
+    """
+
+    run_id: str
+    run_dir: str
+    steps: int
+    state: RunState = RunState.STARTING
+    step: int = 0
+    reward: float | None = None
+    heldout_before: float | None = None
+    heldout: float | None = None
+    evaluated_step: int | None = None
+    policy_version: int | None = None
+    staleness: float | None = None
+    tokens: int = 0
+    tokens_per_second: float = 0.0
+    recoveries: int = 0
+    detail: str = "starting"
+    summary: RunSummary | None = None
+    elapsed_before_s: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
+    _ended: float | None = None
+    _rate_from: tuple[float, int] | None = None
+
+    @property
+    def active(self) -> bool:
+        """The run still uses the cluster."""
+        return self.state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time spent on the run so far, seconds."""
+        return self.elapsed_before_s + (self._ended or time.monotonic()) - self._started
+
+    def enter(self, state: RunState, detail: str) -> None:
+        """Go to a state; `detail` says what happens there."""
+        self.state, self.detail = state, detail
+        if not self.active:
+            self._ended = time.monotonic()
+
+    def measure_rate(self) -> None:
+        """Set `tokens_per_second` to the rate since the last call."""
+        now = time.monotonic()
+        if self._rate_from is not None and now > self._rate_from[0]:
+            then, tokens = self._rate_from
+            self.tokens_per_second = (self.tokens - tokens) / (now - then)
+        self._rate_from = (now, self.tokens)
+
+    def status(self, *, ledger: LedgerCounts, live_replicas: int) -> RunStatus:
+        """The answer to a client."""
+        return RunStatus(
+            run_id=self.run_id,
+            state=self.state,
+            run_dir=self.run_dir,
+            step=self.step,
+            steps=self.steps,
+            reward=self.reward,
+            heldout_pass_rate=self.heldout,
+            policy_version=self.policy_version,
+            staleness=self.staleness,
+            tokens_generated=self.tokens,
+            tokens_per_second=self.tokens_per_second,
+            live_replicas=live_replicas,
+            ledger=ledger,
+            elapsed_s=self.elapsed_s,
+            detail=self.detail,
+            summary=self.summary,
+        )

@@ -1,0 +1,58 @@
+"""What a sample group becomes once it is rolled out and scored."""
+
+from dataclasses import dataclass
+
+from services.orchestrator.ledger import LedgerGroup
+from services.protocol.reward_service import Score
+from services.protocol.task import Task
+from services.protocol.trainer import ScoredTrajectory, TrainGroup
+from services.protocol.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graded:
+    """A trajectory and its score, whose reward is a number."""
+
+    trajectory: Trajectory
+    score: Score
+
+    @property
+    def reward(self) -> float:
+        """The score's number."""
+        assert self.score.reward is not None, "an infrastructure failure is never a reward"
+        return self.score.reward
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """A sample group, rolled out and scored.
+
+    Attributes:
+        graded: trajectories with a reward, in choice order; infrastructure failures are
+            left out.
+        ungraded: how many were left out.
+        rollout_s: wall time from request to last trajectory, seconds.
+        score_s: from there to the last score, seconds.
+    """
+
+    group: LedgerGroup
+    task: Task
+    graded: tuple[Graded, ...]
+    ungraded: int
+    rollout_s: float
+    score_s: float
+
+    @property
+    def trainable(self) -> bool:
+        """Rewards differ: a group of equal rewards has no gradient."""
+        return len({graded.reward for graded in self.graded}) > 1
+
+    def as_train_group(self) -> TrainGroup:
+        """What the trainer takes."""
+        return TrainGroup(
+            group_id=self.group.group_id,
+            trajectories=tuple(
+                ScoredTrajectory(trajectory=graded.trajectory, reward=graded.reward)
+                for graded in self.graded
+            ),
+        )

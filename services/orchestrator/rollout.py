@@ -1,0 +1,195 @@
+"""One sample group is one streaming request to the router."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from services.orchestrator.config import OrchestratorConfig
+from services.protocol.router import (
+    RETURN_TRAJECTORY,
+    SESSION_HEADER,
+    STREAM_BY,
+    TrajectoryFields,
+)
+from services.protocol.trajectory import Trajectory
+
+_UNAVAILABLE = (429, 502, 503, 504)
+_DONE = b"[DONE]"
+
+Arrived = Callable[[int, Trajectory], None]
+"""Called with the index of a choice and its trajectory."""
+
+
+class RolloutFailed(RuntimeError):
+    """A rollout ended without all its trajectories.
+
+    Attributes:
+        reason: short name for counting: `deadline`, `connection`, `http_500`,
+            `error_event`, `bad_event` or `incomplete`.
+        retryable: False when the request itself was refused.
+    """
+
+    def __init__(self, reason: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.retryable = retryable
+
+
+class _Unavailable(RolloutFailed):
+    """The router is away or full: ask again until the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """What is sampled.
+
+    Attributes:
+        session: value of the session header.
+        messages: OpenAI chat messages.
+        n: trajectories.
+        temperature: 0 is greedy.
+        max_tokens: longest answer.
+        seed: of the sampling.
+        timeout_s: deadline of the whole rollout, seconds.
+    """
+
+    session: str
+    messages: list[dict[str, Any]]
+    n: int
+    temperature: float
+    max_tokens: int
+    seed: int
+    timeout_s: float
+
+
+def sampling_seed(*parts: object) -> int:
+    """A 31-bit seed that depends on every part, the same on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class RolloutClient:
+    """The router's HTTP API, as any client sees it; use it as an async context."""
+
+    def __init__(self, config: OrchestratorConfig, *, model: str) -> None:
+        self._config = config
+        self._model = model
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "RolloutClient":
+        """Open the connection pool."""
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._config.max_connections),
+            # The deadline of a rollout is its own; here only a dead host is given up.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close every connection."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
+        """Roll out `n` choices; `arrived` is called with each as soon as it is finished.
+
+        While the router is away or full and nothing has come, it is asked again.
+
+        Raises:
+            RolloutFailed: what came before is whole, but the group is not.
+        """
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                pause = self._config.backoff_s
+                while not await self._answered(request, arrived):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, self._config.backoff_max_s)
+        except TimeoutError:
+            raise RolloutFailed("deadline", f"{request.timeout_s:g} s") from None
+
+    async def _answered(self, request: RolloutRequest, arrived: Arrived) -> bool:
+        """One attempt; False when the router was unavailable from the start."""
+        seen: set[int] = set()
+        try:
+            await self._attempt(request, arrived, seen)
+        except _Unavailable:
+            if seen:
+                raise
+            return False
+        return True
+
+    async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
+        assert self._http is not None, "use the client as an async context"
+        url = f"{self._config.router_url}/v1/chat/completions"
+        headers = {SESSION_HEADER: request.session}
+        try:
+            async with self._http.post(url, json=self._body(request), headers=headers) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.text())
+                async for event in _events(response.content):
+                    index, trajectory = _choice(event)
+                    if index in seen or not 0 <= index < request.n:
+                        raise RolloutFailed("bad_event", f"choice {index} of {request.n}")
+                    seen.add(index)
+                    arrived(index, trajectory)
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise _Unavailable("connection", repr(error)) from error
+        if len(seen) != request.n:
+            raise RolloutFailed("incomplete", f"{len(seen)} of {request.n} choices came")
+
+    def _body(self, request: RolloutRequest) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": request.messages,
+            "n": request.n,
+            "temperature": request.temperature,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+            "stream": True,
+            STREAM_BY: "choice",
+            RETURN_TRAJECTORY: True,
+        }
+
+
+def _refusal(status: int, text: str) -> RolloutFailed:
+    detail = text[:300]
+    if status in _UNAVAILABLE:
+        return _Unavailable(f"http_{status}", detail)
+    return RolloutFailed(f"http_{status}", detail, retryable=status >= 500)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, of any size, up to the end marker."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == _DONE:
+                return
+            yield data
+
+
+def _choice(event: bytes) -> tuple[int, Trajectory]:
+    try:
+        body = json.loads(event)
+        if "error" in body:
+            raise RolloutFailed("error_event", str(body["error"])[:300])
+        choice = body["choices"][0]
+        fields = TrajectoryFields.model_validate(choice["trajectory"])
+        trajectory = fields.to_trajectory(
+            finish_reason=choice["finish_reason"], text=choice["message"]["content"] or ""
+        )
+        if not trajectory.response_token_ids:
+            raise ValueError("a trajectory without tokens")
+        return int(choice["index"]), trajectory
+    except (ValueError, ValidationError, KeyError, IndexError, TypeError) as error:
+        raise RolloutFailed("bad_event", repr(error)[:300]) from error

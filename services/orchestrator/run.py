@@ -1,0 +1,305 @@
+"""One run from its first evaluation to its summary; it owns every task of it."""
+
+import asyncio
+import traceback
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.changes import Changes
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.evaluation import evaluate
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.groups import Groups
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.progress import Progress
+from services.orchestrator.recovery import start_trainer
+from services.orchestrator.rollout import RolloutClient
+from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.schedule import Schedule
+from services.orchestrator.scoring import Scorer
+from services.orchestrator.step_record import StepRecord
+from services.orchestrator.training import RunFailed, TrainingLoop
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import (
+    LedgerCounts,
+    RunConfig,
+    RunState,
+    RunStatus,
+    RunSummary,
+)
+from services.protocol.reward_service import RewardService
+from services.protocol.task import Task
+from services.protocol.trainer import RunStart, Trainer, TrainerState
+from services.protocol.weight_bus import WeightBus
+
+_log = Log("orchestrator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """The services a run works with, besides the router."""
+
+    trainer: Trainer
+    reward: RewardService
+    bus: WeightBus
+
+
+class Run:
+    """A run. `execute` is its whole life; `stop` ends it early; `status` may be asked always."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        run: RunConfig,
+        config: OrchestratorConfig,
+        tasks: list[Task],
+        peers: Peers,
+        directory: RunDirectory,
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._peers = peers
+        self._directory = directory
+        self._tasks = {task.task_id: task for task in tasks if task.split == "train"}
+        heldout = [task for task in tasks if task.split == "heldout"]
+        self._heldout = heldout[: run.evaluation.tasks]
+        self._ledger = Ledger(directory.ledger)
+        self.progress = Progress(run_id=run_id, run_dir=str(directory.path), steps=run.steps)
+        self._changes = Changes()
+        self._fleet = Fleet(peers.bus, self._changes)
+        self._scorer = Scorer(peers.reward, config)
+        self._client = RolloutClient(config, model=run.model)
+        self._record = StepRecord(
+            directory=directory,
+            ledger=self._ledger,
+            progress=self.progress,
+            samples=config.sample_trajectories,
+        )
+        algorithm = run.algorithm.model_copy(update={"temperature": run.sampling.temperature})
+        self._start = RunStart(
+            run_id=run_id,
+            checkpoint_dir=str(directory.checkpoints),
+            algorithm=algorithm,
+            seed=run.seed,
+        )
+        self._loop = self._training_loop()
+        self._stop = asyncio.Event()
+        self._keep_progress = True
+        self._ended_counts: LedgerCounts | None = None
+
+    def _training_loop(self) -> TrainingLoop:
+        schedule = Schedule(self._run.schedule, batch_groups=self._run.batch_groups)
+        groups = Groups(
+            run=self._run,
+            tasks=self._tasks,
+            ledger=self._ledger,
+            schedule=schedule,
+            client=self._client,
+            scorer=self._scorer,
+            fleet=self._fleet,
+            progress=self.progress,
+            changes=self._changes,
+            retries=self._config.rollout_retries,
+        )
+        return TrainingLoop(
+            run=self._run,
+            config=self._config,
+            task_ids=list(self._tasks),
+            trainer=self._peers.trainer,
+            start=self._start,
+            ledger=self._ledger,
+            schedule=schedule,
+            groups=groups,
+            fleet=self._fleet,
+            progress=self.progress,
+            changes=self._changes,
+            record=self._record,
+            after_step=self._evaluate_if_due,
+        )
+
+    def status(self) -> RunStatus:
+        """Where the run is."""
+        counts = self._ended_counts or self._ledger.counts()
+        return self.progress.status(ledger=counts, live_replicas=len(self._fleet.leased))
+
+    def trajectories(self, limit: int) -> list[dict[str, object]]:
+        """The newest trajectories kept for people."""
+        return self._directory.trajectories(limit)
+
+    def stop(self, *, keep_progress: bool = True) -> None:
+        """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost."""
+        self._keep_progress = keep_progress
+        self._stop.set()
+
+    async def execute(self) -> None:
+        """Live the whole life of the run; ends in one of the three last states."""
+        work = asyncio.create_task(self._work(), name="run")
+        stop = asyncio.create_task(self._stop.wait(), name="run-stop")
+        try:
+            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                await self._interrupt(work)
+        finally:
+            for task in (work, stop):
+                task.cancel()
+            await asyncio.gather(work, stop, return_exceptions=True)
+            await self._release_replicas()
+        await self._end(*self._outcome(work))
+
+    def _outcome(self, work: asyncio.Task[None]) -> tuple[RunState, str]:
+        if work.cancelled():
+            return RunState.STOPPED, f"stopped at step {self.progress.step}; it can be resumed"
+        error = work.exception()
+        if error is None:
+            return RunState.FINISHED, self.progress.detail
+        if not isinstance(error, RunFailed | NotReady | InvalidInput):
+            trace = "".join(traceback.format_exception(error))
+            _log.warning("run_broke", run=self.progress.run_id, error=trace)
+            return RunState.FAILED, f"unexpected {error!r}; see the orchestrator's log"
+        return RunState.FAILED, str(error)
+
+    async def _interrupt(self, work: asyncio.Task[None]) -> None:
+        """Let a train step in progress end, so that trainer and ledger agree, then cancel."""
+        self.progress.detail = "stopping"
+        try:
+            async with asyncio.timeout(self._config.stop_timeout_s):
+                async with self._loop.stepping:
+                    work.cancel()
+                    if self._keep_progress and self.progress.state is RunState.TRAINING:
+                        await self._peers.trainer.save(self.progress.run_id)
+        except (TimeoutError, NotReady) as error:
+            _log.warning("stopped_without_checkpoint", run=self.progress.run_id, error=repr(error))
+        work.cancel()
+
+    async def _work(self) -> None:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._client)
+            background = [
+                asyncio.create_task(self._fleet.watch(), name="fleet"),
+                asyncio.create_task(self._scorer.run(), name="scorer"),
+            ]
+            stages = asyncio.create_task(self._stages(), name="stages")
+            try:
+                await asyncio.wait({stages, *background}, return_when=asyncio.FIRST_COMPLETED)
+                for task in background:
+                    if task.done():
+                        task.result()
+                await stages
+            finally:
+                for task in (stages, *background):
+                    task.cancel()
+                await asyncio.gather(stages, *background, return_exceptions=True)
+
+    async def _stages(self) -> None:
+        progress = self.progress
+        progress.enter(RunState.STARTING, "waiting for the trainer")
+        await self._fleet.bound_lag(self._run.schedule.staleness_bound)
+        state = await start_trainer(self._peers.trainer, self._start, self._config)
+        version = self._adopt(state)
+        progress.detail = f"waiting for rollout servers to hold version {version}"
+        await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
+        if progress.heldout_before is None:
+            progress.heldout_before = await self._evaluate("before training")
+            self._ledger.note(heldout_before=progress.heldout_before)
+        progress.enter(RunState.TRAINING, "admitting sample groups")
+        progress.measure_rate()
+        await self._loop.run(version)
+        ending = "all steps done"
+        if progress.step < self._run.steps:
+            ending = progress.detail
+            await self._peers.trainer.save(progress.run_id)
+        assert progress.policy_version is not None
+        await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
+        await self._evaluate("after training")
+        progress.detail = ending
+
+    def _adopt(self, state: TrainerState) -> int:
+        """Take over where trainer and ledger are; the ledger is never behind a checkpoint."""
+        if state.policy_version is None:
+            raise RunFailed("the trainer started the run without publishing a version")
+        if state.step > self._ledger.last_step():
+            raise RunFailed(
+                f"the checkpoint is at step {state.step}, the ledger at "
+                f"{self._ledger.last_step()}: they are not of the same run"
+            )
+        self._ledger.rollback(state.step)
+        self._record.rolled_back(state.step)
+        progress = self.progress
+        progress.step, progress.policy_version = state.step, state.policy_version
+        progress.heldout_before = self._ledger.fact("heldout_before")
+        progress.tokens = self._ledger.fact("tokens", 0)
+        progress.recoveries = self._ledger.fact("recoveries", 0)
+        progress.elapsed_before_s = self._ledger.fact("elapsed_s", 0.0)
+        return state.policy_version
+
+    async def _evaluate_if_due(self) -> None:
+        every = self._run.evaluation.every
+        if every and self.progress.step % every == 0:
+            version = self.progress.policy_version
+            if version is not None:
+                await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
+            await self._evaluate(f"after step {self.progress.step}")
+
+    async def _evaluate(self, when: str) -> float | None:
+        progress = self.progress
+        state = progress.state
+        progress.enter(RunState.EVALUATING, f"{len(self._heldout)} held-out tasks {when}")
+        result = await evaluate(
+            self._heldout,
+            run=self._run,
+            run_id=progress.run_id,
+            client=self._client,
+            scorer=self._scorer,
+            concurrency=self._config.evaluation_concurrency,
+        )
+        progress.tokens += result.tokens
+        progress.heldout, progress.evaluated_step = result.pass_rate, progress.step
+        tags = {"run": progress.run_id}
+        RunMetrics.tokens.inc(result.tokens, tags)
+        if result.pass_rate is not None:
+            RunMetrics.heldout.set(result.pass_rate, tags)
+        _log.info("evaluated", run=progress.run_id, when=when, **vars(result))
+        progress.enter(state, progress.detail)
+        return result.pass_rate
+
+    async def _release_replicas(self) -> None:
+        try:
+            await self._fleet.bound_lag(None)
+        except NotReady as error:
+            _log.warning("lag_bound_left", run=self.progress.run_id, error=str(error))
+
+    async def _end(self, state: RunState, detail: str) -> None:
+        """Write what remains of the run, then show its last state."""
+        progress = self.progress
+        if state is RunState.FINISHED:
+            for group in self._ledger.in_flight():
+                self._ledger.close_group(group.group_id, "expired", reason="the run is over")
+        pushes = self._ledger.fact("pushes", 0) + self._fleet.pushes
+        self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
+        measured = progress.step and progress.evaluated_step == progress.step
+        summary = RunSummary(
+            run_id=progress.run_id,
+            heldout_pass_rate_before=progress.heldout_before,
+            heldout_pass_rate_after=progress.heldout if measured else None,
+            train_steps=progress.step,
+            wall_s=progress.elapsed_s,
+            tokens_generated=progress.tokens,
+            weight_pushes=pushes,
+            policy_version=progress.policy_version or 0,
+            seed=self._run.seed,
+            ledger=self._ledger.counts(),
+        )
+        self._directory.write_summary(summary)
+        await asyncio.to_thread(
+            self._directory.draw_learning_curve,
+            before=summary.heldout_pass_rate_before,
+            after=summary.heldout_pass_rate_after,
+        )
+        self._ended_counts = summary.ledger
+        self._ledger.close()
+        progress.summary = summary
+        progress.enter(state, detail)
+        _log.info("run_ended", run=progress.run_id, state=state, detail=detail)

@@ -1,0 +1,137 @@
+"""The files that a run leaves behind."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from services.protocol.errors import InvalidInput
+from services.protocol.orchestrator import RunConfig, RunSummary
+
+
+class RunDirectory:
+    """One folder per run.
+
+    `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
+    step), `trajectories.jsonl` (answers of the model for people to read), `summary.json`
+    and `learning_curve.png`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.ledger = self.path / "ledger.sqlite"
+        self.checkpoints = self.path / "checkpoints"
+        self.learning_curve = self.path / "learning_curve.png"
+        self._config = self.path / "config.yaml"
+        self._metrics = self.path / "metrics.jsonl"
+        self._trajectories = self.path / "trajectories.jsonl"
+        self._summary = self.path / "summary.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, run_id: str) -> Self:
+        """Make the folder of a new run.
+
+        Raises:
+            InvalidInput: it cannot be written.
+        """
+        directory = cls(Path(config.run_root) / run_id)
+        try:
+            directory.checkpoints.mkdir(parents=True)
+            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+            directory._config.write_text(text, encoding="utf-8")
+        except OSError as error:
+            fix = f"Choose a folder that can be written: {error.strerror}."
+            raise InvalidInput("run_root", config.run_root, fix) from None
+        return directory
+
+    @classmethod
+    def reopen(cls, config: RunConfig, run_id: str) -> Self:
+        """Find the folder of an earlier run; only `steps` may differ from its file.
+
+        Raises:
+            InvalidInput: there is no such run, or the run file is another one.
+        """
+        directory = cls(Path(config.run_root) / run_id)
+        if "/" in run_id or not directory.ledger.exists():
+            fix = f"There is no such run under {config.run_root}."
+            raise InvalidInput("resume", run_id, fix)
+        before = RunConfig.from_yaml(directory._config)
+        for name in RunConfig.model_fields:
+            now, then = getattr(config, name), getattr(before, name)
+            if now != then and name not in ("steps", "run_root", "task_file"):
+                fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
+                raise InvalidInput(name, now, fix)
+        return directory
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add one train step."""
+        _append(self._metrics, [line])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All train steps so far."""
+        return _lines(self._metrics)
+
+    def truncate_metrics(self, step: int) -> None:
+        """Remove steps above `step`: their weights are gone and they are done again."""
+        kept = [line for line in self.metrics() if line["step"] <= step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        _replace(self._metrics, text)
+
+    def append_trajectories(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Add trajectories for people to read."""
+        _append(self._trajectories, lines)
+
+    def trajectories(self, limit: int) -> list[dict[str, Any]]:
+        """The newest `limit` of them, oldest first."""
+        return _lines(self._trajectories)[-limit:] if limit > 0 else []
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write `summary.json`, whole or not at all."""
+        _replace(self._summary, summary.model_dump_json(indent=2) + "\n")
+
+    def draw_learning_curve(self, *, before: float | None, after: float | None) -> None:
+        """Draw mean reward and held-out pass rate against train steps."""
+        # matplotlib takes most of a second to import and only the end of a run needs it.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        steps = self.metrics()
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        numbers = [line["step"] for line in steps]
+        axes.plot(numbers, [line["reward"] for line in steps], label="mean reward of the batch")
+        heldout = [(line["step"], line["heldout_pass_rate"]) for line in steps]
+        heldout = [(step, rate) for step, rate in heldout if rate is not None]
+        heldout = [(0, before), *heldout] if before is not None else heldout
+        if after is not None:
+            heldout.append((numbers[-1] if numbers else 0, after))
+        if heldout:
+            axes.plot(*zip(*heldout, strict=True), "o--", label="held-out pass rate, greedy")
+        axes.set(xlabel="train step", ylabel="rate", title=self.path.name)
+        axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+        figure.savefig(self.learning_curve, dpi=120)
+
+
+def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Every whole line; a last one cut short by a kill is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_suffix(path.suffix + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

@@ -1,0 +1,136 @@
+"""What is written down about each train step."""
+
+from statistics import fmean
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.progress import Progress
+from services.orchestrator.results import Graded, GroupResult
+from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.schedule import Selection
+from services.protocol.trainer import TrainReport
+
+_log = Log("orchestrator")
+
+
+class StepRecord:
+    """Brings a finished step to the run directory, the ledger's facts, metrics and log."""
+
+    def __init__(
+        self, *, directory: RunDirectory, ledger: Ledger, progress: Progress, samples: int
+    ) -> None:
+        self._directory = directory
+        self._ledger = ledger
+        self._progress = progress
+        self._samples = samples
+        self.tags = {"run": progress.run_id}
+
+    def write(
+        self,
+        *,
+        batch: Selection,
+        results: list[GroupResult],
+        report: TrainReport,
+        seconds: dict[str, float],
+    ) -> None:
+        """Record one step; `results` are those of the batch, trained ones first."""
+        progress = self._progress
+        graded = [one for result in results for one in result.graded]
+        progress.reward = fmean(one.reward for one in graded)
+        progress.staleness = float(max(batch.staleness))
+        progress.measure_rate()
+        imbalance = self._ledger.imbalance()
+        line = self._line(batch, results, graded, report, seconds)
+        self._directory.append_metrics(line)
+        self._directory.append_trajectories(_samples(report, results[: self._samples]))
+        self._ledger.note(
+            tokens=progress.tokens, elapsed_s=progress.elapsed_s, recoveries=progress.recoveries
+        )
+        self._measure(batch, line, imbalance)
+        if imbalance:
+            _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
+
+    def _line(
+        self,
+        batch: Selection,
+        results: list[GroupResult],
+        graded: list[Graded],
+        report: TrainReport,
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        progress = self._progress
+        lengths = [len(one.trajectory.response_token_ids) for one in graded]
+        return {
+            "step": report.step,
+            "policy_version": report.policy_version,
+            "reward": progress.reward,
+            "heldout_pass_rate": progress.heldout if self._evaluated(report.step) else None,
+            "groups_trained": len(batch.train),
+            "groups_filtered": len(batch.filtered),
+            "trajectories": len(graded),
+            "trajectories_ungraded": sum(result.ungraded for result in results),
+            "staleness_mean": fmean(batch.staleness),
+            "staleness_max": max(batch.staleness),
+            "response_tokens_mean": fmean(lengths),
+            "truncated": fmean(one.trajectory.finish_reason == "length" for one in graded),
+            "tokens_trained": report.tokens,
+            "tokens_generated": progress.tokens,
+            "tokens_per_second": progress.tokens_per_second,
+            "rollout_s_mean": fmean(result.rollout_s for result in results),
+            "rollout_s_max": max(result.rollout_s for result in results),
+            "score_s_mean": fmean(result.score_s for result in results),
+            "seconds": seconds,
+            "trainer": report.metrics,
+            "trainer_seconds": report.seconds,
+            "ledger": self._ledger.counts().model_dump(),
+            "recoveries": progress.recoveries,
+            "elapsed_s": progress.elapsed_s,
+        }
+
+    def _evaluated(self, step: int) -> bool:
+        return self._progress.evaluated_step == step
+
+    def _measure(self, batch: Selection, line: dict[str, Any], imbalance: int) -> None:
+        RunMetrics.groups.inc(len(batch.train), self.tags | {"status": "trained"})
+        if batch.filtered:
+            RunMetrics.groups.inc(len(batch.filtered), self.tags | {"status": "filtered"})
+        RunMetrics.reward.set(line["reward"], self.tags)
+        RunMetrics.step.set(line["step"], self.tags)
+        RunMetrics.staleness.set(line["staleness_max"], self.tags)
+        RunMetrics.ledger_imbalance.set(imbalance, self.tags)
+        for phase, seconds in line["seconds"].items():
+            RunMetrics.phase.observe(seconds, self.tags | {"phase": phase})
+        _log.info(
+            "step",
+            **self.tags,
+            step=line["step"],
+            version=line["policy_version"],
+            reward=round(line["reward"], 4),
+            staleness=line["staleness_max"],
+            seconds={name: round(value, 3) for name, value in line["seconds"].items()},
+        )
+
+    def rolled_back(self, step: int) -> None:
+        """Steps above `step` are done again: forget them."""
+        self._directory.truncate_metrics(step)
+
+
+def _samples(report: TrainReport, results: list[GroupResult]) -> list[dict[str, Any]]:
+    """The first trajectory of each result, whatever its reward."""
+    return [
+        {
+            "step": report.step,
+            "group": result.group.group_id,
+            "task_id": result.task.task_id,
+            "messages": result.task.messages,
+            "answer": result.graded[0].trajectory.text,
+            "reward": result.graded[0].reward,
+            "verdict": str(result.graded[0].score.verdict),
+            "detail": result.graded[0].score.detail,
+            "tokens": len(result.graded[0].trajectory.response_token_ids),
+            "policy_versions": sorted({s.version for s in result.graded[0].trajectory.spans}),
+        }
+        for result in results
+    ]

@@ -1,0 +1,306 @@
+"""The loop of a run: admission and training side by side.
+
+Admission starts sample groups while there are slots; rollout and scoring are the groups'
+own tasks; training takes a batch whenever the schedule gives one. They meet only in the
+schedule and the ledger, and wake each other through `Changes`.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.changes import Changes
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.groups import Groups
+from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
+from services.orchestrator.progress import Progress
+from services.orchestrator.prompts import PromptOrder
+from services.orchestrator.recovery import start_trainer
+from services.orchestrator.results import GroupResult
+from services.orchestrator.schedule import Schedule, Selection
+from services.orchestrator.step_record import StepRecord
+from services.protocol.orchestrator import RunConfig, RunState
+from services.protocol.trainer import RunStart, TrainBatch, Trainer
+
+_RECHECK_S = 5.0
+_log = Log("orchestrator")
+
+
+T = TypeVar("T")
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message says why."""
+
+
+class _TrainerLost(RuntimeError):
+    """A call to the trainer did not do what it should have, whatever the reason."""
+
+
+class TrainingLoop:
+    """Turns prompts into train steps until the run has its number of steps."""
+
+    def __init__(
+        self,
+        *,
+        run: RunConfig,
+        config: OrchestratorConfig,
+        task_ids: list[str],
+        trainer: Trainer,
+        start: RunStart,
+        ledger: Ledger,
+        schedule: Schedule,
+        groups: Groups,
+        fleet: Fleet,
+        progress: Progress,
+        changes: Changes,
+        record: StepRecord,
+        after_step: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._task_ids = task_ids
+        self._prompts = PromptOrder(seed=run.seed, count=len(task_ids))
+        self._trainer = trainer
+        self._start = start
+        self._ledger = ledger
+        self._schedule = schedule
+        self._groups = groups
+        self._fleet = fleet
+        self._progress = progress
+        self._changes = changes
+        self._record = record
+        self._after_step = after_step
+        self._again: deque[LedgerGroup] = deque()
+        self._position = 0
+        self._trainer_version = -1
+        self._recoveries_in_row = 0
+        self.stepping = asyncio.Lock()
+        """Held from a train call until the ledger and the checkpoint agree with it."""
+
+    async def run(self, trainer_version: int) -> None:
+        """Train until all steps are done or there is nothing left to learn.
+
+        Raises:
+            RunFailed: with the reason for people.
+        """
+        self._trainer_version = trainer_version
+        self._again = deque(self._ledger.in_flight())
+        self._position = self._ledger.next_position()
+        admission = asyncio.create_task(self._admit_forever(), name="admission")
+        try:
+            await self._train_all_steps(admission)
+        finally:
+            admission.cancel()
+            await asyncio.gather(admission, return_exceptions=True)
+            await self._groups.cancel_all()
+
+    # Admission
+
+    async def _admit_forever(self) -> None:
+        while True:
+            seen = self._changes.count
+            self._admit_what_fits()
+            await self._changes.after(seen, _RECHECK_S)
+
+    def _admit_what_fits(self) -> None:
+        version = self._fleet.live_version
+        if version is None or self._progress.state is RunState.RECOVERING:
+            return
+        self._schedule.live(version)
+        if self._schedule.bound == 0 and not self._fleet.settled(self._trainer_version):
+            return
+        slots = self._schedule.free_slots(steps_left=self._run.steps - self._progress.step)
+        for group in self._next_groups(slots, version):
+            self._schedule.admit(group.group_id, version)
+            self._groups.start(group)
+        if slots:
+            RunMetrics.in_flight.set(self._schedule.open_groups, self._record.tags)
+
+    def _next_groups(self, slots: int, version: int) -> list[LedgerGroup]:
+        """Groups to roll out again first, then new prompts."""
+        groups: list[LedgerGroup] = []
+        while self._again and len(groups) < slots:
+            group = self._again.popleft()
+            self._ledger.restart(group.group_id, version=version)
+            groups.append(group)
+        fresh = range(self._position, self._position + slots - len(groups))
+        if fresh:
+            prompts = [self._prompt(position) for position in fresh]
+            groups += self._ledger.admit(prompts, version=version)
+            self._position = fresh.stop
+        return groups
+
+    def _prompt(self, position: int) -> Prompt:
+        epoch, index = self._prompts.at(position)
+        return Prompt(position=position, epoch=epoch, task_id=self._task_ids[index])
+
+    # Training
+
+    async def _train_all_steps(self, admission: asyncio.Task[None]) -> None:
+        while self._progress.step < self._run.steps:
+            waiting_since = time.monotonic()
+            batch = await self._next_batch(admission)
+            if batch is None:
+                barren = self._config.barren_batches
+                self._progress.detail = (
+                    f"nothing left to learn: the rewards of every sample group were equal "
+                    f"for {barren} batches in a row"
+                )
+                return
+            results = self._groups.take(batch.train + batch.filtered)
+            if not batch.train:
+                self._ledger.close_batch(self._progress.step, train=(), filtered=batch.filtered)
+                self._schedule.published(None)
+                tags = self._record.tags | {"status": "filtered"}
+                RunMetrics.groups.inc(len(batch.filtered), tags)
+                self._changes.notify()
+                continue
+            wait_s = time.monotonic() - waiting_since
+            try:
+                await self._step(batch, results, wait_s)
+            except _TrainerLost as lost:
+                await self._recover(lost)
+
+    async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
+        """The next batch; None when there is nothing left to learn."""
+        stalled_at = time.monotonic() + self._stall_s
+        while True:
+            seen = self._changes.count
+            self._check_health(admission)
+            self._deal_with_overdue()
+            batch = self._schedule.select(self._trainer_version)
+            if batch is not None:
+                return batch
+            if self._groups.filtered_in_row >= self._config.barren_batches * self._run.batch_groups:
+                return None
+            if time.monotonic() > stalled_at:
+                raise RunFailed(f"no batch for {self._stall_s:g} s; {self._waiting_for()}")
+            self._progress.detail = self._waiting_for()
+            await self._changes.after(seen, _RECHECK_S)
+
+    @property
+    def _stall_s(self) -> float:
+        """Longer than all the deadlines together that a batch can be waiting for."""
+        attempts = self._config.rollout_retries + 1
+        longest = attempts * self._run.rollout_timeout_s + self._config.score_timeout_s
+        return longest + self._config.replicas_timeout_s
+
+    def _waiting_for(self) -> str:
+        unfinished = self._schedule.unfinished
+        if unfinished:
+            awaited = self._schedule.awaited(self._trainer_version)
+            must = f", {len(awaited)} of them before they get too stale" if awaited else ""
+            return f"waiting for {len(unfinished)} sample groups{must}"
+        return f"waiting for rollout servers: {self._fleet}"
+
+    def _check_health(self, admission: asyncio.Task[None]) -> None:
+        if self._groups.defect is not None:
+            raise self._groups.defect
+        if admission.done():
+            admission.result()
+        allowed = self._config.failures_in_row * self._run.batch_groups
+        if self._groups.failures_in_row >= allowed:
+            raise RunFailed(
+                f"{allowed} sample groups failed in a row, last: {self._groups.last_failure}"
+            )
+
+    def _deal_with_overdue(self) -> None:
+        """Groups above the staleness bound are never trained."""
+        overdue = self._schedule.overdue(self._trainer_version)
+        if not overdue:
+            return
+        version = self._fleet.live_version
+        open_groups = {group.group_id: group for group in self._ledger.in_flight()}
+        for group_id in overdue:
+            if self._run.schedule.on_stale == "drop":
+                self._groups.close(group_id, "expired", reason="stale")
+            elif version is not None:
+                self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
+        self._changes.notify()
+
+    async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
+        step = self._progress.step + 1
+        self._progress.detail = f"training step {step}"
+        trained = results[: len(batch.train)]
+        groups = tuple(result.as_train_group() for result in trained)
+        lost: _TrainerLost | None = None
+        async with self.stepping:
+            work = TrainBatch(run_id=self._progress.run_id, step=step, groups=groups)
+            report, train_s = await _ask(self._trainer.train(work))
+            self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
+            self._progress.step = step
+            self._progress.policy_version = self._trainer_version = report.policy_version
+            self._schedule.published(report.policy_version)
+            self._changes.notify()
+            seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
+            if step % self._run.checkpoint.every == 0 or step == self._run.steps:
+                try:
+                    _, seconds["save"] = await _ask(self._trainer.save(self._progress.run_id))
+                except _TrainerLost as error:
+                    lost = error
+        self._recoveries_in_row = 0
+        try:
+            if lost is None:
+                await self._after_step()
+        finally:
+            self._record.write(batch=batch, results=results, report=report, seconds=seconds)
+        if lost is not None:
+            raise lost
+
+    # Recovery
+
+    async def _recover(self, error: _TrainerLost) -> None:
+        """Go back to the newest checkpoint; what later steps trained is rolled out again."""
+        self._recoveries_in_row += 1
+        self._progress.recoveries += 1
+        _log.warning(
+            "trainer_lost",
+            run=self._progress.run_id,
+            step=self._progress.step,
+            version=self._trainer_version,
+            error=str(error),
+        )
+        if self._recoveries_in_row > self._config.recoveries_in_row:
+            raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
+        self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
+        await self._groups.cancel_all()
+        state = await start_trainer(self._trainer, self._start, self._config)
+        reopened = self._ledger.rollback(state.step)
+        self._schedule.reset()
+        self._again = deque(self._ledger.in_flight())
+        self._record.rolled_back(state.step)
+        self._progress.step = state.step
+        self._progress.policy_version = state.policy_version
+        self._trainer_version = -1 if state.policy_version is None else state.policy_version
+        RunMetrics.recoveries.inc(1, self._record.tags)
+        _log.info(
+            "trainer_back",
+            run=self._progress.run_id,
+            step=state.step,
+            version=state.policy_version,
+            reopened=reopened,
+        )
+        await self._fleet.wait_settled(self._trainer_version, self._config.replicas_timeout_s)
+        self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
+        self._changes.notify()
+
+
+async def _ask(call: Awaitable[T]) -> tuple[T, float]:
+    """The trainer's answer and the seconds it took.
+
+    Raises:
+        _TrainerLost: in place of every error. Whether the ranks died, the service restarted
+            or refuses a step that it does not expect, the way out is the same: go back to
+            the newest checkpoint, a bounded number of times.
+    """
+    began = time.monotonic()
+    try:
+        return await call, time.monotonic() - began
+    except Exception as error:
+        raise _TrainerLost(repr(error)) from error
