@@ -18,6 +18,7 @@ from services.trainer.service import TrainerService
     graceful_shutdown_wait_loop_s=0.1,
     health_check_period_s=5.0,
     health_check_timeout_s=30.0,
+    logging_config={"enable_access_log": False},  # state() is polled
 )
 class TrainerDeployment:
     """Serves `services.protocol.trainer.Trainer` over a handle; up when its ranks are."""

@@ -40,6 +40,8 @@ class _Outlet:
 
     async def send(self, version: int, shelf: SnapshotShelf) -> int:
         """Open if need be and send, in the link's own thread; returns payload bytes."""
+        if self.dropped:
+            raise LinkBroken("dropped")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._send, version, shelf)
 

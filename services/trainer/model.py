@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from services.protocol.errors import InvalidInput
 from services.trainer.config import TrainerConfig, check_model_folder
@@ -43,7 +44,7 @@ class Policy(nn.Module):
         logits = self.causal.get_output_embeddings()(hidden[row, column]).float() / temperature
         logprobs = torch.log_softmax(logits, dim=-1)
         entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
-        return logprobs.gather(-1, target[:, None])[:, 0], entropy
+        return logprobs.gather(-1, target[:, None]).sum(-1), entropy
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -77,6 +78,7 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
     """
     check_model_folder(config.model)
     torch.manual_seed(config.seed)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
     try:
         causal = AutoModelForCausalLM.from_pretrained(
             config.model, dtype=torch.float32, attn_implementation="sdpa"

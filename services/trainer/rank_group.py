@@ -81,7 +81,7 @@ class RankGroup:
         if self.lost.is_set():
             return
         self.lost.set()
-        _log.warning("ranks_lost", group=self.name, why=reason)
+        _log.info("ranks_end", group=self.name, why=reason)
         for rank in self._ranks:
             ray.kill(rank)
 

@@ -1,0 +1,192 @@
+"""A tiny model, batches, and rank processes that live as long as the test session."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from services.protocol.trainer import (
+    AlgorithmConfig,
+    RunStart,
+    ScoredTrajectory,
+    TrainBatch,
+    TrainGroup,
+)
+from services.protocol.trajectory import PolicySpan, Trajectory
+from services.trainer.config import TrainerConfig
+
+VOCABULARY = 320
+ANSWER_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _make_model(tmp_path_factory.mktemp("tiny"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _make_model(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+def _make_model(folder: Path, *, tied: bool) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        initializer_range=0.1,  # large enough that attention and order of tokens matter
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_trajectory() -> Callable[..., Trajectory]:
+    return _make_trajectory
+
+
+def _make_trajectory(
+    prompt: list[int],
+    response: list[int],
+    logprobs: list[float] | None = None,
+    *,
+    mask: list[int] | None = None,
+    spans: list[tuple[int, int, int]] | None = None,
+) -> Trajectory:
+    """Spans are (version, start, end); version 0 throughout by default."""
+    length = len(response)
+    parts = spans or [(0, 0, length)]
+    return Trajectory(
+        prompt_token_ids=tuple(prompt),
+        response_token_ids=tuple(response),
+        behaviour_logprobs=tuple(logprobs or [-1.0] * length),
+        loss_mask=tuple(mask or [1] * length),
+        spans=tuple(
+            PolicySpan(version=v, start=s, end=e, replica_id="replica") for v, s, e in parts
+        ),
+        finish_reason="stop",
+        text="",
+    )
+
+
+@pytest.fixture
+def make_batch() -> Callable[..., TrainBatch]:
+    return _make_batch
+
+
+def _make_batch(
+    step: int = 1,
+    *,
+    groups: int = 6,
+    group_size: int = 4,
+    seed: int = 0,
+    rewards: Callable[[random.Random], float] | None = None,
+    run_id: str = "run",
+) -> TrainBatch:
+    """Uneven lengths, a masked token here and there, behaviour logprobs near uniform."""
+    draw = random.Random(f"{seed}/{step}")
+    made = []
+    for group_id in range(groups):
+        prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 12))]
+        members = []
+        for _ in range(group_size):
+            response = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 24))]
+            trajectory = _make_trajectory(
+                prompt,
+                response,
+                [draw.gauss(-5.8, 0.5) for _ in response],
+                mask=[1] + [int(draw.random() < 0.9) for _ in response[1:]],
+            )
+            reward = rewards(draw) if rewards else draw.random()
+            members.append(ScoredTrajectory(trajectory=trajectory, reward=reward))
+        made.append(TrainGroup(group_id=group_id, trajectories=tuple(members)))
+    return TrainBatch(run_id=run_id, step=step, groups=tuple(made))
+
+
+@pytest.fixture
+def make_start(tmp_path: Path) -> Callable[..., RunStart]:
+    def make(checkpoints: str = "checkpoints", **algorithm: Any) -> RunStart:
+        settings = {"learning_rate": 1e-3} | algorithm
+        return RunStart(
+            run_id="run",
+            checkpoint_dir=str(tmp_path / checkpoints),
+            algorithm=AlgorithmConfig(**settings),
+            seed=5,
+        )
+
+    return make
+
+
+class Ranks:
+    """Rank processes that do together what they are told; answers come in rank order."""
+
+    def __init__(self, world_size: int, folder: Path) -> None:
+        self.world_size = world_size
+        self._children, self._connections = [], []
+        for rank in range(world_size):
+            path = str(folder / f"{world_size}-{rank}")
+            with Listener(path, "AF_UNIX") as listener:
+                script = Path(__file__).with_name("rank_process.py")
+                command = [sys.executable, str(script), path, str(rank)]
+                self._children.append(subprocess.Popen(command, cwd=Path(__file__).parents[2]))
+                listener._listener._socket.settimeout(ANSWER_S)  # accept() has no deadline
+                self._connections.append(listener.accept())
+
+    def config(self, model: Path, **settings: Any) -> TrainerConfig:
+        return TrainerConfig(model=str(model), world_size=self.world_size, **settings)
+
+    def meet(self, model: Path) -> None:
+        self._connections[0].send(("meet", ()))
+        port = self._answer(self._connections[0])
+        self.call("join", self.config(model, group_timeout_s=30.0), port)
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        for connection in self._connections:
+            connection.send((method, args))
+        return [self._answer(connection) for connection in self._connections]
+
+    def load(self, model: Path, **settings: Any) -> Any:
+        return self.call("load", self.config(model, **settings))[0]
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.send(("stop", ()))
+        for child in self._children:
+            child.wait(timeout=ANSWER_S)
+
+    def _answer(self, connection: Any) -> Any:
+        assert connection.poll(ANSWER_S), "a rank did not answer"
+        done, result = connection.recv()
+        if not done:
+            raise result
+        return result
+
+
+@pytest.fixture(scope="session")
+def rank_groups(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[int, Ranks]]:
+    """A group of one rank and a group of two, by world size."""
+    folder = tmp_path_factory.mktemp("r")
+    groups = {size: Ranks(size, folder) for size in (1, 2)}
+    try:
+        for group in groups.values():
+            group.meet(tiny_model)
+        yield groups
+    finally:
+        for group in groups.values():
+            group.close()

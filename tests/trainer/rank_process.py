@@ -1,0 +1,60 @@
+"""One rank in a process of its own: does what the test at the other end of a socket asks."""
+
+import sys
+from multiprocessing.connection import Client
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from services.trainer.config import TrainerConfig
+from services.trainer.learner import Learner, join_group, open_store
+
+
+class RankProcess:
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._store: Any = None
+        self._learner: Any = None
+
+    def meet(self) -> int:
+        self._store = open_store("127.0.0.1")
+        return self._store.port
+
+    def join(self, config: TrainerConfig, port: int) -> None:
+        store = self._store or TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        join_group(config, self._rank, store, "127.0.0.1")
+
+    def load(self, config: TrainerConfig) -> Any:
+        self._learner = Learner(config)
+        return self._learner.model
+
+    def snapshot_bytes(self, version: int) -> list[bytes]:
+        return [bucket.numpy().tobytes() for bucket in self._learner.shelf.get(version).buckets]
+
+    def full_tensors(self) -> dict[str, Any]:
+        named = self._learner._policy.checkpoint_parameters()
+        return {name: parameter.full_tensor().detach().numpy() for name, parameter in named}
+
+    def draw(self) -> float:
+        return float(torch.rand(()))
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._learner, method)
+
+
+def main(socket: str, rank: int) -> None:
+    process = RankProcess(rank)
+    with Client(socket, "AF_UNIX") as connection:
+        while True:
+            method, args = connection.recv()
+            if method == "stop":
+                return
+            try:
+                connection.send((True, getattr(process, method)(*args)))
+            except Exception as error:  # noqa: BLE001  (the test decides what to make of it)
+                connection.send((False, error))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

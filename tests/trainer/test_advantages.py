@@ -1,0 +1,45 @@
+"""Advantages against numbers worked out by hand."""
+
+import math
+
+import pytest
+
+from services.trainer.advantages import group_advantages
+
+
+def test_grpo_divides_by_the_unbiased_standard_deviation() -> None:
+    # mean 0.25, squared distances 3 * 0.0625 + 0.5625 = 0.75, over 3: std 0.5
+    advantages = group_advantages([1.0, 0.0, 0.0, 0.0], "grpo")
+    assert advantages == pytest.approx([0.75 / 0.5001] + [-0.25 / 0.5001] * 3, rel=1e-12)
+
+
+def test_dr_grpo_only_subtracts_the_mean() -> None:
+    assert group_advantages([3.0, 1.0], "dr_grpo") == pytest.approx([1.0, -1.0], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
+def test_a_group_of_equal_rewards_has_advantages_of_exactly_zero(kind: str) -> None:
+    # 0.1 added ten times and divided by ten is not 0.1: rounding must not leak through
+    assert group_advantages([0.1] * 10, kind) == [0.0] * 10
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
+def test_advantages_of_a_group_sum_to_zero(kind: str) -> None:
+    assert math.fsum(group_advantages([0.3, 0.9, 0.2, 0.25, 1.0], kind)) == pytest.approx(
+        0.0, abs=1e-12
+    )
+
+
+def test_grpo_ignores_the_scale_of_rewards_and_dr_grpo_does_not() -> None:
+    small, large = [0.0, 1.0, 1.0], [0.0, 100.0, 100.0]
+    assert group_advantages(small, "grpo") == pytest.approx(
+        group_advantages(large, "grpo"), rel=1e-3
+    )
+    assert group_advantages(large, "dr_grpo") == pytest.approx(
+        [100 * a for a in group_advantages(small, "dr_grpo")]
+    )
+
+
+def test_a_group_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        group_advantages([1.0], "grpo")

@@ -1,0 +1,116 @@
+"""Plans of minibatches and micro-batches."""
+
+import random
+
+import pytest
+
+from services.protocol.errors import InvalidInput
+from services.protocol.trainer import AlgorithmConfig, ScoredTrajectory, TrainBatch, TrainGroup
+from services.trainer.batching import Row, plan_microbatches, plan_minibatches, rows_of
+
+
+def lengths(count: int, seed: int = 0) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randint(1, 60) for _ in range(count)]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_every_row_is_planned_exactly_once(world_size: int) -> None:
+    plan = plan_microbatches(lengths(41), world_size, 128)
+    assert sorted(row for rank in plan for micro in rank for row in micro) == list(range(41))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+def test_all_ranks_run_the_same_number_of_passes(count: int) -> None:
+    plan = plan_microbatches(lengths(count), 3, 64)
+    assert len({len(rank) for rank in plan}) == 1
+    assert all(any(rank[i] for rank in plan) for i in range(len(plan[0])))  # no pass for nothing
+
+
+def test_padded_microbatches_fit_and_only_a_long_row_stands_alone() -> None:
+    sizes = [*lengths(30), 500]
+    for rank in plan_microbatches(sizes, 2, 100):
+        for micro in rank:
+            padded = len(micro) * max((sizes[row] for row in micro), default=0)
+            assert padded <= 100 or len(micro) == 1
+
+
+def test_tokens_are_balanced_over_ranks() -> None:
+    sizes = lengths(64)
+    loads = [
+        sum(sizes[row] for micro in rank for row in micro)
+        for rank in plan_microbatches(sizes, 4, 4096)
+    ]
+    assert max(loads) - min(loads) <= max(sizes)
+
+
+def rows_with_tokens(make_trajectory, count: int) -> list[Row]:
+    return [
+        Row(trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0) for i in range(count)
+    ]
+
+
+def test_minibatches_and_their_denominators_do_not_depend_on_ranks(make_trajectory) -> None:
+    rows = rows_with_tokens(make_trajectory, 37)
+
+    def plan(world_size: int, max_tokens: int) -> list[tuple[int, list[int]]]:
+        made = plan_minibatches(
+            rows, count=3, world_size=world_size, max_tokens=max_tokens, seed="0/1"
+        )
+        return [
+            (one.tokens, sorted(r for rank in one.ranks for micro in rank for r in micro))
+            for one in made
+        ]
+
+    assert plan(1, 1000) == plan(2, 20) == plan(5, 7)
+    assert sum(tokens for tokens, _ in plan(1, 1000)) == sum(row.trained_tokens for row in rows)
+    assert sorted(row for _, chosen in plan(1, 1000) for row in chosen) == list(range(37))
+
+
+def test_another_seed_makes_another_split(make_trajectory) -> None:
+    rows = rows_with_tokens(make_trajectory, 20)
+    first, second = (
+        plan_minibatches(rows, count=2, world_size=1, max_tokens=1000, seed=seed)
+        for seed in ("0/1", "0/2")
+    )
+    assert set(first[0].ranks[0][0]) != set(second[0].ranks[0][0])
+
+
+def test_fewer_rows_than_minibatches_make_fewer_minibatches(make_trajectory) -> None:
+    rows = rows_with_tokens(make_trajectory, 2)
+    plan = plan_minibatches(rows, count=5, world_size=2, max_tokens=100, seed="0/1")
+    assert len(plan) == 2
+    assert all(minibatch.tokens > 0 for minibatch in plan)
+
+
+def group_of(make_trajectory, rewards: list[float], **kwargs) -> TrainGroup:
+    members = [
+        ScoredTrajectory(trajectory=make_trajectory([1, 2], [3, 4], **kwargs), reward=reward)
+        for reward in rewards
+    ]
+    return TrainGroup(group_id=7, trajectories=tuple(members))
+
+
+def batch_of(*groups: TrainGroup) -> TrainBatch:
+    return TrainBatch(run_id="run", step=1, groups=groups)
+
+
+def test_groups_of_equal_rewards_are_not_in_the_denominator(make_trajectory) -> None:
+    batch = batch_of(
+        group_of(make_trajectory, [0.0, 0.0, 0.0]), group_of(make_trajectory, [0.0, 1.0])
+    )
+    rows = rows_of(batch, AlgorithmConfig(advantage="dr_grpo"))
+    assert [row.advantage for row in rows] == [-0.5, 0.5]
+
+
+def test_a_trajectory_without_trained_tokens_counts_for_its_group_only(make_trajectory) -> None:
+    quiet = ScoredTrajectory(trajectory=make_trajectory([1], [2], mask=[0]), reward=1.0)
+    loud = ScoredTrajectory(trajectory=make_trajectory([1], [2]), reward=0.0)
+    batch = batch_of(TrainGroup(group_id=0, trajectories=(quiet, loud)))
+    rows = rows_of(batch, AlgorithmConfig(advantage="dr_grpo"))
+    assert [row.advantage for row in rows] == [-0.5]
+
+
+def test_a_group_of_one_is_refused_by_name(make_trajectory) -> None:
+    with pytest.raises(InvalidInput, match=r"groups\[7\]"):
+        rows_of(batch_of(group_of(make_trajectory, [1.0])), AlgorithmConfig())

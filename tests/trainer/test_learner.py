@@ -1,0 +1,321 @@
+"""Real FSDP2 ranks over Gloo: the result is the maths, whatever the layout."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.protocol.errors import InvalidInput
+from services.protocol.trainer import AlgorithmConfig, TrainBatch
+from services.trainer.advantages import group_advantages
+
+ONE_PASS = 100_000
+
+
+def run_steps(ranks: Any, model: Path, start: Any, batches: list[TrainBatch], **settings: Any):
+    ranks.load(model, **settings)
+    ranks.call("start_run", start, 0)
+    reports = [ranks.call("train", batch, 0, batch.step)[0] for batch in batches]
+    return reports, ranks.call("full_tensors")[0]
+
+
+def largest_difference(first: dict[str, Any], second: dict[str, Any]) -> float:
+    assert first.keys() == second.keys()
+    return max(float(np.abs(first[name] - second[name]).max()) for name in first)
+
+
+def assert_same_steps(first: list[Any], second: list[Any]) -> None:
+    for one, other in zip(first, second, strict=True):
+        assert one.tokens == other.tokens
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-5, abs=1e-6)
+    assert first[0].metrics == pytest.approx(second[0].metrics, rel=2e-6, abs=1e-7)
+
+
+LAYOUTS = {
+    "one rank, small passes": (1, 40),
+    "two ranks, one pass": (2, ONE_PASS),
+    "two ranks, small passes": (2, 40),
+}
+
+
+@pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_update_depends_neither_on_ranks_nor_on_microbatches(
+    rank_groups, tiny_model, make_batch, make_start, layout, anchor
+) -> None:
+    start = make_start(ratio_anchor=anchor, minibatches=2, temperature=0.8)
+    batches = [make_batch(1), make_batch(2)]
+    reference, expected = run_steps(
+        rank_groups[1], tiny_model, start, batches, max_tokens_per_microbatch=ONE_PASS
+    )
+    size, max_tokens = LAYOUTS[layout]
+    reports, weights = run_steps(
+        rank_groups[size], tiny_model, start, batches, max_tokens_per_microbatch=max_tokens
+    )
+    assert_same_steps(reports, reference)
+    assert largest_difference(weights, expected) < 2e-5  # of steps of 1e-3 each
+
+
+def test_recomputing_activations_changes_nothing(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    batches = [make_batch(1)]
+    plain = run_steps(rank_groups[2], tiny_model, make_start(), batches)
+    recomputed = run_steps(
+        rank_groups[2], tiny_model, make_start(), batches, activation_checkpointing=True
+    )
+    assert plain[0][0].metrics == recomputed[0][0].metrics
+    assert largest_difference(plain[1], recomputed[1]) == 0.0
+
+
+def reference_step(
+    model: Path, batch: TrainBatch, algorithm: AlgorithmConfig
+) -> tuple[float, float, dict[str, Any]]:
+    """The same update with nothing but transformers and autograd, one trajectory at a time."""
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    total, tokens = torch.zeros(()), 0
+    for group in batch.groups:
+        rewards = [one.reward for one in group.trajectories]
+        advantages = group_advantages(rewards, algorithm.advantage)
+        for one, advantage in zip(group.trajectories, advantages, strict=True):
+            trajectory = one.trajectory
+            ids = torch.tensor([trajectory.prompt_token_ids + trajectory.response_token_ids])
+            logits = policy(input_ids=ids).logits[0, :-1] / algorithm.temperature
+            scored = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+            current = scored[len(trajectory.prompt_token_ids) - 1 :]
+            mask = torch.tensor(trajectory.loss_mask)
+            ratio = (current - torch.tensor(trajectory.behaviour_logprobs)).exp()
+            low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
+            loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+            total = total + (loss * mask).sum()
+            tokens += int(mask.sum())
+    loss = total / tokens
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), algorithm.grad_clip)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(),
+        lr=algorithm.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=algorithm.weight_decay,
+    )
+    optimizer.step()
+    weights = {name: tensor.detach().numpy() for name, tensor in policy.named_parameters()}
+    return loss.item(), norm.item(), weights
+
+
+@pytest.mark.parametrize("fixture", ["tiny_model", "tied_model"])
+def test_a_step_equals_plain_autograd_over_the_hugging_face_model(
+    rank_groups, make_batch, make_start, request, fixture
+) -> None:
+    model = request.getfixturevalue(fixture)
+    start = make_start(temperature=0.7, grad_clip=0.3, weight_decay=0.1)
+    batch = make_batch(1)
+    reports, weights = run_steps(rank_groups[2], model, start, [batch])
+    loss, norm, expected = reference_step(model, batch, start.algorithm)
+    assert reports[0].metrics["loss"] == pytest.approx(loss, rel=1e-5)
+    assert reports[0].metrics["grad_norm"] == pytest.approx(norm, rel=1e-5)
+    assert largest_difference(weights, expected) < 2e-5
+
+
+def test_groups_without_variance_leave_the_weights_bit_exact(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model)
+    before = ranks.call("start_run", make_start(weight_decay=0.5), 0)[0].digests
+    batch = make_batch(1, rewards=lambda draw: 1.0)
+    report = ranks.call("train", batch, 0, 1)[0]
+    assert report.digests == before
+    assert report.tokens == 0
+    assert report.metrics["grad_norm"] == 0.0
+
+
+def test_logprobs_equal_the_hugging_face_model(rank_groups, tiny_model, make_batch) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model, max_tokens_per_microbatch=64)
+    sequences = [
+        list(one.trajectory.prompt_token_ids + one.trajectory.response_token_ids)
+        for group in make_batch(1).groups
+        for one in group.trajectories
+    ] + [[3]]
+    parts = ranks.call("logprobs", sequences)
+    scored = {index: values for part in parts for index, values in part.items()}
+    policy = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for index, sequence in enumerate(sequences):
+        ids = torch.tensor([sequence])
+        with torch.no_grad():
+            expected = policy(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        wanted = expected.gather(-1, ids[0, 1:, None])[:, 0].tolist()
+        assert scored[index] == pytest.approx(wanted, abs=2e-6)
+
+
+def with_true_logprobs(ranks: Any, batch: TrainBatch, make_trajectory: Any, version: int):
+    """The batch as an engine that agrees with the trainer would have recorded it."""
+    groups = []
+    for group in batch.groups:
+        members = []
+        for one in group.trajectories:
+            prompt = list(one.trajectory.prompt_token_ids)
+            response = list(one.trajectory.response_token_ids)
+            parts = ranks.call("logprobs", [prompt + response])
+            scored = {index: values for part in parts for index, values in part.items()}[0]
+            logprobs = scored[len(prompt) - 1 :]
+            cut = len(response) // 2  # the first half is stale and recorded as such
+            logprobs = [value - 0.4 for value in logprobs[:cut]] + logprobs[cut:]
+            spans = [(version - 1, 0, cut), (version, cut, len(response))]
+            trajectory = make_trajectory(prompt, response, logprobs, spans=spans)
+            members.append(type(one)(trajectory=trajectory, reward=one.reward))
+        groups.append(type(group)(group_id=group.group_id, trajectories=tuple(members)))
+    return TrainBatch(run_id=batch.run_id, step=batch.step, groups=tuple(groups))
+
+
+@pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
+def test_the_mismatch_is_taken_over_tokens_of_the_held_version_only(
+    rank_groups, tiny_model, make_batch, make_start, make_trajectory, anchor
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model)
+    ranks.call("start_run", make_start(ratio_anchor=anchor, minibatches=2), 3)
+    batch = with_true_logprobs(ranks, make_batch(1, groups=2), make_trajectory, version=3)
+    held = ranks.call("train", batch, 3, 4)[0].metrics
+    assert held["mismatch_tokens"] > 0
+    assert held["mismatch_max"] < 1e-5  # the stale half is 0.4 off
+    ranks.call("start_run", make_start(ratio_anchor=anchor), 5)
+    stale = ranks.call("train", batch, 2, 6)[0].metrics  # now the stale half is the held one
+    assert stale["mismatch_max"] == pytest.approx(0.4, abs=1e-4)
+
+
+def test_warmup_scales_the_first_updates(rank_groups, tiny_model, make_batch, make_start) -> None:
+    _, cold = run_steps(rank_groups[1], tiny_model, make_start(), [])
+    _, full = run_steps(rank_groups[1], tiny_model, make_start(), [make_batch(1)])
+    _, slow = run_steps(rank_groups[1], tiny_model, make_start(warmup_steps=4), [make_batch(1)])
+    name = "model.norm.weight"
+    assert slow[name] - cold[name] == pytest.approx((full[name] - cold[name]) / 4, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
+    rank_groups, tiny_model, make_batch, make_start, size
+) -> None:
+    start = make_start(warmup_steps=6)
+    writer = rank_groups[2]
+    run_steps(writer, tiny_model, start, [make_batch(1), make_batch(2)])
+    assert writer.call("save", 2) == [2, 2]
+    expected = [writer.call("train", make_batch(s), s - 1, s)[0] for s in (3, 4)]
+    weights = writer.call("full_tensors")[0]
+
+    reader = rank_groups[size]
+    reader.load(tiny_model)
+    assert reader.call("start_run", start, 7)[0].step == 2
+    continued = [reader.call("train", make_batch(s), s - 1, s)[0] for s in (3, 4)]
+    assert_same_steps(continued, expected)
+    assert largest_difference(reader.call("full_tensors")[0], weights) < 2e-5
+
+
+def test_the_random_state_comes_back_with_the_checkpoint(
+    rank_groups, tiny_model, make_start
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model)
+    ranks.call("start_run", make_start(), 0)
+    ranks.call("draw")
+    ranks.call("save", 0)
+    expected = ranks.call("draw")
+    ranks.call("start_run", make_start(), 1)
+    assert ranks.call("draw") == expected
+
+
+def test_starting_again_without_a_checkpoint_goes_back_to_the_initial_weights(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[2]
+    ranks.load(tiny_model)
+    initial = ranks.call("start_run", make_start(), 0)[0].digests
+    first = ranks.call("train", make_batch(1), 0, 1)[0]
+    assert first.digests != initial
+    assert ranks.call("start_run", make_start(), 2)[0].digests == initial
+    assert ranks.call("train", make_batch(1), 2, 3)[0].digests == first.digests
+
+
+def test_only_the_newest_complete_checkpoints_stay_and_a_torn_one_is_never_loaded(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    start = make_start()
+    ranks = rank_groups[2]
+    run_steps(ranks, tiny_model, start, [])
+    for step in (1, 2, 3):
+        ranks.call("train", make_batch(step), step - 1, step)
+        ranks.call("save", step)
+    ranks.call("save", 3)  # again: replaced
+    folder = Path(start.checkpoint_dir)
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000002", "step-00000003"]
+    (folder / ".writing-step-00000009").mkdir()  # a save that was killed
+    assert ranks.call("start_run", start, 4)[0].step == 3
+
+
+def test_the_same_seed_gives_the_same_bytes(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    start = make_start(minibatches=3)
+    batches = [make_batch(1), make_batch(2)]
+    first, _ = run_steps(rank_groups[2], tiny_model, start, batches)
+    second, _ = run_steps(rank_groups[2], tiny_model, start, batches)
+    assert [one.digests for one in first] == [one.digests for one in second]
+
+
+def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
+    rank_groups, tied_model
+) -> None:
+    ranks = rank_groups[2]
+    model = ranks.load(tied_model, bucket_mb=0.05)
+    assert len(model.buckets) > 2
+    assert "lm_head.weight" not in {spec.name for spec in model.tensors}
+    digests = ranks.call("snapshot", 11)
+    shards = ranks.call("snapshot_bytes", 11)
+    for rank in range(2):
+        hashed = tuple(hashlib.sha256(bucket).hexdigest() for bucket in shards[rank])
+        assert digests[rank] == hashed
+    saved = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32).state_dict()
+    for bucket, (first, last) in enumerate(model.buckets):
+        at = [0, 0]
+        for spec in model.tensors[first:last]:
+            parts = []
+            for rank in range(2):
+                size = spec.shard_numels[rank] * spec.dtype.itemsize
+                parts.append(shards[rank][bucket][at[rank] : at[rank] + size])
+                at[rank] += size
+            full = np.frombuffer(b"".join(parts), dtype=np.float32).reshape(spec.shape)
+            assert (full == saved[spec.name].numpy()).all(), spec.name
+        assert at == [len(shards[rank][bucket]) for rank in range(2)]
+
+
+def test_bfloat16_travels_at_half_the_size_and_trains_close_to_float32(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[2]
+    exact, _ = run_steps(ranks, tiny_model, make_start(), [make_batch(1)])
+    full = sum(map(len, ranks.call("snapshot_bytes", 1)[0]))
+    mixed, _ = run_steps(ranks, tiny_model, make_start(), [make_batch(1)], dtype="bfloat16")
+    assert sum(map(len, ranks.call("snapshot_bytes", 1)[0])) * 2 == full
+    assert mixed[0].metrics["loss"] == pytest.approx(exact[0].metrics["loss"], abs=0.05)
+    assert mixed[0].metrics["grad_norm"] == pytest.approx(exact[0].metrics["grad_norm"], rel=0.1)
+
+
+def test_a_token_outside_the_vocabulary_is_refused_and_the_ranks_live_on(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[1]
+    ranks.load(tiny_model)
+    ranks.call("start_run", make_start(), 0)
+    with pytest.raises(InvalidInput, match="320"):
+        ranks.call("logprobs", [[1, 320]])
+    assert ranks.call("train", make_batch(1), 0, 1)[0].tokens > 0
+
+
+def test_a_missing_model_folder_is_refused_with_its_path(rank_groups, tmp_path) -> None:
+    with pytest.raises(InvalidInput, match=r"trainer\.model.*nowhere"):
+        rank_groups[1].load(tmp_path / "nowhere")

@@ -1,0 +1,113 @@
+"""Losses against hand-computed values and analytic gradients."""
+
+import math
+
+import pytest
+import torch
+
+from services.protocol.trainer import AlgorithmConfig
+from services.trainer.losses import (
+    clipped_surrogate,
+    kl_behaviour,
+    mismatch_weights,
+    policy_losses,
+)
+
+
+def ratios(*values: float) -> torch.Tensor:
+    """Logprobs that have these ratios to an anchor of 0."""
+    return torch.tensor(values, dtype=torch.float64).log().requires_grad_()
+
+
+def zeros(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.float64)
+
+
+def test_the_clip_takes_the_pessimistic_side() -> None:
+    # ratio, advantage -> by hand: min(r A, clip(r) A), negated, clip to [0.8, 1.28]
+    current = ratios(1.5, 1.5, 0.5, 0.5, 1.1)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0], dtype=torch.float64)
+    losses = clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28)
+    assert losses.loss.tolist() == pytest.approx([-1.28, 1.5, -0.5, 0.8, -2.2])
+    assert losses.clipped_high.tolist() == [1, 0, 0, 0, 0]
+    assert losses.clipped_low.tolist() == [0, 0, 0, 1, 0]
+
+
+def test_a_clipped_token_has_no_gradient_and_others_have_minus_ratio_times_advantage() -> None:
+    current = ratios(1.5, 1.5, 0.5, 0.5, 1.1)
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0], dtype=torch.float64)
+    clipped_surrogate(current, zeros(5), advantages, 0.2, 0.28).loss.sum().backward()
+    assert current.grad is not None
+    assert current.grad.tolist() == pytest.approx([0.0, 1.5, -0.5, 0.0, -2.2])
+
+
+def test_the_upper_clip_is_wider_than_the_lower_one() -> None:
+    advantages = torch.ones(2, dtype=torch.float64)
+    losses = clipped_surrogate(ratios(1.25, 1.3), zeros(2), advantages, 0.2, 0.28)
+    assert losses.loss.tolist() == pytest.approx([-1.25, -1.28])
+
+
+def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
+    current = torch.tensor([-0.3, -2.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([0.7, -1.1], dtype=torch.float64)
+    for anchor in ("behaviour", "proximal"):
+        current.grad = None
+        algorithm = AlgorithmConfig(ratio_anchor=anchor)
+        same = current.detach()
+        policy_losses(current, same, same, advantages, algorithm).loss.sum().backward()
+        assert current.grad is not None
+        assert current.grad.tolist() == pytest.approx([-0.7, 1.1])
+
+
+def test_a_zero_advantage_has_no_gradient_wherever_the_ratio_is() -> None:
+    current = ratios(0.1, 1.0, 9.0)
+    clipped_surrogate(current, zeros(3), zeros(3), 0.2, 0.28).loss.sum().backward()
+    assert current.grad is not None
+    assert current.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_mismatch_weights_are_truncated_from_above_and_carry_no_gradient() -> None:
+    proximal = ratios(4.0, 1.5, 0.1)
+    weights = mismatch_weights(proximal, zeros(3), 2.0)
+    assert weights.tolist() == pytest.approx([2.0, 1.5, 0.1])
+    assert not weights.requires_grad
+
+
+def test_decoupled_clips_around_proximal_and_weighs_by_the_mismatch() -> None:
+    behaviour = zeros(2)
+    proximal = ratios(1.5, 4.0).detach()
+    current = (proximal + torch.tensor([1.1, 2.0], dtype=torch.float64).log()).requires_grad_()
+    advantages = torch.ones(2, dtype=torch.float64)
+    algorithm = AlgorithmConfig(ratio_anchor="proximal", mismatch_cap=2.0)
+    losses = policy_losses(current, behaviour, proximal, advantages, algorithm)
+    # weight 1.5 x ratio 1.1; weight 4 capped to 2 x ratio 2 clipped to 1.28
+    assert losses.loss.tolist() == pytest.approx([-1.5 * 1.1, -2.0 * 1.28])
+    losses.loss.sum().backward()
+    assert current.grad is not None
+    assert current.grad.tolist() == pytest.approx([-1.5 * 1.1, 0.0])
+
+
+def test_anchored_at_behaviour_the_proximal_logprobs_do_not_matter() -> None:
+    current, behaviour = ratios(1.1, 0.7), zeros(2)
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    algorithm = AlgorithmConfig(ratio_anchor="behaviour")
+    without = policy_losses(current, behaviour, None, advantages, algorithm).loss
+    with_proximal = policy_losses(current, behaviour, behaviour + 3, advantages, algorithm).loss
+    assert without.tolist() == with_proximal.tolist()
+    assert without.tolist() == pytest.approx([-1.1, 0.8])
+
+
+def test_decoupled_without_proximal_logprobs_is_refused() -> None:
+    with pytest.raises(ValueError, match="proximal"):
+        policy_losses(
+            ratios(1.0), zeros(1), None, zeros(1), AlgorithmConfig(ratio_anchor="proximal")
+        )
+
+
+def test_the_kl_estimate_is_exact_in_expectation_and_never_negative() -> None:
+    behaviour = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    current = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    estimate = kl_behaviour(current.log(), behaviour.log())
+    assert (estimate >= 0).all()
+    exact = sum(b * math.log(b / c) for b, c in zip(behaviour, current, strict=True))
+    assert float((behaviour * estimate).sum()) == pytest.approx(float(exact))

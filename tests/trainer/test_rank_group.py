@@ -1,0 +1,105 @@
+"""How a group of ranks tells refused input, lost ranks and failed work apart."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from services.protocol.errors import InvalidInput, NotReady
+from services.trainer import rank_group
+from services.trainer.rank_group import RankGroup
+
+
+class FakeRank:
+    """An actor handle whose method `work` does as told."""
+
+    def __init__(self, work: Callable[[Any], Awaitable[Any]]) -> None:
+        self._work = work
+
+    def __getattr__(self, method: str) -> Any:
+        return type("Method", (), {"remote": staticmethod(self._work)})
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    ranks: list[Any] = []
+    monkeypatch.setattr(rank_group.ray, "put", lambda value: value)
+    monkeypatch.setattr(rank_group.ray, "kill", ranks.append)
+    monkeypatch.setattr(rank_group, "SETTLE_S", 0.05)
+    return ranks
+
+
+async def answer(value: Any) -> Any:
+    return value
+
+
+async def refuse(value: Any) -> Any:
+    raise InvalidInput("batch", value, "Fix it.")
+
+
+async def die(value: Any) -> Any:
+    raise RayActorError
+
+
+async def fail(value: Any) -> Any:
+    raise OSError("no space left")
+
+
+async def hang(value: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+def group_of(*works: Callable[[Any], Awaitable[Any]]) -> RankGroup:
+    return RankGroup("test", [FakeRank(work) for work in works])
+
+
+async def test_answers_come_in_rank_order(killed) -> None:
+    async def late(value: Any) -> Any:
+        await asyncio.sleep(0)
+        return value + 1
+
+    assert await group_of(late, answer).call("work", 1, timeout_s=5) == [2, 1]
+    assert not killed
+
+
+async def test_input_that_all_ranks_refuse_leaves_them_alive(killed) -> None:
+    group = group_of(refuse, refuse)
+    with pytest.raises(InvalidInput):
+        await group.call("work", 1, timeout_s=5)
+    assert not group.lost.is_set()
+    assert not killed
+
+
+async def test_a_dead_rank_takes_the_group_with_it(killed) -> None:
+    group = group_of(fail, die)  # the first failure is the echo of the second rank's death
+    with pytest.raises(NotReady, match="lost"):
+        await group.call("work", 1, timeout_s=5)
+    assert group.lost.is_set()
+    assert len(killed) == 2
+
+
+async def test_a_failure_of_all_ranks_is_not_hidden_behind_a_retry(killed) -> None:
+    with pytest.raises(RuntimeError, match="no space left"):
+        await group_of(fail, fail).call("work", 1, timeout_s=5)
+    assert len(killed) == 2
+
+
+async def test_a_rank_left_waiting_for_a_failed_one_is_killed(killed) -> None:
+    with pytest.raises(NotReady):
+        await group_of(fail, hang).call("work", 1, timeout_s=5)
+    assert len(killed) == 2
+
+
+async def test_nothing_hangs_ranks_that_do_not_answer_are_killed(killed) -> None:
+    with pytest.raises(NotReady, match=r"0\.05 s"):
+        await group_of(hang, answer).call("work", 1, timeout_s=0.05)
+    assert len(killed) == 2
+
+
+async def test_a_lost_group_answers_at_once(killed) -> None:
+    group = group_of(answer)
+    group.kill("test")
+    with pytest.raises(NotReady):
+        await group.call("work", 1, timeout_s=5)

@@ -1,0 +1,339 @@
+"""The trainer's head with a group of ranks and a bus that do as told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.trainer import TrainBatch
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.trainer import service as service_module
+from services.trainer.config import TrainerConfig
+from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.service import TrainerService
+
+CONFIG = TrainerConfig(model="model", world_size=2, bus_timeout_s=2.0)
+MODEL = RankModel(
+    parameters=4,
+    tensors=(TensorSpec(name="w", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(2, 2)),),
+    buckets=((0, 1),),
+)
+DEADLINE_S = 5.0
+
+
+class FakeBus:
+    def __init__(self, newest: int | None = None, served: int | None = None) -> None:
+        self.newest, self.served = newest, served
+        self.manifests: list[WeightManifest] = []
+        self.away = 0
+        self.lose_answers = 0
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        self._check_away()
+        member = Member(
+            replica_id="r",
+            address="",
+            state=ReplicaState.LIVE,
+            committed_version=self.served,
+            leased=True,
+            model="m",
+            max_model_len=1,
+            pid=1,
+        )
+        return MemberTable(
+            revision=1,
+            newest_version=self.newest,
+            lease_s=1.0,
+            members=(member,),
+            trainer_ready=True,
+            pushes=0,
+        )
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        self._check_away()
+        if self.newest is not None and manifest.version <= self.newest:
+            raise InvalidInput("version", manifest.version, "It must grow.")
+        self.newest = manifest.version
+        self.manifests.append(manifest)
+        if self.lose_answers:
+            self.lose_answers -= 1
+            raise NotReady("the answer was lost")
+
+    def _check_away(self) -> None:
+        if self.away:
+            self.away -= 1
+            raise NotReady("away")
+
+    @property
+    def versions(self) -> list[int]:
+        return [manifest.version for manifest in self.manifests]
+
+
+class FakeGroup:
+    """Two ranks whose weights are a number that training raises by one."""
+
+    def __init__(self, saved_step: int = 0) -> None:
+        self.lost = asyncio.Event()
+        self.model = MODEL
+        self.closed = False
+        self.saved_step = saved_step
+        self.weights = 0
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: BaseException | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.entered = asyncio.Event()
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        self.calls.append((method, *args))
+        self.entered.set()
+        await asyncio.wait_for(self.gate.wait(), DEADLINE_S)
+        if self.error is not None:
+            raise self.error
+        return [getattr(self, method)(rank, *args) for rank in range(2)]
+
+    def snapshot(self, rank: int, version: int) -> tuple[str, ...]:
+        return (f"{rank}/{self.weights}",)
+
+    def start_run(self, rank: int, start: Any, version: int) -> RankRun:
+        self.weights = self.saved_step
+        return RankRun(step=self.saved_step, digests=self.snapshot(rank, version))
+
+    def train(self, rank: int, batch: TrainBatch, held: int, version: int) -> RankStep:
+        self.weights += rank  # once for both ranks
+        digests = (f"{rank}/{batch.step}",)
+        metrics = {"loss": 0.5, "grad_norm": 1.0, "mismatch_max": 0.0}
+        return RankStep(tokens=3, metrics=metrics, seconds={"optimizer": 0.1}, digests=digests)
+
+    def save(self, rank: int, version: int) -> int:
+        return self.weights
+
+    def logprobs(self, rank: int, sequences: list[list[int]]) -> dict[int, list[float]]:
+        return {i: [float(-i)] for i in range(rank, len(sequences), 2)}
+
+    async def close(self) -> None:
+        self.closed = True
+        self.lost.set()
+
+
+class Starter:
+    """Starts prepared groups in order; an exception in the list is a failed start."""
+
+    def __init__(self, *groups: FakeGroup | BaseException) -> None:
+        self._groups = list(groups)
+        self.started = 0
+
+    async def __call__(self, config: TrainerConfig) -> FakeGroup:
+        self.started += 1
+        group = self._groups.pop(0)
+        if isinstance(group, BaseException):
+            raise group
+        return group
+
+
+@pytest.fixture
+async def open_service(
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Callable[..., Any]]:
+    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(service_module, "RESTART_PAUSES_S", (0.001,))
+    opened: list[TrainerService] = []
+
+    async def open_one(bus: FakeBus, *groups: Any) -> TrainerService:
+        service = TrainerService(CONFIG, bus, Starter(*groups))  # type: ignore[arg-type]
+        opened.append(service)
+        await service.open()
+        return service
+
+    yield open_one
+    for service in opened:
+        await service.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110  (the fakes have no event for it)
+            await asyncio.sleep(0)
+
+
+def batch(step: int, run_id: str = "run") -> TrainBatch:
+    return TrainBatch(run_id=run_id, step=step, groups=())
+
+
+async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(open_service) -> None:
+    bus = FakeBus()
+    bus.away = 5
+    service = await open_service(bus, FakeGroup())
+    await until(lambda: bus.versions == [0])
+    assert bus.manifests[0].digests == (("0/0",), ("1/0",))
+    assert (await service.state()).policy_version == 0
+
+
+async def test_weights_that_a_replica_serves_are_left_alone_until_a_run_starts(
+    open_service, make_start
+) -> None:
+    bus = FakeBus(newest=12, served=12)
+    service = await open_service(bus, FakeGroup(saved_step=7))
+    state = await service.start_run(make_start())
+    assert bus.versions == [13]
+    assert (state.run_id, state.step, state.policy_version) == ("run", 7, 13)
+
+
+async def test_a_run_that_starts_from_the_published_weights_publishes_nothing(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    service = await open_service(bus, FakeGroup())
+    state = await service.start_run(make_start())
+    assert bus.versions == [0]
+    assert state.policy_version == 0
+
+
+async def test_every_train_step_is_one_version_and_versions_never_go_back(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    group = FakeGroup()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    reports = [await service.train(batch(step)) for step in (1, 2)]
+    assert [report.policy_version for report in reports] == [1, 2]
+    assert [call[2:] for call in group.calls if call[0] == "train"] == [(0, 1), (1, 2)]
+    state = await service.start_run(make_start())  # back to the beginning, with a new number
+    assert (state.step, state.policy_version) == (0, 3)
+    assert bus.versions == [0, 1, 2, 3]
+    assert [manifest.train_step for manifest in bus.manifests] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [(batch(2), "batch.step"), (batch(0), "batch.step"), (batch(1, "other"), "batch.run_id")],
+)
+async def test_a_batch_of_another_run_or_step_is_refused_and_changes_nothing(
+    open_service, make_start, wrong, field
+) -> None:
+    group = FakeGroup()
+    service = await open_service(FakeBus(), group)
+    await service.start_run(make_start())
+    with pytest.raises(InvalidInput, match=field):
+        await service.train(wrong)
+    assert (await service.train(batch(1))).step == 1
+
+
+async def test_a_batch_is_never_trained_twice(open_service, make_start) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    with pytest.raises(InvalidInput, match="next step is 2"):
+        await service.train(batch(1))
+
+
+async def test_a_batch_that_the_ranks_refuse_leaves_the_run_as_it_was(
+    open_service, make_start
+) -> None:
+    group = FakeGroup()
+    service = await open_service(FakeBus(), group)
+    await service.start_run(make_start())
+    group.error = InvalidInput("batch.groups[0]", 999, "Too large.")
+    with pytest.raises(InvalidInput):
+        await service.train(batch(1))
+    group.error = None
+    assert (await service.train(batch(1))).step == 1
+
+
+async def test_a_publish_whose_answer_was_lost_is_not_published_again(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    service = await open_service(bus, FakeGroup())
+    await service.start_run(make_start())
+    bus.lose_answers = 1
+    assert (await service.train(batch(1))).policy_version == 1
+    assert bus.versions == [0, 1]
+
+
+async def test_state_answers_during_a_train_step(open_service, make_start) -> None:
+    group = FakeGroup()
+    service = await open_service(FakeBus(), group)
+    await service.start_run(make_start())
+    group.gate.clear()
+    group.entered.clear()
+    step = asyncio.create_task(service.train(batch(1)))
+    await group.entered.wait()
+    assert (await asyncio.wait_for(service.state(), DEADLINE_S)).ready
+    group.gate.set()
+    assert (await step).step == 1
+
+
+async def test_a_caller_that_gives_up_does_not_undo_the_step(open_service, make_start) -> None:
+    group, bus = FakeGroup(), FakeBus()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    group.gate.clear()
+    group.entered.clear()
+    step = asyncio.create_task(service.train(batch(1)))
+    await group.entered.wait()
+    step.cancel()
+    group.gate.set()
+    await until(lambda: bus.versions == [0, 1])
+    assert (await service.train(batch(2))).step == 2
+
+
+async def test_lost_ranks_are_replaced_and_hold_no_run(open_service, make_start) -> None:
+    first, second, bus = FakeGroup(), FakeGroup(saved_step=1), FakeBus()
+    service = await open_service(bus, first, NotReady("port taken"), second)
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    bus.served = 1
+    first.lost.set()
+    assert not (await service.state()).ready
+    with pytest.raises(NotReady):
+        await service.train(batch(2))
+    await until(lambda: service._group is second)
+    assert first.closed
+    state = await service.state()
+    assert (state.ready, state.run_id, state.policy_version) == (True, None, 1)
+    with pytest.raises(NotReady, match="start_run"):
+        await service.train(batch(2))
+    state = await service.start_run(make_start())
+    assert (state.step, state.policy_version) == (1, 2)  # new ranks hold no snapshot: published
+    assert (await service.train(batch(2))).policy_version == 3
+
+
+async def test_a_step_that_failed_needs_a_new_start(open_service, make_start) -> None:
+    group = FakeGroup()
+    service = await open_service(FakeBus(), group)
+    await service.start_run(make_start())
+    group.error = RuntimeError("no memory")
+    with pytest.raises(RuntimeError, match="no memory"):
+        await service.train(batch(1))
+    group.error = None
+    with pytest.raises(NotReady, match="start_run"):
+        await service.train(batch(1))
+
+
+async def test_logprobs_are_put_together_from_all_ranks(open_service) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    assert await service.logprobs([[1], [2], [3]]) == [[0.0], [-1.0], [-2.0]]
+
+
+async def test_save_names_the_run_and_returns_the_step(open_service, make_start) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    assert await service.save("run") == 1
+    with pytest.raises(InvalidInput, match="run_id"):
+        await service.save("other")
+
+
+async def test_health_fails_when_nobody_looks_after_the_ranks(open_service) -> None:
+    service = await open_service(FakeBus(), FakeGroup())
+    service.check()
+    assert service._supervisor is not None
+    service._supervisor.cancel()
+    await asyncio.gather(service._supervisor, return_exceptions=True)
+    with pytest.raises(RuntimeError, match="looks after"):
+        service.check()
