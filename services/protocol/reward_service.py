@@ -25,11 +25,11 @@ class Verdict(StrEnum):
 
 
 class Limits(StrictModel):
-    """What one test may use.
+    """What one test may use; the calls of one `python_function` answer share it.
 
     Attributes:
         cpu_s: processor seconds.
-        memory_mb: address space, MiB.
+        memory_mb: address space beyond the interpreter's own, MiB.
         output_kb: bytes written to one stream, KiB.
     """
 
@@ -39,7 +39,11 @@ class Limits(StrictModel):
 
 
 class FunctionTest(StrictModel):
-    """Call the entry point with `args` and compare the result's type and value."""
+    """Call the entry point with `args` and compare the result's type and value.
+
+    `True`, `1` and `1.0` differ; floats must be equal to the last bit. A tuple counts as a
+    list, because a task file has only one kind of sequence.
+    """
 
     args: list[Any]
     expected: Any

@@ -1,0 +1,1 @@
+"""Grades answers: runs untrusted code in a sandbox and compares outside it."""

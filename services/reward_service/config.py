@@ -1,0 +1,38 @@
+"""The reward service's configuration and the only place of its defaults."""
+
+import os
+from typing import Literal
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+
+class RewardServiceConfig(StrictModel):
+    """How answers are graded and how strictly they are held.
+
+    Attributes:
+        num_cpus: Ray CPUs of a replica; a claim in scheduling, not a limit.
+        replicas: Serve replicas.
+        slots: sandboxes that run at the same time in a replica. More than there are cores
+            makes verdicts depend on load.
+        require_tier: `A` refuses to start without namespaces (bubblewrap); `B` is content
+            with Landlock, seccomp and limits, which ordinary containers allow.
+        use_bubblewrap: try namespaces at all.
+        queue_bound: answers that may wait for a slot; more are an `infra_error`.
+        queue_wait_s: seconds an answer may wait; longer is an `infra_error`.
+        cache_entries: verdicts remembered.
+        slot_start_s: seconds a sandbox may take to start.
+        failures_until_unhealthy: consecutive answers that no sandbox could be had for.
+    """
+
+    num_cpus: float = Field(default=0.1, ge=0)
+    replicas: int = Field(default=1, ge=1)
+    slots: int = Field(default_factory=lambda: max(1, len(os.sched_getaffinity(0))), ge=1)
+    require_tier: Literal["A", "B"] = "B"
+    use_bubblewrap: bool = True
+    queue_bound: int = Field(default=16384, ge=1)
+    queue_wait_s: float = Field(default=240.0, gt=0)
+    cache_entries: int = Field(default=65536, ge=1)
+    slot_start_s: float = Field(default=30.0, gt=0)
+    failures_until_unhealthy: int = Field(default=20, ge=1)

@@ -1,0 +1,141 @@
+"""Runs one answer in the process that was forked and confined for it.
+
+Reports are lines on a file of their own. The answer's code can write there too, which gains
+it nothing: a report is data to compare with values that never enter the jail.
+"""
+
+import atexit
+import os
+import random
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Callable
+from typing import Any
+
+from services.reward_service.jailed.canonical import NoCanonicalText, canonical
+
+VALUE, ODD_VALUE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
+"""First letter of a report line: a result, a result without a text, an exception in a call,
+code that does not compile, memory used up."""
+
+Report = Callable[[str, str], None]
+
+
+def run_answer(payload: dict[str, Any], report_fd: int) -> int:
+    """Run `payload["source"]` and return the exit status, 0 to 255.
+
+    With `payload["calls"]`, a list of argument lists, the function `entry_point` is called
+    once for each and its results are reported; without, the source is a whole program.
+    """
+    report = _reporter(report_fd)
+    _renew_standard_streams()
+    random.seed(0)  # the same answer must get the same verdict every time
+    try:
+        code = compile(payload["source"], "answer.py", "exec")
+    except MemoryError:
+        report(NO_MEMORY, "while compiling")
+        return 1
+    except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
+        report(UNCOMPILED, _one_line(error))
+        return 1
+    calls = payload.get("calls")
+    # Dataclasses, pickling and annotations look a class's module up by its name.
+    module = types.ModuleType("__main__" if calls is None else "answer")
+    sys.modules[module.__name__] = module
+    sys.argv = ["answer.py"]
+    if calls is None:
+        return _run_program(code, module, report)
+    return _call_function(code, module, payload["entry_point"], calls, report)
+
+
+def _run_program(code: types.CodeType, module: types.ModuleType, report: Report) -> int:
+    status = 0
+    try:
+        exec(code, module.__dict__)
+    except SystemExit as stop:
+        status = _exit_status(stop.code)
+    except BaseException as error:  # noqa: BLE001 - whatever an answer raises is its result
+        status = 1
+        if isinstance(error, MemoryError):
+            report(NO_MEMORY, "while running")
+        traceback.print_exc()
+    return _finish_program() or status
+
+
+def _finish_program() -> int:
+    """What the interpreter does at exit: wait for threads, run exit functions, flush."""
+    try:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:  # noqa: BLE001 - a program that cannot finish has failed
+        return 1
+    return 0
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 255
+    print(code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    return 1
+
+
+def _call_function(
+    code: types.CodeType,
+    module: types.ModuleType,
+    entry_point: str,
+    calls: list[list[Any]],
+    report: Report,
+) -> int:
+    try:
+        exec(code, module.__dict__)
+        function = module.__dict__.get(entry_point)
+        if not callable(function):
+            report(RAISED, f"there is no function named {entry_point}")
+            return 1
+        for arguments in calls:
+            try:
+                report(VALUE, canonical(function(*arguments)))
+            except NoCanonicalText as odd:
+                report(ODD_VALUE, str(odd))
+    except MemoryError:
+        report(NO_MEMORY, "while running")
+        return 1
+    except BaseException as error:  # noqa: BLE001 - whatever an answer raises is its result
+        report(RAISED, _one_line(error))
+        return 1
+    return 0
+
+
+def _reporter(report_fd: int) -> Report:
+    def report(kind: str, text: str) -> None:
+        rest = f"{kind}{text}\n".encode("ascii", "backslashreplace")
+        while rest:
+            rest = rest[os.write(report_fd, rest) :]
+
+    return report
+
+
+def _renew_standard_streams() -> None:
+    """Open the streams anew: the fork server's know the files they were opened on.
+
+    Only the end of the process closes them.
+    """
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _one_line(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001 - the answer's own class may fail to describe itself
+        text = ""
+    return " ".join(f"{type(error).__name__}: {text[:200]}".split())

@@ -1,0 +1,187 @@
+"""The layers that hold one process: user id, Landlock, seccomp and resource limits.
+
+System call numbers and structures are those of the kernel's own documentation:
+`Documentation/userspace-api/landlock.rst` and `.../seccomp_filter.rst`.
+"""
+
+import ctypes
+import mmap
+import os
+import resource
+import stat
+import struct
+
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = (
+    1,
+    4,
+    22,
+    24,
+    38,
+)
+SECCOMP_MODE_FILTER = 2
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_CREATE_RULESET_VERSION = 1
+LANDLOCK_RULE_PATH_BENEATH = 1
+
+FS_READ_FILE, FS_READ_DIR = 1 << 2, 1 << 3
+FS_WRITE_FILE, FS_TRUNCATE = 1 << 1, 1 << 14
+_FS_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+_ALL_NET = 0b11
+_ALL_SCOPES = 0b11
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int = 0, pointer: object = None) -> None:
+    """Call prctl(2).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    if _libc.prctl(option, ctypes.c_ulong(value), pointer or ctypes.c_ulong(0), 0, 0) != 0:
+        raise _last_error(f"prctl {option}")
+
+
+def create_ruleset(
+    readable: list[str], listable: list[str], writable: list[str]
+) -> tuple[int, int]:
+    """A Landlock ruleset: what can be read, what can only be listed, what also be written.
+
+    It handles every right that the running kernel knows, so all others are denied. Paths
+    that do not exist are left out.
+
+    Returns:
+        The kernel's Landlock ABI and the ruleset's file descriptor.
+
+    Raises:
+        OSError: the kernel has no Landlock (ENOSYS) or it is switched off (EOPNOTSUPP).
+    """
+    abi = _syscall(
+        LANDLOCK_CREATE_RULESET,
+        None,
+        ctypes.c_size_t(0),
+        ctypes.c_uint32(LANDLOCK_CREATE_RULESET_VERSION),
+    )
+    rights = (1 << _FS_RIGHTS_OF_ABI.get(abi, 16)) - 1
+    fields = [rights]
+    if abi >= 4:
+        fields.append(_ALL_NET)
+    if abi >= 6:
+        fields.append(_ALL_SCOPES)
+    attributes = struct.pack(f"={len(fields)}Q", *fields)
+    ruleset = _syscall(
+        LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+    )
+    for path in readable:
+        _allow_beneath(ruleset, path, rights & (FS_READ_FILE | FS_READ_DIR))
+    for path in listable:
+        _allow_beneath(ruleset, path, rights & FS_READ_DIR)
+    for path in writable:
+        _allow_beneath(ruleset, path, rights & (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE))
+    return abi, ruleset
+
+
+def _allow_beneath(ruleset: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            rights &= ~FS_READ_DIR  # the kernel refuses it for a file
+        rule = struct.pack("=Qi", rights, place)
+        _syscall(
+            LANDLOCK_ADD_RULE,
+            ctypes.c_int(ruleset),
+            ctypes.c_int(LANDLOCK_RULE_PATH_BENEATH),
+            rule,
+            ctypes.c_uint32(0),
+        )
+    finally:
+        os.close(place)
+
+
+def drop_privileges(user_id: int | None) -> None:
+    """Become `user_id` for good (None: stay who we are) and give up all ways to gain rights.
+
+    Raises:
+        OSError: the change is not permitted.
+    """
+    if user_id is not None:
+        for capability in range(64):
+            try:
+                prctl(PR_CAPBSET_DROP, capability)
+            except OSError:  # not permitted, or the last capability of this kernel is passed
+                break
+        os.setgroups([])
+        os.setresgid(user_id, user_id, user_id)
+        os.setresuid(user_id, user_id, user_id)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    # After the change of user, which resets both.
+    prctl(PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_PDEATHSIG, 9)
+
+
+def limit_resources(*, cpu_s: int, address_space: int, file_size: int, processes: int) -> None:
+    """Set the rlimits of one execution; sizes in bytes, soft and hard alike."""
+    for name, value in (
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_AS, address_space),
+        (resource.RLIMIT_FSIZE, file_size),
+        (resource.RLIMIT_NPROC, processes),
+        (resource.RLIMIT_NOFILE, 64),
+        (resource.RLIMIT_STACK, 64 << 20),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 64),
+    ):
+        hard = resource.getrlimit(name)[1]
+        allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (allowed, allowed))
+
+
+def seal(ruleset: int, program: bytes, own_pid_at: int) -> None:
+    """Confine this process for the rest of its life: Landlock, then the seccomp filter.
+
+    Args:
+        ruleset: from `create_ruleset`.
+        program: classic BPF for `struct seccomp_data`, 8 bytes an instruction.
+        own_pid_at: offset of the constant in it that becomes this process's id.
+
+    Raises:
+        OSError: the kernel refuses one of them.
+    """
+    _syscall(LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+    instructions = ctypes.create_string_buffer(program, len(program))
+    struct.pack_into("=I", instructions, own_pid_at, os.getpid())
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)))
+
+
+def address_space_in_use() -> int:
+    """Bytes of address space of this process, found by trial: the jail may have no /proc."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    low, high = 0, 1 << 40
+    while high - low > mmap.PAGESIZE:
+        middle = (low + high) // 2
+        resource.setrlimit(resource.RLIMIT_AS, (middle, hard))
+        try:
+            mmap.mmap(-1, mmap.PAGESIZE).close()
+            high = middle
+        except (OSError, MemoryError):
+            low = middle
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return high
+
+
+def _syscall(number: int, *arguments: object) -> int:
+    result = int(_libc.syscall(ctypes.c_long(number), *arguments))
+    if result < 0:
+        raise _last_error(f"system call {number}")
+    return result
+
+
+def _last_error(what: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{what}: {os.strerror(code)}")

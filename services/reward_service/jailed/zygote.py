@@ -1,0 +1,293 @@
+"""The fork server in a slot: one child for each execution, one at a time.
+
+It holds nothing of any job: the code and its input are read by the child, after it has
+confined itself. Everything it answers comes from the kernel.
+"""
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from services.reward_service.jailed import answer, confine
+
+STDLIB_FD, ARMED_FD = 60, 61
+REPORT_FD = 3
+PRELOADED = (
+    "abc",
+    "argparse",
+    "array",
+    "ast",
+    "atexit",
+    "base64",
+    "bisect",
+    "bz2",
+    "calendar",
+    "cmath",
+    "codecs",
+    "collections",
+    "collections.abc",
+    "colorsys",
+    "concurrent.futures",
+    "concurrent.futures.thread",
+    "contextlib",
+    "contextvars",
+    "copy",
+    "copyreg",
+    "csv",
+    "ctypes",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "difflib",
+    "dis",
+    "encodings.ascii",
+    "encodings.idna",
+    "encodings.latin_1",
+    "encodings.utf_16",
+    "encodings.utf_8_sig",
+    "enum",
+    "fractions",
+    "functools",
+    "gc",
+    "getopt",
+    "graphlib",
+    "hashlib",
+    "heapq",
+    "hmac",
+    "html",
+    "html.parser",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "keyword",
+    "linecache",
+    "locale",
+    "logging",
+    "math",
+    "numbers",
+    "opcode",
+    "operator",
+    "pickle",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "reprlib",
+    "secrets",
+    "shlex",
+    "signal",
+    "statistics",
+    "string",
+    "stringprep",
+    "struct",
+    "textwrap",
+    "threading",
+    "timeit",
+    "token",
+    "tokenize",
+    "traceback",
+    "types",
+    "typing",
+    "unicodedata",
+    "uuid",
+    "warnings",
+    "weakref",
+    "zlib",
+    "zoneinfo",
+    "_strptime",
+)
+"""Imported before the first fork, so that an answer finds them at no cost."""
+
+
+def main(control: socket.socket) -> None:
+    """Serve executions on `control` until its other end is closed."""
+    settings = json.loads(control.recv(1 << 20))
+    control = _clear_low_descriptors(control)
+    try:
+        server = ForkServer(settings, control)
+    except OSError as error:
+        control.send(json.dumps({"failed": f"{error}", "errno": error.errno}).encode())
+        return
+    control.send(json.dumps({"landlock_abi": server.landlock_abi}).encode())
+    while server.serve_one():
+        pass
+
+
+class ForkServer:
+    """Confines itself as far as a parent can and then forks.
+
+    Raises:
+        OSError: a layer of the jail is missing.
+    """
+
+    def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._program = bytes.fromhex(settings["seccomp"])
+        self._own_pid_at = int(settings["own_pid_at"])
+        self._processes = int(settings["processes"])
+        if settings["stdlib_by_fd"]:
+            _import_by_descriptor(settings["stdlib"])
+        for name in PRELOADED:
+            try:
+                importlib.import_module(name)
+            except ImportError:  # an interpreter built without this library
+                continue
+        self.landlock_abi, self._ruleset = confine.create_ruleset(
+            settings["readable"], settings["listable"], settings["writable"]
+        )
+        confine.drop_privileges(settings["user_id"])
+        self._armed, writer = os.pipe()
+        os.set_blocking(self._armed, False)
+        os.dup2(writer, ARMED_FD)
+        os.close(writer)
+        gc.collect()
+        gc.freeze()
+        self._own_address_space = confine.address_space_in_use()
+
+    def serve_one(self) -> bool:
+        """Run one execution; false when the service has hung up."""
+        message, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 8)
+        if not message:
+            return False
+        order = json.loads(message)
+        try:
+            reply = self._execute(order, descriptors)
+        except OSError as error:
+            reply = {"failed": str(error)}
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._control.send(json.dumps(reply).encode())
+        return True
+
+    def _execute(self, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            self._become_answer(order, descriptors)
+        killed = self._watch(child, order["cpu_s"], started + order["wall_s"])
+        _, status, usage = os.wait4(child, 0)
+        if os.getpid() == 1:  # of a process namespace: end whatever could still be in it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        return {
+            "exit": os.waitstatus_to_exitcode(status),
+            "killed": killed,
+            "armed": self._was_armed(),
+            "cpu_s": usage.ru_utime + usage.ru_stime,
+            "wall_s": time.monotonic() - started,
+        }
+
+    def _watch(self, child: int, cpu_s: float, deadline: float) -> str | None:
+        """Wait for the child and kill it at a limit: `cpu`, `wall`, or None if it ended."""
+        child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
+        handle = os.pidfd_open(child)
+        try:
+            while True:
+                try:
+                    cpu_left = cpu_s - time.clock_gettime(child_clock)
+                except OSError:  # it has just ended
+                    cpu_left = cpu_s
+                wall_left = deadline - time.monotonic()
+                if cpu_left <= 0 or wall_left <= 0:
+                    os.kill(child, signal.SIGKILL)
+                    return "cpu" if cpu_left <= 0 else "wall"
+                wait = max(0.001, min(cpu_left, wall_left))
+                ended, _, _ = select.select([handle, self._control.fileno()], [], [], wait)
+                if handle in ended:
+                    return None
+                if ended:  # nothing is sent while a job runs: the service is gone
+                    os.kill(child, signal.SIGKILL)
+                    os._exit(0)
+        finally:
+            os.close(handle)
+
+    def _was_armed(self) -> bool:
+        """Whether the child got as far as the answer's code, in a way no answer can take back."""
+        try:
+            return os.read(self._armed, 16) == b"1"
+        except BlockingIOError:
+            return False
+
+    def _become_answer(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        """Confine this process, then read and run the answer; never returns."""
+        status = 1
+        try:
+            payload_fd = self._take_descriptors(descriptors)
+            for number in (signal.SIGXFSZ, signal.SIGPIPE):  # Python ignores both
+                signal.signal(number, signal.SIG_DFL)
+            confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != self._pid:  # it died before it could be watched
+                os._exit(1)
+            confine.limit_resources(
+                cpu_s=int(order["cpu_s"]) + 2,
+                address_space=self._own_address_space + order["memory"],
+                file_size=order["output"],
+                processes=self._processes,
+            )
+            confine.seal(self._ruleset, self._program, self._own_pid_at)
+            os.write(ARMED_FD, b"1")
+            os.closerange(ARMED_FD, 1 << 16)
+            os.close(self._ruleset)
+            payload = json.loads(_read_all(payload_fd))
+            os.close(payload_fd)
+            status = answer.run_answer(payload, REPORT_FD)
+        except BaseException:  # noqa: BLE001 - the edge of the child: its status tells
+            traceback.print_exc()
+        os._exit(status)
+
+    def _take_descriptors(self, descriptors: list[int]) -> int:
+        """Put streams at 0, 1, 2 and the report at 3; close all others but the needed."""
+        payload, *streams = descriptors
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+        kept = sorted({payload, self._ruleset, STDLIB_FD, ARMED_FD})
+        start = REPORT_FD + 1
+        for descriptor in kept:
+            os.closerange(start, descriptor)
+            start = descriptor + 1
+        os.closerange(start, 1 << 16)
+        return payload
+
+
+def _clear_low_descriptors(control: socket.socket) -> socket.socket:
+    """Move the control socket up and hold the numbers that children give a meaning."""
+    moved = fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, ARMED_FD + 1)
+    control.close()
+    for number in (REPORT_FD, STDLIB_FD, ARMED_FD):
+        os.dup2(0, number)
+    return socket.socket(fileno=moved)
+
+
+def _import_by_descriptor(stdlib: str) -> None:
+    """Let imports work for a user who may not enter the folders above the standard library.
+
+    A path through /proc/self/fd starts at the opened folder itself.
+    """
+    folder = os.open(stdlib, os.O_PATH | os.O_DIRECTORY)
+    os.dup2(folder, STDLIB_FD)
+    os.close(folder)
+    root = f"/proc/self/fd/{STDLIB_FD}"
+    sys.path[:] = [root, f"{root}/lib-dynload"]
+    sys.modules["encodings"].__path__[:] = [f"{root}/encodings"]
+
+
+def _read_all(descriptor: int) -> bytes:
+    size = os.fstat(descriptor).st_size
+    parts: list[bytes] = []
+    got = 0
+    while got < size:
+        parts.append(os.pread(descriptor, size - got, got))
+        got += len(parts[-1])
+    return b"".join(parts)

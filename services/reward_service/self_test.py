@@ -1,0 +1,40 @@
+"""Decides at start-up how well the sandbox holds, from what attacks on it achieved."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from services.protocol.reward_service import Limits
+from services.reward_service.execution import Execution, SlotFailed, SlotLost
+from services.reward_service.slot import Slot
+
+Tier = Literal["A", "B"]
+
+_PROBE = (Path(__file__).parent / "jailed" / "probe.py").read_text()
+_LIMITS = Limits(cpu_s=10.0, memory_mb=256, output_kb=64)
+
+
+class SelfTestFailed(RuntimeError):
+    """Attacks got through, or the probe could not run; the message names which."""
+
+
+async def find_tier(slot: Slot) -> Tier:
+    """Run the probe in a started slot: `A` with namespaces around it, `B` without.
+
+    Raises:
+        SelfTestFailed: something got through or the probe did not finish.
+    """
+    execution = Execution(
+        payload=json.dumps({"source": _PROBE}).encode(), stdin=b"", limits=_LIMITS, wall_s=60.0
+    )
+    try:
+        outcome = await slot.run(execution)
+    except (SlotFailed, SlotLost) as error:
+        raise SelfTestFailed(str(error)) from error
+    if outcome.exit_code != 0:
+        last = outcome.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise SelfTestFailed(f"the probe ended with {outcome.exit_code}: {''.join(last)}")
+    result = json.loads(outcome.stdout)
+    if result["managed"]:
+        raise SelfTestFailed("attacks got through: " + ", ".join(result["managed"]))
+    return "A" if result["namespaces"] else "B"

@@ -1,0 +1,169 @@
+"""One jailed fork server, seen from the service."""
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import socket
+import subprocess
+from typing import Any
+
+from services.reward_service.execution import Execution, Outcome, SlotFailed, SlotLost
+from services.reward_service.jail import Jail, jailed_sources
+from services.reward_service.seccomp_filter import SeccompFilter
+
+_ANSWER_GRACE_S = 5.0
+_CLOSE_S = 5.0
+_MESSAGE_BYTES = 1 << 16
+_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Slot:
+    """Starts its fork server, gives it one execution at a time, and ends it.
+
+    Slots are started from the event loop's own thread: the kernel ends a jail together with
+    the thread that started it.
+    """
+
+    def __init__(self, jail: Jail, seccomp: SeccompFilter, *, start_s: float) -> None:
+        self.name = f"millrace-slot-{secrets.token_hex(6)}"
+        self.landlock_abi = 0
+        self._jail, self._seccomp, self._start_s = jail, seccomp, start_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._errors = -1
+
+    @property
+    def alive(self) -> bool:
+        """Whether an execution can be given to it."""
+        return self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Start, or start anew, and wait until the fork server is confined.
+
+        Raises:
+            SlotFailed: it cannot start here, with what it said.
+        """
+        self.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control = ours
+        ours.setblocking(False)
+        self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
+                    self._jail.command(theirs.fileno(), self.name),
+                    env=self._jail.environment(),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            ours.send(json.dumps(jailed_sources()).encode())
+            ours.send(json.dumps(self._jail.settings(self._seccomp)).encode())
+            hello = json.loads(await self._receive(self._start_s) or b"null")
+        except (OSError, TimeoutError) as error:
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        if hello is None or "failed" in hello:
+            raise self._failure("no answer" if hello is None else hello["failed"])
+        self.landlock_abi = hello["landlock_abi"]
+
+    def _failure(self, reason: str) -> SlotFailed:
+        said = b""
+        if self._errors >= 0:
+            said = os.pread(self._errors, 4096, 0).strip()
+        self.close()
+        last_line = said.decode(errors="replace").splitlines()[-1:] or [""]
+        return SlotFailed(": ".join(part for part in (reason, last_line[0]) if part))
+
+    async def run(self, execution: Execution) -> Outcome:
+        """Run one process to its end.
+
+        Raises:
+            SlotLost: the slot died or did not answer in time; it is closed.
+            SlotFailed: no process could be made or confined.
+        """
+        if self._control is None:
+            raise SlotLost("the slot is closed")
+        files = _make_files(execution)
+        try:
+            order = {
+                "cpu_s": execution.limits.cpu_s,
+                "wall_s": execution.wall_s,
+                "memory": execution.limits.memory_mb << 20,
+                "output": execution.limits.output_kb << 10,
+            }
+            socket.send_fds(self._control, [json.dumps(order).encode()], files)
+            answer = await self._receive(execution.wall_s + _ANSWER_GRACE_S)
+            if not answer:
+                raise SlotLost("the slot hung up")
+            return _read_outcome(json.loads(answer), files)
+        except (OSError, TimeoutError, ValueError) as error:
+            self.close()
+            raise SlotLost(f"{type(error).__name__}: {error}") from error
+        except (SlotLost, asyncio.CancelledError):
+            self.close()
+            raise
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        """End the fork server and whatever it runs; safe to call again."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_CLOSE_S)
+            self._process = None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._errors >= 0:
+            os.close(self._errors)
+            self._errors = -1
+
+    async def _receive(self, timeout_s: float) -> bytes:
+        assert self._control is not None
+        receiving = asyncio.get_running_loop().sock_recv(self._control, _MESSAGE_BYTES)
+        return await asyncio.wait_for(receiving, timeout_s)
+
+
+def _make_files(execution: Execution) -> list[int]:
+    """Payload, stdin, stdout, stderr and report as files in memory, in this order."""
+    files: list[int] = []
+    for content in (execution.payload, execution.stdin, None, None, None):
+        descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        files.append(descriptor)
+        if content is not None:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _READ_ONLY)
+    return files
+
+
+def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
+    if "failed" in answer:
+        raise SlotFailed(answer["failed"])
+    stdout, stderr, report = (
+        os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[2:]
+    )
+    if not answer["armed"]:
+        raise SlotFailed(
+            f"a process could not be confined: {stderr[-300:].decode(errors='replace')}"
+        )
+    return Outcome(
+        exit_code=answer["exit"],
+        killed=answer["killed"],
+        cpu_s=answer["cpu_s"],
+        wall_s=answer["wall_s"],
+        stdout=stdout,
+        stderr=stderr,
+        report=report,
+    )
