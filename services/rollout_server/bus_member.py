@@ -151,7 +151,7 @@ class BusMember:
         try:
             await self._loader.drop(order.prefix)
         # Nobody waits for a report of this order, so the failure is counted here.
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)
             self._count("drop", "failed")
             return

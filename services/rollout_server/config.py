@@ -54,7 +54,7 @@ class RolloutServerConfig(StrictModel):
     in_flight: Literal["keep", "keep_stale", "drain"] = "keep"
     commit_timeout_s: float = Field(default=60.0, gt=0)
     host: str = ""
-    engine_args: dict[str, Any] = {}
+    engine_args: dict[str, Any] = Field(default_factory=dict)
     num_cpus: float = Field(default=0.1, ge=0)
 
     @property

@@ -22,7 +22,9 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
         InvalidInput: `engine_args` names an argument that vLLM does not have or that the
             rollout server must set itself.
     """
-    arguments: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    arguments: Namespace = make_arg_parser(
+        FlexibleArgumentParser()  # type: ignore[no-untyped-call]
+    ).parse_args([])
     for name, value in config.engine_args.items():
         if not hasattr(arguments, name):
             raise InvalidInput(f"engine_args.{name}", value, "vLLM has no such argument.")

@@ -81,6 +81,8 @@ class EngineLoader:
             votes = await self._rpc("stage_vote")
             failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
             if failed:
+                # Closes the other links too, so that their senders need not wait.
+                await self._rpc("drop_stage")
                 raise StageFailed(failed[0])
             if all(vote["state"] == "staged" for vote in votes):
                 return max(float(vote["seconds"]) for vote in votes)
@@ -131,7 +133,7 @@ class EngineLoader:
         try:
             return any(digest["torn"] for digest in await self.digests())
         # Workers that cannot answer are taken to be torn.
-        except Exception:  # noqa: BLE001
+        except Exception:
             log.exception("workers do not say whether they are torn")
             return True
 

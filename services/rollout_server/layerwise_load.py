@@ -17,10 +17,8 @@ from vllm.model_executor.model_loader.reload import (
 
 
 @torch.no_grad()
-def load(
-    model: torch.nn.Module, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]
-) -> None:
-    """Replace all parameters by the checkpoint `tensors`.
+def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+    """Replace all parameters of a vLLM model by the checkpoint `tensors`.
 
     Raises:
         ValueError: a parameter of the model got no tensor.
@@ -30,7 +28,7 @@ def load(
     try:
         initialize_layerwise_reload(model)
         loaded = model.load_weights(tensors)
-        finalize_layerwise_reload(model, model_config)
+        finalize_layerwise_reload(model, model_config)  # type: ignore[no-untyped-call]
     except BaseException:
         _restore(model)
         raise
@@ -46,7 +44,7 @@ def _restore(model: torch.nn.Module) -> None:
         info = layerwise.get_layerwise_info(layer)
         if info.can_load():
             layerwise._place_kernel_tensors(layer, info)
-        info.reset()
+        info.reset()  # type: ignore[no-untyped-call]
     layerwise.LOADING_LAYERS.clear()
 
 

@@ -23,5 +23,5 @@ def put_spans_on_every_output() -> None:
         output.weight_versions = self._weight_version_spans()
         return output
 
-    RequestState._new_completion_output = with_spans
+    RequestState._new_completion_output = with_spans  # type: ignore[method-assign]
     setattr(RequestState, _PATCHED, True)

@@ -1,9 +1,15 @@
 """The receiving end of one link: a two-party Gloo group between a trainer rank and a worker."""
 
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+)
 
 from services.protocol.weight_bus import Link
 from services.protocol.weights import HEADER_FIELDS, HEADER_MAGIC
@@ -34,10 +40,10 @@ class WeightLink:
         )
         # A device bound to the node's address: Gloo's default looks the host name up, which
         # on many machines is a loopback address that other nodes cannot reach.
-        options = ProcessGroupGloo._Options()
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timeout
-        self._group = ProcessGroupGloo(
+        self._group: Any = ProcessGroupGloo(
             PrefixStore(link.prefix, store), 1 + worker_rank, link.world_size, options
         )
         self._broadcast = BroadcastOptions()

@@ -23,7 +23,9 @@ class StagedVersion:
     the same element. The model is not touched: a failure costs nothing but these bytes.
     """
 
-    def __init__(self, manifest: WeightManifest, links: tuple[Link, ...], open_link: OpenLink):
+    def __init__(
+        self, manifest: WeightManifest, links: tuple[Link, ...], open_link: OpenLink
+    ) -> None:
         """Start receiving.
 
         Raises:
@@ -92,7 +94,7 @@ class StagedVersion:
             bucket=bucket,
             nbytes=self.manifest.bucket_bytes(rank, bucket),
         )
-        digest = hashlib.sha256(payload.numpy()).hexdigest()
+        digest = hashlib.sha256(payload.numpy().data).hexdigest()
         if digest != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         self._place(payload, rank, bucket)

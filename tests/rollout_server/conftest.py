@@ -122,7 +122,7 @@ class Sender:
     ) -> None:
         try:
             self._send(order, link, payloads, fault, before_bucket)
-        except BaseException as error:
+        except RuntimeError as error:
             self.groups.pop(link.prefix, None)
             self.errors.append(error)
 

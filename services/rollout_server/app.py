@@ -1,0 +1,79 @@
+"""The Serve application of the rollout server.
+
+Requests do not pass through Serve: each replica serves vLLM's own OpenAI-compatible server
+on its own address, which it registers with the weight bus.
+"""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+
+from services.peers import BusPeer
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_environment import environment
+from services.rollout_server.preflight import available_memory, check_memory, check_model
+
+if TYPE_CHECKING:
+    pass
+
+_UNBOUNDED = 1_000_000
+
+
+class RolloutServer:
+    """A Serve replica that is one rollout server."""
+
+    async def __init__(self, config: RolloutServerConfig) -> None:  # type: ignore[misc]
+        """Start everything; the replica is ready when its engine is.
+
+        Raises:
+            InvalidInput: the model or the memory does not fit.
+        """
+        check_model(config)
+        check_memory(config, available_bytes=available_memory())
+        os.environ.update(environment(config))
+        # Heavy, and only after the environment is set: Serve imports this module wherever
+        # the application is built.
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+        from services.rollout_server.replica import RolloutReplica
+
+        self._replica: RolloutReplica | None = RolloutReplica(
+            config,
+            replica_id=serve.get_replica_context().replica_id.unique_id,
+            node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
+            bus=BusPeer(),
+        )
+        await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
+
+    async def check_health(self) -> None:
+        """See `RolloutReplica.check_health`."""
+        if self._replica is not None:
+            await self._replica.check_health()
+
+    async def __del__(self) -> None:
+        replica, self._replica = getattr(self, "_replica", None), None
+        if replica is not None:
+            await replica.stop()
+
+
+def build(config: RolloutServerConfig) -> serve.Application:
+    """The application "rollout_server": `config.replicas` engines.
+
+    Raises:
+        InvalidInput: the model cannot be served as configured.
+    """
+    check_model(config)
+    deployment: Any = serve.deployment(
+        RolloutServer,
+        name="rollout_server",
+        num_replicas=config.replicas,
+        max_ongoing_requests=_UNBOUNDED,
+        health_check_period_s=5.0,
+        health_check_timeout_s=60.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=30.0,
+        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.gpus},
+    )
+    return deployment.bind(config)

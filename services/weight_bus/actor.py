@@ -1,0 +1,56 @@
+"""The weight bus as a Ray actor."""
+
+import ray
+
+from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
+from services.protocol.weights import WeightManifest
+from services.weight_bus.bus import Bus
+from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.rendezvous import Rendezvous
+
+
+class WeightBusActor:
+    """`Bus` with a rendezvous store on its node; see the protocol for every method.
+
+    Ray runs the constructor outside the event loop, also after a restart, so the bus's
+    tasks are started by the first call.
+    """
+
+    def __init__(self, config: WeightBusConfig) -> None:
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        store = Rendezvous(address, timeout_s=config.link_timeout_s)
+        self._bus = Bus(config, store=store.address)
+
+    async def register_replica(self, hello: ReplicaHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._bus.start()
+        await self._bus.register_replica(hello)
+
+    async def register_trainer(self, hello: TrainerHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._bus.start()
+        await self._bus.register_trainer(hello)
+
+    async def leave(self, member_id: str) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.leave(member_id)
+
+    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._bus.next_orders(member_id, acknowledged, wait_s)
+
+    async def report(self, report: Report) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.report(report)
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.publish(manifest)
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._bus.watch(revision, wait_s)
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.bound_lag(max_lag)

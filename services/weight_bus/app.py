@@ -1,0 +1,67 @@
+"""The Serve application that keeps the weight bus actor alive."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import ray
+from ray import serve
+
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE
+from services.weight_bus.actor import WeightBusActor
+from services.weight_bus.config import WeightBusConfig
+
+_MAX_CONCURRENCY = 10_000
+_CALL_TIMEOUT_S = 20.0
+
+
+class WeightBusKeeper:
+    """Creates the actor, watches it, and takes it down with the application."""
+
+    def __init__(self, config: WeightBusConfig) -> None:
+        self._config = config
+        self._actor = self._get_or_create()
+
+    async def check_health(self) -> None:
+        """Answer if the bus answers.
+
+        Raises:
+            NotReady: it does not.
+        """
+        self._actor = self._get_or_create()
+        try:
+            await asyncio.wait_for(self._actor.watch.remote(-1, 0.0), _CALL_TIMEOUT_S)
+        except (TimeoutError, ray.exceptions.RayActorError) as error:
+            raise NotReady(f"weight bus: {type(error).__name__}") from None
+
+    def __del__(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
+
+    def _get_or_create(self) -> Any:
+        actor = ray.remote(WeightBusActor)
+        return actor.options(
+            name=BUS_ACTOR,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            num_cpus=0,
+            max_concurrency=_MAX_CONCURRENCY,
+        ).remote(self._config)
+
+
+def build(config: WeightBusConfig) -> serve.Application:
+    """The application "weight_bus": one keeper of the one actor."""
+    deployment: Any = serve.deployment(
+        WeightBusKeeper,
+        name="weight_bus",
+        num_replicas=1,
+        max_ongoing_requests=1000,
+        health_check_period_s=5.0,
+        health_check_timeout_s=30.0,
+        graceful_shutdown_timeout_s=10.0,
+        ray_actor_options={"num_cpus": config.num_cpus},
+    )
+    return deployment.bind(config)

@@ -1,0 +1,235 @@
+"""The weight bus: answers members, keeps one delivery per replica, publishes the table.
+
+It gives orders and counts votes; weight bytes go from trainer ranks to replicas and never
+pass through it.
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+
+from services.observability.log import Log
+from services.observability.metrics import BusMetrics
+from services.protocol.errors import InvalidInput
+from services.protocol.weight_bus import (
+    MemberTable as TableMessage,
+)
+from services.protocol.weight_bus import (
+    Order,
+    Orders,
+    Phase,
+    ReplicaHello,
+    Report,
+    TrainerHello,
+)
+from services.protocol.weights import WeightManifest
+from services.weight_bus.changes import Changes
+from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.delivery import Delivery, Surroundings
+from services.weight_bus.mailbox import Mailbox
+from services.weight_bus.members import MemberTable
+from services.weight_bus.trainer_groups import TrainerGroups
+
+_TICK_S = 0.25
+
+log = Log("weight_bus")
+
+
+class Bus:
+    """Implements `services.protocol.weight_bus.WeightBus` for one event loop."""
+
+    def __init__(
+        self,
+        config: WeightBusConfig,
+        *,
+        store: Callable[[], Awaitable[tuple[str, int]]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._changes = Changes()
+        self._table = MemberTable(config, clock=clock)
+        self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
+        self._manifest: tuple[WeightManifest, float] | None = None
+        self._shown = self._message(revision=0)
+        self._tick_task: asyncio.Task[None] | None = None
+        # The incarnation keeps prefixes of a restarted bus apart from those before.
+        incarnation, numbers = secrets.token_hex(4), itertools.count()
+        self._around = Surroundings(
+            config=config,
+            table=self._table,
+            trainers=self._trainers,
+            changes=self._changes,
+            newest=lambda: self._manifest,
+            post=self._post,
+            store=store,
+            new_prefix=lambda replica: f"{replica}/{incarnation}.{next(numbers)}/",
+        )
+
+    async def register_replica(self, hello: ReplicaHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._table.enter(hello)
+        self._mailboxes.setdefault(hello.replica_id, Mailbox())
+        if hello.replica_id not in self._deliveries:
+            delivery = Delivery(hello.replica_id, self._around)
+            task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.replica_id}")
+            self._deliveries[hello.replica_id] = (delivery, task)
+        log.info("replica registered", replica=hello.replica_id, version=hello.committed_version)
+        self._update()
+
+    async def register_trainer(self, hello: TrainerHello) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._trainers.enter(hello)
+        self._mailboxes.setdefault(hello.member_id, Mailbox())
+        log.info("trainer rank registered", member=hello.member_id, group=hello.group)
+        self._update()
+
+    async def leave(self, member_id: str) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._table.leave(member_id)
+        self._trainers.leave(member_id)
+        await self._end_delivery(member_id)
+        self._mailboxes.pop(member_id, None)
+        self._forget_series(member_id)
+        self._update()
+
+    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        mailbox = self._mailboxes.get(member_id)
+        if mailbox is None or not self._seen(member_id):
+            return Orders(known=False, last=0, orders=())
+        mailbox.acknowledge(acknowledged)
+        await self._changes.until(
+            lambda: bool(mailbox.waiting) or self._mailboxes.get(member_id) is not mailbox,
+            timeout_s=min(wait_s, self._config.poll_s),
+        )
+        known = self._mailboxes.get(member_id) is mailbox and self._seen(member_id)
+        orders = mailbox.waiting if known else ()
+        return Orders(known=known, last=mailbox.last, orders=orders)
+
+    async def report(self, report: Report) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        if report.phase is Phase.SEND and report.error is None:
+            # The replica's vote decides; a send that went well only has bytes to tell.
+            BusMetrics.sent_bytes.inc(report.sent_bytes, tags={"replica": report.replica_id})
+            return
+        delivery = self._deliveries.get(report.replica_id)
+        if delivery is None or not delivery[0].take(report):
+            BusMetrics.dropped_reports.inc()
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        """See `services.protocol.weight_bus.WeightBus`.
+
+        A restarted bus knows from its replicas which version is the newest, but has no
+        manifest for it; it takes that one version again.
+        """
+        newest, held = self._table.newest_version, self._manifest
+        is_known_again = held is None and manifest.version == newest
+        if newest is not None and manifest.version <= newest and not is_known_again:
+            raise InvalidInput(
+                "version", manifest.version, f"Version {newest} exists; publish a higher one."
+            )
+        self._manifest = (manifest, self._clock())
+        self._table.raise_newest(manifest.version)
+        log.info("published", version=manifest.version, bytes=manifest.total_bytes)
+        self._update()
+
+    async def watch(self, revision: int, wait_s: float) -> TableMessage:
+        """See `services.protocol.weight_bus.WeightBus`.
+
+        A watcher that knew a bus before a restart has a higher revision; it is answered at
+        once, too.
+        """
+        self._update()
+        await self._changes.until(lambda: self._shown.revision != revision, timeout_s=wait_s)
+        return self._shown
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        """See `services.protocol.weight_bus.WeightBus`.
+
+        Raises:
+            InvalidInput: `max_lag` is negative.
+        """
+        if max_lag is not None and max_lag < 0:
+            raise InvalidInput("max_lag", max_lag, "Use a number from 0, or null for no bound.")
+        self._table.max_lag = max_lag
+        self._update()
+
+    async def close(self) -> None:
+        """End every task."""
+        for replica_id in list(self._deliveries):
+            await self._end_delivery(replica_id)
+        if self._tick_task is not None:
+            self._tick_task.cancel()
+            await asyncio.gather(self._tick_task, return_exceptions=True)
+
+    def start(self) -> None:
+        """Begin to notice silence; calling it again does nothing."""
+        if self._tick_task is None:
+            self._tick_task = asyncio.create_task(self._tick(), name="tick")
+
+    async def expire(self) -> None:
+        """Act on members that have been silent for too long."""
+        for replica_id in self._table.expire():
+            log.warning("replica is dead", replica=replica_id)
+            await self._end_delivery(replica_id)
+        for member_id in self._trainers.expire(self._config.forget_after_s):
+            self._mailboxes.pop(member_id, None)
+        for member_id in self._mailboxes.keys() - set(self._table.replica_ids):
+            if not self._trainers.knows(member_id):
+                self._mailboxes.pop(member_id, None)
+                self._forget_series(member_id)
+        self._update()
+
+    async def _tick(self) -> None:
+        while True:
+            await self.expire()
+            await asyncio.sleep(_TICK_S)
+
+    def _seen(self, member_id: str) -> bool:
+        return self._table.seen(member_id) or self._trainers.seen(member_id)
+
+    def _post(self, member_id: str, order: Order) -> None:
+        self._mailboxes[member_id].post(order)
+        self._changes.announce()
+
+    async def _end_delivery(self, replica_id: str) -> None:
+        delivery = self._deliveries.pop(replica_id, None)
+        if delivery is not None:
+            delivery[1].cancel()
+            await asyncio.gather(delivery[1], return_exceptions=True)
+
+    def _update(self) -> None:
+        """Show the table as it is now; wake whoever waits if it changed."""
+        message = self._message(revision=self._shown.revision)
+        if message != self._shown:
+            self._shown = self._message(revision=self._shown.revision + 1)
+            self._export()
+        self._changes.announce()
+
+    def _message(self, *, revision: int) -> TableMessage:
+        return TableMessage(
+            revision=revision,
+            newest_version=self._table.newest_version,
+            lease_s=self._config.lease_s,
+            members=self._table.members(),
+            trainer_ready=self._trainers.current is not None,
+            pushes=self._table.pushes,
+        )
+
+    def _export(self) -> None:
+        if self._shown.newest_version is not None:
+            BusMetrics.newest_version.set(self._shown.newest_version)
+        BusMetrics.leased.set(len(self._shown.leased))
+        for member in self._shown.members:
+            if member.committed_version is not None:
+                BusMetrics.replica_version.set(
+                    member.committed_version, {"replica": member.replica_id}
+                )
+
+    def _forget_series(self, replica_id: str) -> None:
+        BusMetrics.replica_version.forget({"replica": replica_id})

@@ -1,0 +1,36 @@
+"""Configuration of the weight bus."""
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+
+class WeightBusConfig(StrictModel):
+    """Deadlines of membership and of weight updates.
+
+    Attributes:
+        lease_s: how long the leases of a member table hold without news from the bus.
+        heartbeat_timeout_s: silence after which a member is suspect and has no lease.
+        dead_after_s: silence after which a member is dead and its update is given up.
+        forget_after_s: silence after which a dead member leaves the table.
+        poll_s: longest that the bus holds a member's poll open.
+        link_timeout_s: deadline of every operation on a link.
+        stage_timeout_s: deadline from the order to send to the replica's vote.
+        commit_timeout_s: deadline from the order to commit to its report.
+        retry_s: pause before the first retry of a failed update; doubles up to
+            `retry_max_s`.
+        retry_max_s: longest pause between retries.
+        num_cpus: CPUs that Ray reserves for the deployment that keeps the actor alive.
+    """
+
+    lease_s: float = Field(default=10.0, gt=0)
+    heartbeat_timeout_s: float = Field(default=10.0, gt=0)
+    dead_after_s: float = Field(default=20.0, gt=0)
+    forget_after_s: float = Field(default=60.0, gt=0)
+    poll_s: float = Field(default=2.0, gt=0)
+    link_timeout_s: float = Field(default=20.0, gt=0)
+    stage_timeout_s: float = Field(default=120.0, gt=0)
+    commit_timeout_s: float = Field(default=90.0, gt=0)
+    retry_s: float = Field(default=0.2, gt=0)
+    retry_max_s: float = Field(default=5.0, gt=0)
+    num_cpus: float = Field(default=0.1, ge=0)

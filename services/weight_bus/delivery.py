@@ -1,0 +1,263 @@
+"""Bringing one replica to the newest version, again and again, whatever fails in between."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.observability.log import Log
+from services.observability.metrics import BusMetrics
+from services.protocol.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    Link,
+    Order,
+    Phase,
+    ReplicaState,
+    Report,
+    SendWeights,
+    StageWeights,
+)
+from services.protocol.weights import WeightManifest
+from services.weight_bus.changes import Changes
+from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.mailbox import MailboxFull
+from services.weight_bus.members import MemberTable
+from services.weight_bus.trainer_groups import TrainerGroups
+
+log = Log("weight_bus")
+
+_MAX_REPORTS = 256
+
+
+class UpdateFailed(Exception):
+    """One attempt to update the replica ended without a commit."""
+
+    def __init__(self, phase: Phase, error: str, *, silent: bool = False) -> None:
+        self.phase, self.error, self.silent = phase, error, silent
+        super().__init__(f"{phase}: {error}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a delivery needs of the bus.
+
+    Attributes:
+        config: deadlines.
+        table: where the replica's state is kept.
+        trainers: who sends.
+        changes: announces every change of the three above and of `newest`.
+        newest: the newest manifest and when it was published (monotonic seconds).
+        post: put an order into a member's mailbox.
+        store: host and port of the rendezvous store.
+        new_prefix: a link prefix for a replica that was never used before.
+    """
+
+    config: WeightBusConfig
+    table: MemberTable
+    trainers: TrainerGroups
+    changes: Changes
+    newest: Callable[[], tuple[WeightManifest, float] | None]
+    post: Callable[[str, Order], None]
+    store: Callable[[], Awaitable[tuple[str, int]]]
+    new_prefix: Callable[[str], str]
+
+
+class Delivery:
+    """The updates of one replica: at most one at a time, always to the newest version."""
+
+    def __init__(self, replica_id: str, around: Surroundings) -> None:
+        self._replica_id = replica_id
+        self._around = around
+        self._reports: asyncio.Queue[Report] = asyncio.Queue(_MAX_REPORTS)
+        self._prefix = ""
+        self._senders: tuple[str, ...] = ()
+        self._awaited: tuple[Phase, int] | None = None
+
+    async def run(self) -> None:
+        """Deliver for as long as the replica is in the table; ends only by cancellation."""
+        failures = 0
+        try:
+            while True:
+                await self._around.changes.until(self._is_due, timeout_s=None)
+                manifest, published_at = self._newest()
+                try:
+                    await self._update(manifest, published_at)
+                    failures = 0
+                except UpdateFailed as failed:
+                    self._give_up(failed, manifest.version)
+                    await self._back_off(failures, manifest.version)
+                    failures += 1
+        finally:
+            self._drop_links()
+
+    def take(self, report: Report) -> bool:
+        """Hand in a report; False if nobody waits for it."""
+        if not self._concerns_update(report) or self._reports.full():
+            return False
+        self._reports.put_nowait(report)
+        return True
+
+    def _newest(self) -> tuple[WeightManifest, float]:
+        newest = self._around.newest()
+        assert newest is not None, "_is_due"
+        return newest
+
+    def _is_due(self) -> bool:
+        replica, newest = self._around.table.get(self._replica_id), self._around.newest()
+        if replica is None or newest is None or self._around.trainers.current is None:
+            return False
+        held = replica.committed_version
+        is_behind = held is None or held < newest[0].version
+        return is_behind or replica.state is ReplicaState.SUSPECT
+
+    async def _update(self, manifest: WeightManifest, published_at: float) -> None:
+        replica = self._around.table.get(self._replica_id)
+        started = published_at if replica is None else max(published_at, replica.registered_at)
+        await self._open_epoch(manifest)
+        await self._stage(manifest)
+        paused_s = await self._commit(manifest.version)
+        self._around.table.commit(self._replica_id, manifest.version)
+        tags = {"replica": self._replica_id}
+        BusMetrics.commits.inc(tags=tags)
+        BusMetrics.push.observe(time.monotonic() - started, tags=tags)
+        BusMetrics.paused.observe(paused_s, tags=tags)
+        log.info(
+            "committed",
+            replica=self._replica_id,
+            version=manifest.version,
+            seconds=round(time.monotonic() - started, 3),
+            paused_s=round(paused_s, 4),
+        )
+        self._around.changes.announce()
+
+    async def _open_epoch(self, manifest: WeightManifest) -> None:
+        """Have a prefix and its senders: those of the last update while they are the same."""
+        senders = self._around.trainers.current
+        if senders is None or len(senders) != manifest.world_size:
+            raise UpdateFailed(Phase.SEND, "the trainer that published is not there")
+        if self._prefix and senders != self._senders:
+            self._drop_links()
+        if not self._prefix:
+            self._prefix = self._around.new_prefix(self._replica_id)
+            self._senders = senders
+
+    async def _stage(self, manifest: WeightManifest) -> None:
+        self._enter(ReplicaState.STAGING if self._has_weights() else ReplicaState.CATCHING_UP)
+        links = await self._links()
+        self._awaited = (Phase.STAGE, manifest.version)
+        self._post(self._replica_id, StageWeights(manifest=manifest, links=links), Phase.STAGE)
+        for sender, link in zip(self._senders, links, strict=True):
+            self._post(sender, SendWeights(version=manifest.version, link=link), Phase.SEND)
+        await self._await_report(self._around.config.stage_timeout_s)
+
+    async def _commit(self, version: int) -> float:
+        self._awaited = (Phase.COMMIT, version)
+        self._enter(ReplicaState.COMMITTING)
+        self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
+        report = await self._await_report(self._around.config.commit_timeout_s)
+        return report.paused_s
+
+    async def _await_report(self, timeout_s: float) -> Report:
+        """The replica's report of the awaited phase.
+
+        An error of either end of a link is final at once: nobody waits for the vote of a
+        replica that its sender has lost.
+        """
+        assert self._awaited is not None
+        awaited = self._awaited[0]
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    report = await self._reports.get()
+                    if not self._concerns_update(report):
+                        BusMetrics.dropped_reports.inc()
+                    elif report.error is not None:
+                        raise UpdateFailed(report.phase, report.error)
+                    elif report.phase is awaited:
+                        return report
+        except TimeoutError:
+            raise UpdateFailed(awaited, f"no report in {timeout_s:g} s", silent=True) from None
+
+    def _concerns_update(self, report: Report) -> bool:
+        if self._awaited is None or report.version != self._awaited[1]:
+            return False
+        if report.phase is Phase.COMMIT:
+            return self._awaited[0] is Phase.COMMIT
+        return self._awaited[0] is Phase.STAGE and report.prefix.startswith(self._prefix)
+
+    async def _links(self) -> tuple[Link, ...]:
+        replica = self._around.table.get(self._replica_id)
+        if replica is None:
+            raise UpdateFailed(Phase.STAGE, "the replica left")
+        host, port = await self._around.store()
+        return tuple(
+            Link(
+                replica_id=self._replica_id,
+                trainer_rank=rank,
+                store_host=host,
+                store_port=port,
+                prefix=f"{self._prefix}t{rank}",
+                world_size=1 + replica.hello.tensor_parallel_size,
+                timeout_s=self._around.config.link_timeout_s,
+            )
+            for rank in range(len(self._senders))
+        )
+
+    def _give_up(self, failed: UpdateFailed, version: int) -> None:
+        """A failed stage leaves the old version served; silence or a failed commit does not."""
+        BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": failed.phase})
+        log.warning(
+            "update failed",
+            replica=self._replica_id,
+            version=version,
+            phase=failed.phase,
+            error=failed.error,
+        )
+        self._drop_links()
+        state = ReplicaState.LIVE if self._has_weights() else ReplicaState.CATCHING_UP
+        if failed.silent or failed.phase is Phase.COMMIT:
+            state = ReplicaState.SUSPECT
+        if self._around.table.get(self._replica_id) is not None:
+            self._around.table.fail(self._replica_id, state, str(failed))
+        self._around.changes.announce()
+
+    async def _back_off(self, failures: int, version: int) -> None:
+        """Pause, but go on at once with a newer version or a new trainer."""
+        config, trainers = self._around.config, self._around.trainers.current
+        pause_s = min(config.retry_s * 2 ** min(failures, 30), config.retry_max_s)
+        await self._around.changes.until(
+            lambda: (
+                self._newest()[0].version != version
+                or self._around.trainers.current not in (None, trainers)
+            ),
+            timeout_s=pause_s,
+        )
+
+    def _drop_links(self) -> None:
+        """Cancel whatever is under way; the next update gets links of its own."""
+        self._awaited = None
+        if not self._prefix:
+            return
+        for member in (self._replica_id, *self._senders):
+            try:
+                self._around.post(member, DropLinks(prefix=self._prefix))
+            except (MailboxFull, KeyError) as gone:
+                log.info("links of a member that is gone", member=member, why=str(gone))
+        self._prefix, self._senders = "", ()
+
+    def _post(self, member_id: str, order: Order, phase: Phase) -> None:
+        try:
+            self._around.post(member_id, order)
+        except (MailboxFull, KeyError) as error:
+            raise UpdateFailed(phase, f"{member_id} takes no orders: {error}") from None
+
+    def _enter(self, state: ReplicaState) -> None:
+        if self._around.table.get(self._replica_id) is None:
+            raise UpdateFailed(Phase.STAGE, "the replica left")
+        self._around.table.begin(self._replica_id, state)
+        self._around.changes.announce()
+
+    def _has_weights(self) -> bool:
+        replica = self._around.table.get(self._replica_id)
+        return replica is not None and replica.committed_version is not None

@@ -1,0 +1,153 @@
+"""The member table: which replica is alive, what it serves, and whether it may be given work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.protocol.weight_bus import Member, ReplicaHello, ReplicaState
+from services.weight_bus.config import WeightBusConfig
+
+_SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
+"""States with a lease: staging does not disturb generation, committing only delays it."""
+
+
+@dataclass
+class Replica:
+    """What the bus knows of one rollout server.
+
+    Attributes:
+        hello: how it introduced itself.
+        state: see `ReplicaState`.
+        committed_version: version it serves, None before its first commit.
+        registered_at: when it first registered, by the table's clock.
+        seen_at: when it was last heard of.
+        last_error: why it was last suspected or failed.
+    """
+
+    hello: ReplicaHello
+    state: ReplicaState
+    committed_version: int | None
+    registered_at: float
+    seen_at: float
+    last_error: str = ""
+
+
+class MemberTable:
+    """All replicas and the versions they hold; no input or output, no tasks.
+
+    Attributes:
+        newest_version: highest version published or reported by a member; it never falls.
+        max_lag: versions that a leased replica may be behind, None for any number.
+        pushes: commits so far.
+    """
+
+    def __init__(self, config: WeightBusConfig, *, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._replicas: dict[str, Replica] = {}
+        self.newest_version: int | None = None
+        self.max_lag: int | None = None
+        self.pushes = 0
+
+    def get(self, replica_id: str) -> Replica | None:
+        """The replica, if it is in the table."""
+        return self._replicas.get(replica_id)
+
+    @property
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica in the table."""
+        return tuple(self._replicas)
+
+    def enter(self, hello: ReplicaHello) -> None:
+        """Take a replica in, or renew what is known of one whose update may be under way."""
+        known = self._replicas.get(hello.replica_id)
+        if known is not None and known.state is not ReplicaState.DEAD:
+            known.hello, known.seen_at = hello, self._clock()
+            if hello.committed_version is None and known.state in _SERVING:
+                # It holds no whole version: a commit failed half-way.
+                known.state = ReplicaState.SUSPECT
+            known.committed_version = hello.committed_version
+        else:
+            has_weights = hello.committed_version is not None
+            self._replicas[hello.replica_id] = Replica(
+                hello=hello,
+                state=ReplicaState.LIVE if has_weights else ReplicaState.JOINING,
+                committed_version=hello.committed_version,
+                registered_at=self._clock(),
+                seen_at=self._clock(),
+            )
+        self.raise_newest(hello.committed_version)
+
+    def seen(self, replica_id: str) -> bool:
+        """Note a heartbeat; False if the replica must register (again)."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.state is ReplicaState.DEAD:
+            return False
+        replica.seen_at = self._clock()
+        return True
+
+    def leave(self, replica_id: str) -> None:
+        """Forget a replica."""
+        self._replicas.pop(replica_id, None)
+
+    def begin(self, replica_id: str, state: ReplicaState) -> None:
+        """An update of the replica enters a new state."""
+        self._replicas[replica_id].state = state
+
+    def fail(self, replica_id: str, state: ReplicaState, error: str) -> None:
+        """An update of the replica failed."""
+        replica = self._replicas[replica_id]
+        replica.state, replica.last_error = state, error
+
+    def commit(self, replica_id: str, version: int) -> None:
+        """The replica serves `version` from now on."""
+        replica = self._replicas[replica_id]
+        replica.state, replica.committed_version = ReplicaState.LIVE, version
+        self.pushes += 1
+        self.raise_newest(version)
+
+    def raise_newest(self, version: int | None) -> None:
+        """Note that a version exists."""
+        if version is not None and (self.newest_version is None or version > self.newest_version):
+            self.newest_version = version
+
+    def expire(self) -> list[str]:
+        """Mark silent replicas dead and forget those long dead; returns the newly dead."""
+        died = []
+        for replica_id, replica in list(self._replicas.items()):
+            silence = self._clock() - replica.seen_at
+            if silence > self._config.forget_after_s:
+                self.leave(replica_id)
+            elif silence > self._config.dead_after_s and replica.state is not ReplicaState.DEAD:
+                self.fail(replica_id, ReplicaState.DEAD, f"silent for {silence:.0f} s")
+                died.append(replica_id)
+        return died
+
+    def leased(self, replica: Replica) -> bool:
+        """Whether the replica may be given work now."""
+        version = replica.committed_version
+        if replica.state not in _SERVING or version is None or self.newest_version is None:
+            return False
+        if self._clock() - replica.seen_at > self._config.heartbeat_timeout_s:
+            return False
+        return self.max_lag is None or self.newest_version - version <= self.max_lag
+
+    def members(self) -> tuple[Member, ...]:
+        """The table's rows as other services see them, in order of registration."""
+        return tuple(self._member(replica) for replica in self._replicas.values())
+
+    def _member(self, replica: Replica) -> Member:
+        hello, state = replica.hello, replica.state
+        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
+        if silent and state is not ReplicaState.DEAD:
+            state = ReplicaState.SUSPECT
+        return Member(
+            replica_id=hello.replica_id,
+            address=hello.address,
+            state=state,
+            committed_version=replica.committed_version,
+            leased=self.leased(replica),
+            model=hello.model,
+            max_model_len=hello.max_model_len,
+            pid=hello.pid,
+            last_error=replica.last_error,
+        )
