@@ -1,0 +1,387 @@
+"""Peers of a run in one process: the router is a real HTTP server, the others are objects."""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.run import Peers
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import RunConfig
+from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+
+
+def score(job: ScoreJob, reward: float | None) -> Score:
+    verdict = {None: Verdict.INFRA_ERROR, 1.0: Verdict.ACCEPTED}.get(reward, Verdict.WRONG_ANSWER)
+    return Score(
+        job_id=job.job_id,
+        verdict=verdict,
+        reward=reward,
+        passed=int(reward or 0),
+        total=1,
+        seconds=0.001,
+        cpu_s=0.001,
+        detail="",
+        cached=False,
+    )
+
+
+class FakeBus:
+    """Replicas commit a published version at once unless `commit_delay_s` says otherwise."""
+
+    def __init__(self, replicas: int = 2, commit_delay_s: float = 0.0) -> None:
+        self.committed: dict[str, int | None] = {f"replica-{i}": None for i in range(replicas)}
+        self.newest: int | None = None
+        self.max_lag: int | None = None
+        self.lags: list[int | None] = []
+        self.pushes = 0
+        self.revision = 1
+        self.commit_delay_s = commit_delay_s
+        self._changed = asyncio.Event()
+        self._commits: set[asyncio.Task[None]] = set()
+
+    def leased(self) -> list[str]:
+        return [name for name, version in self.committed.items() if self._may_serve(version)]
+
+    def _may_serve(self, version: int | None) -> bool:
+        if version is None or self.newest is None:
+            return False
+        return self.max_lag is None or self.newest - version <= self.max_lag
+
+    def publish_version(self, version: int) -> None:
+        assert self.newest is None or version > self.newest
+        self.newest = version
+        self._notify()
+        for place, name in enumerate(self.committed):
+            commit = asyncio.create_task(self._commit(name, version, place))
+            self._commits.add(commit)
+            commit.add_done_callback(self._commits.discard)
+
+    async def _commit(self, name: str, version: int, place: int) -> None:
+        await asyncio.sleep(self.commit_delay_s * place)
+        self.committed[name] = max(version, self.committed[name] or 0)
+        self.pushes += 1
+        self._notify()
+
+    def _notify(self) -> None:
+        self.revision += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        if revision >= self.revision:
+            changed = asyncio.create_task(self._changed.wait())
+            await asyncio.wait({changed}, timeout=wait_s)
+            changed.cancel()
+        return MemberTable(
+            revision=self.revision,
+            newest_version=self.newest,
+            lease_s=10.0,
+            members=tuple(self._member(name) for name in self.committed),
+            trainer_ready=True,
+            pushes=self.pushes,
+        )
+
+    def _member(self, name: str) -> Member:
+        version = self.committed[name]
+        return Member(
+            replica_id=name,
+            address="http://127.0.0.1:1",
+            state=ReplicaState.JOINING if version is None else ReplicaState.LIVE,
+            committed_version=version,
+            leased=self._may_serve(version),
+            model="tiny",
+            max_model_len=64,
+            pid=1,
+        )
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        self.max_lag = max_lag
+        self.lags.append(max_lag)
+        self._notify()
+
+
+class FakeTrainer:
+    """Weights are a digest of everything trained so far; checkpoints keep it."""
+
+    def __init__(self, bus: FakeBus) -> None:
+        self.bus = bus
+        self.ready = True
+        self.step = 0
+        self.version: int | None = None
+        self.weights = "initial"
+        self.checkpoints: dict[str, list[tuple[int, str]]] = {}
+        self.batches: list[tuple[int, TrainBatch]] = []
+        self.die_before: set[int] = set()
+        self.die_after: set[int] = set()
+        self.train_s = 0.0
+        self.starts: list[RunStart] = []
+        self.entered = asyncio.Event()
+        self.hold: asyncio.Event | None = None
+
+    async def start_run(self, start: RunStart) -> TrainerState:
+        self.starts.append(start)
+        saved = self.checkpoints.get(start.checkpoint_dir, [(0, f"seed {start.seed}")])
+        self.step, self.weights = saved[-1]
+        self.run_id = start.run_id
+        self._publish()
+        return await self.state()
+
+    def _publish(self) -> None:
+        self.version = 1 if self.bus.newest is None else self.bus.newest + 1
+        self.bus.publish_version(self.version)
+
+    async def train(self, batch: TrainBatch) -> TrainReport:
+        if batch.step != self.step + 1:
+            raise InvalidInput("step", batch.step, f"The next step is {self.step + 1}.")
+        self.entered.set()
+        if self.hold is not None:
+            await self.hold.wait()
+        if batch.step in self.die_before:
+            self.die_before.discard(batch.step)
+            raise self.death()
+        await asyncio.sleep(self.train_s)
+        assert self.version is not None
+        self.batches.append((self.version, batch))
+        self.weights = hashlib.sha256((self.weights + numbers(batch)).encode()).hexdigest()
+        self.step = batch.step
+        self._publish()
+        if batch.step in self.die_after:
+            self.die_after.discard(batch.step)
+            raise self.death()
+        return TrainReport(
+            step=self.step,
+            policy_version=self.version,
+            tokens=sum(len(t.trajectory.response_token_ids) for t in trajectories(batch)),
+            metrics={"loss": 0.5},
+            seconds={"total": 0.0},
+        )
+
+    def death(self) -> NotReady:
+        """The ranks die, and are back a moment later with nothing in memory."""
+        self.ready = False
+        self.step = -1
+        asyncio.get_running_loop().call_later(0.05, setattr, self, "ready", True)
+        return NotReady("a rank died")
+
+    async def save(self, run_id: str) -> int:
+        if not self.ready:
+            raise NotReady("ranks restart")
+        start = next(start for start in reversed(self.starts) if start.run_id == run_id)
+        saved = self.checkpoints.setdefault(start.checkpoint_dir, [])
+        saved.append((self.step, self.weights))
+        return self.step
+
+    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        raise NotImplementedError
+
+    async def state(self) -> TrainerState:
+        return TrainerState(
+            ready=self.ready,
+            run_id=self.starts[-1].run_id if self.starts else None,
+            step=self.step,
+            policy_version=self.version,
+            world_size=2,
+            parameters=1,
+        )
+
+
+def trajectories(batch: TrainBatch) -> list[Any]:
+    return [one for group in batch.groups for one in group.trajectories]
+
+
+def numbers(batch: TrainBatch) -> str:
+    """Everything that an update would be computed from."""
+    return json.dumps(
+        [
+            [one.trajectory.response_token_ids, one.trajectory.behaviour_logprobs, one.reward]
+            for one in trajectories(batch)
+        ]
+    )
+
+
+class FakeReward:
+    """An answer that begins with `good` is right."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[ScoreJob]] = []
+        self.ungraded: Callable[[ScoreJob], bool] = lambda job: False
+        self.not_ready = 0
+
+    async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+        if self.not_ready:
+            self.not_ready -= 1
+            raise NotReady("restarting")
+        self.calls.append(jobs)
+        await asyncio.sleep(0)
+        return [
+            score(job, None if self.ungraded(job) else float(job.completion.startswith("good")))
+            for job in jobs
+        ]
+
+
+@dataclass
+class Asked:
+    """A request as the router got it."""
+
+    body: dict[str, Any]
+    session: str
+
+
+Answer = Callable[["FakeRouter", Asked, web.StreamResponse], Awaitable[bool]]
+
+
+@dataclass
+class FakeRouter:
+    """Speaks the router's streaming format; tokens depend on seed, prompt and version only.
+
+    `before` may answer a request itself by returning a response, or wait.
+    """
+
+    bus: FakeBus
+    asked: list[Asked] = field(default_factory=list)
+    before: Callable[[Asked], Awaitable[web.Response | None]] | None = None
+    cut_after: Callable[[Asked], int | None] = lambda asked: None
+    answers: Callable[[Asked, int, int], bool] | None = None
+    sampled: int = 0
+    delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        asked = Asked(await request.json(), request.headers["x-session-id"])
+        self.asked.append(asked)
+        if self.before is not None:
+            refused = await self.before(asked)
+            if refused is not None:
+                return refused
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        cut = self.cut_after(asked)
+        choices = [
+            asyncio.create_task(self._choice(asked, index)) for index in range(asked.body["n"])
+        ]
+        for sent, done in enumerate(asyncio.as_completed(choices)):
+            event = await done
+            if cut is not None and sent >= cut:
+                request.transport.abort()
+                return response
+            await response.write(f"data: {json.dumps(event)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _choice(self, asked: Asked, index: int) -> dict[str, Any]:
+        while not self.bus.leased():
+            await asyncio.sleep(0.001)
+        name = self.bus.leased()[index % len(self.bus.leased())]
+        first = self.bus.committed[name]
+        await asyncio.sleep(self.delay(asked, index))
+        last = self.bus.committed[name]
+        self.sampled += asked.body["n"] > 1
+        seed = (asked.body["seed"], json.dumps(asked.body["messages"]), index, first)
+        chance = random.Random(repr(seed))
+        tokens = [chance.randrange(1000) for _ in range(chance.randint(2, 9))]
+        good = chance.random() < 0.5
+        if self.answers is not None:
+            good = self.answers(asked, index, first)
+        spans = [[first, 0, 1, name], [last, 1, len(tokens), name]]
+        return {
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": "good" if good else "bad"},
+                    "finish_reason": "stop",
+                    "trajectory": {
+                        "prompt_token_ids": [1, 2, 3],
+                        "token_ids": tokens,
+                        "logprobs": [-chance.random() for _ in tokens],
+                        "spans": spans,
+                    },
+                }
+            ]
+        }
+
+
+@dataclass
+class World:
+    """A whole cluster in one process."""
+
+    bus: FakeBus
+    trainer: FakeTrainer
+    reward: FakeReward
+    router: FakeRouter
+    config: OrchestratorConfig
+    task_file: Path
+    run_root: Path
+
+    @property
+    def peers(self) -> Peers:
+        return Peers(trainer=self.trainer, reward=self.reward, bus=self.bus)
+
+    def run_config(self, **changes: Any) -> RunConfig:
+        fields: dict[str, Any] = {
+            "name": "test",
+            "task_file": str(self.task_file),
+            "run_root": str(self.run_root),
+            "model": "tiny",
+            "steps": 5,
+            "batch_groups": 4,
+            "group_size": 4,
+            "rollout_timeout_s": 5.0,
+            "checkpoint": {"every": 2},
+        }
+        return RunConfig.model_validate(fields | changes)
+
+
+def write_tasks(path: Path, *, train: int = 24, heldout: int = 5) -> Path:
+    rows = [
+        {
+            "task_id": f"{split}-{i}",
+            "messages": [{"role": "user", "content": f"{split} {i}"}],
+            "split": split,
+            "grader": {
+                "kind": "python_function",
+                "entry_point": "f",
+                "tests": [{"args": [1], "expected": 1}],
+            },
+        }
+        for split, count in (("train", train), ("heldout", heldout))
+        for i in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@asynccontextmanager
+async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0, **changes: Any):
+    """A cluster with a router on a free port."""
+    bus = FakeBus(replicas, commit_delay_s)
+    router = FakeRouter(bus)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", router.chat)
+    server = TestServer(app)
+    await server.start_server()
+    settings = {"backoff_s": 0.01, "backoff_max_s": 0.05, "replicas_timeout_s": 10.0}
+    try:
+        yield World(
+            bus=bus,
+            trainer=FakeTrainer(bus),
+            reward=FakeReward(),
+            router=router,
+            config=OrchestratorConfig.model_validate(
+                settings | {"router_url": f"http://127.0.0.1:{server.port}"} | changes
+            ),
+            task_file=write_tasks(folder / "tasks.jsonl"),
+            run_root=folder / "runs",
+        )
+    finally:
+        await server.close()

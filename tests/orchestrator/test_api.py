@@ -1,0 +1,127 @@
+"""`/v1/runs` over HTTP, below its route prefix as Serve mounts it."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from services.orchestrator.api import http_api
+from services.orchestrator.runs import Runs
+from tests.orchestrator.fakes import World, world
+
+
+@asynccontextmanager
+async def serving(folder: Path):
+    async with world(folder) as cluster:
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        transport = httpx.ASGITransport(http_api(runs), root_path="/v1/runs")
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+            try:
+                yield cluster, http
+            finally:
+                await runs.close()
+
+
+def body(cluster: World, **changes) -> dict:
+    return {"config": cluster.run_config().model_dump(mode="json") | changes}
+
+
+async def wait_for_state(http: httpx.AsyncClient, run_id: str, state: str) -> dict:
+    async with asyncio.timeout(20):
+        while True:
+            status = (await http.get(f"/v1/runs/{run_id}")).json()
+            if status["state"] == state:
+                return status
+            await asyncio.sleep(0.01)
+
+
+async def test_a_run_is_started_followed_and_read(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        answer = await http.post("/v1/runs", json=body(cluster))
+        assert answer.status_code == 201, answer.text
+        run_id = answer.json()["run_id"]
+        assert run_id.startswith("test-")
+        status = await wait_for_state(http, run_id, "finished")
+        assert status["summary"]["train_steps"] == 5
+        listing = (await http.get("/v1/runs")).json()
+        assert [run["run_id"] for run in listing] == [run_id]
+        shown = (await http.get(f"/v1/runs/{run_id}/trajectories?limit=3")).json()
+        assert len(shown) == 3
+        assert shown[-1]["step"] == 5
+
+
+async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        cluster.trainer.hold = asyncio.Event()
+        run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
+        before = set(cluster.run_root.iterdir())
+        second = await http.post("/v1/runs", json=body(cluster))
+        assert second.status_code == 409
+        error = second.json()["error"]
+        assert run_id in error["message"]
+        assert f"millrace stop {run_id}" in error["message"]
+        assert set(cluster.run_root.iterdir()) == before, "nothing is half-started"
+        cluster.trainer.hold.set()
+        stopped = await http.post(f"/v1/runs/{run_id}/stop")
+        assert stopped.json()["state"] in ("stopped", "finished")
+        third = await http.post("/v1/runs", json=body(cluster))
+        assert third.status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "part"),
+    [
+        ({"stepz": 3}, "run: config.stepz", "No such key"),
+        ({"steps": 0}, "run: config.steps", "greater than or equal to 1"),
+        ({"schedule": {"preset": "fast"}}, "run: config.schedule.preset", "sync"),
+        ({"model": "other"}, "model", "tiny"),
+        ({"task_file": "tasks.jsonl"}, "task_file", "absolute"),
+        ({"task_file": "/nowhere/tasks.jsonl"}, "task file", "cannot be read"),
+        ({"run_root": "/proc/nowhere"}, "run_root", "can be written"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+async def test_bad_input_gets_one_clear_message(
+    tmp_path: Path, changes: dict, field: str, part: str
+) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        cluster.bus.publish_version(1)
+        answer = await http.post("/v1/runs", json=body(cluster, **changes))
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert set(error) == {"field", "value", "fix", "message"}
+        assert error["field"] == field
+        assert part in error["fix"]
+        assert (await http.get("/v1/runs")).json() == []
+        assert not cluster.run_root.exists()
+
+
+async def test_a_body_that_is_not_json_gets_the_same_shape(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, http):
+        answer = await http.post("/v1/runs", content=b"{")
+        assert answer.status_code == 400
+        assert answer.json()["error"]["field"] == "request body"
+
+
+async def test_an_unknown_run_is_named(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, http):
+        for answer in (await http.get("/v1/runs/x"), await http.post("/v1/runs/x/stop")):
+            assert answer.status_code == 404
+            assert answer.json()["error"]["value"] == "x"
+
+
+async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        answer = await http.post("/v1/runs", json=body(cluster) | {"resume": "test-1"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["field"] == "resume"
+        run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
+        await wait_for_state(http, run_id, "finished")
+        answer = await http.post("/v1/runs", json=body(cluster, seed=9) | {"resume": run_id})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["field"] == "seed"
+        answer = await http.post("/v1/runs", json=body(cluster, steps=7) | {"resume": run_id})
+        assert answer.status_code == 201
+        assert (await wait_for_state(http, run_id, "finished"))["step"] == 7

@@ -1,0 +1,458 @@
+"""The whole loop against a real HTTP router and peers in this process."""
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.runs import Runs
+from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from tests.orchestrator.fakes import World, trajectories, world
+
+PRESETS = [
+    {"preset": "sync"},
+    {"preset": "one_step_off"},
+    {"preset": "async", "max_staleness": 3},
+]
+
+
+async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = None) -> RunStatus:
+    runs = Runs(cluster.config, lambda: cluster.peers)
+    status = await runs.start(RunRequest(config=config, resume=resume))
+    async with asyncio.timeout(30):
+        await runs._runs[status.run_id].life
+    return runs.get(status.run_id).status()
+
+
+def ledger_rows(status: RunStatus) -> list[dict]:
+    with sqlite3.connect(Path(status.run_dir) / "ledger.sqlite") as db:
+        db.row_factory = sqlite3.Row
+        return [dict(row) for row in db.execute("SELECT * FROM groups ORDER BY group_id")]
+
+
+def metric_lines(status: RunStatus) -> list[dict]:
+    text = (Path(status.run_dir) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def slow_some(asked, index: int) -> float:
+    """A heavy tail: one prompt in five is ten times slower than the rest."""
+    slow = asked.body["seed"] % 5 == 0 and index == 0
+    return 0.03 if slow else 0.003
+
+
+@pytest.mark.parametrize("schedule", PRESETS, ids=lambda schedule: schedule["preset"])
+async def test_every_admitted_sample_group_closes_exactly_once(tmp_path: Path, schedule) -> None:
+    async with world(tmp_path, commit_delay_s=0.005) as cluster:
+        cluster.router.delay = slow_some
+        status = await run_to_end(cluster, cluster.run_config(schedule=schedule))
+        assert (status.state, status.step) == (RunState.FINISHED, 5), status.detail
+        consumed = Counter(g.group_id for _, batch in cluster.trainer.batches for g in batch.groups)
+        assert set(consumed.values()) == {1}
+        rows = ledger_rows(status)
+        assert {row["group_id"] for row in rows if row["status"] == "trained"} == set(consumed)
+        assert not [row for row in rows if row["status"] == "in_flight"]
+        assert sum(row["tokens"] for row in rows) > 0
+        ledger = Ledger(Path(status.run_dir) / "ledger.sqlite")
+        assert ledger.imbalance() == 0
+        ledger.close()
+
+
+@pytest.mark.parametrize("schedule", PRESETS, ids=lambda schedule: schedule["preset"])
+@pytest.mark.parametrize("on_stale", ["wait", "drop"])
+async def test_no_trajectory_is_trained_above_max_staleness(
+    tmp_path: Path, schedule, on_stale: str
+) -> None:
+    async with world(tmp_path, commit_delay_s=0.01) as cluster:
+        cluster.router.delay = slow_some
+        config = cluster.run_config(schedule={**schedule, "on_stale": on_stale}, steps=8)
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+        staleness = [
+            version - one.trajectory.oldest_version
+            for version, batch in cluster.trainer.batches
+            for one in trajectories(batch)
+        ]
+        assert max(staleness) <= config.schedule.staleness_bound
+        assert max(line["staleness_max"] for line in metric_lines(status)) == max(staleness)
+        if on_stale == "wait":
+            assert status.ledger.expired == 0
+
+
+async def test_one_step_off_really_overlaps_rollout_and_training(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.trainer.hold = asyncio.Event()
+        config = cluster.run_config(schedule={"preset": "one_step_off"})
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        status = await runs.start(RunRequest(config=config))
+        async with asyncio.timeout(10):
+            await cluster.trainer.entered.wait()
+            while runs.get(status.run_id).status().ledger.admitted < 8:
+                await asyncio.sleep(0.001)
+            cluster.trainer.hold.set()
+            await runs._runs[status.run_id].life
+        staleness = {
+            version - one.trajectory.oldest_version
+            for version, batch in cluster.trainer.batches
+            for one in trajectories(batch)
+        }
+        assert staleness == {0, 1}
+
+
+async def test_same_seed_same_schedule_same_numbers(tmp_path: Path) -> None:
+    weights = []
+    for attempt in ("a", "b"):
+        folder = tmp_path / attempt
+        folder.mkdir()
+        async with world(folder) as cluster:
+            cluster.router.delay = slow_some if attempt == "a" else lambda asked, index: 0.0
+            status = await run_to_end(cluster, cluster.run_config(seed=7))
+            assert status.state is RunState.FINISHED, status.detail
+            weights.append(cluster.trainer.weights)
+    assert weights[0] == weights[1]
+
+
+async def test_another_seed_gives_other_numbers(tmp_path: Path) -> None:
+    weights = []
+    for seed in (1, 2):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        async with world(folder) as cluster:
+            await run_to_end(cluster, cluster.run_config(seed=seed, steps=2))
+            weights.append(cluster.trainer.weights)
+    assert weights[0] != weights[1]
+
+
+async def test_an_infrastructure_failure_is_never_a_reward(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.reward.ungraded = lambda job: job.job_id.endswith("/0")
+        status = await run_to_end(cluster, cluster.run_config(steps=3))
+        assert status.state is RunState.FINISHED, status.detail
+        sizes = {len(g.trajectories) for _, batch in cluster.trainer.batches for g in batch.groups}
+        assert sizes == {3}
+        lines = metric_lines(status)
+        assert all(
+            line["trajectories_ungraded"] == line["groups_trained"] + line["groups_filtered"]
+            for line in lines
+        )
+
+
+async def test_a_group_with_fewer_than_two_graded_answers_fails(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        broken = {0, 1, 2}
+        first: list[str] = []
+
+        def ungraded(job) -> bool:
+            group = job.job_id.split("/")[1]
+            if not first and group.isdigit():
+                first.append(group)
+            return [group] == first and int(job.job_id[-1]) in broken
+
+        cluster.reward.ungraded = ungraded
+        status = await run_to_end(cluster, cluster.run_config(steps=2))
+        assert status.state is RunState.FINISHED, status.detail
+        failed = [row for row in ledger_rows(status) if row["status"] == "failed"]
+        assert [row["reason"] for row in failed] == ["infra_error"]
+        assert failed[0]["tokens"] > 0
+
+
+async def test_groups_of_equal_rewards_are_filtered_and_count_towards_the_batch(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.router.answers = lambda asked, index, version: (
+            asked.body["seed"] % 2 == 0 or index == 0
+        )
+        status = await run_to_end(cluster, cluster.run_config(steps=4))
+        assert status.ledger.filtered > 0
+        for line in metric_lines(status):
+            assert line["groups_trained"] + line["groups_filtered"] == 4
+        rewards = {
+            frozenset(one.reward for one in group.trajectories)
+            for _, batch in cluster.trainer.batches
+            for group in batch.groups
+        }
+        assert rewards == {frozenset({0.0, 1.0})}
+
+
+async def test_dynamic_sampling_replaces_groups_of_equal_rewards(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.router.answers = lambda asked, index, version: (
+            asked.body["seed"] % 2 == 0 or index == 0
+        )
+        config = cluster.run_config(steps=4, schedule={"dynamic_sampling": True})
+        status = await run_to_end(cluster, config)
+        assert status.ledger.filtered > 0
+        assert [len(batch.groups) for _, batch in cluster.trainer.batches] == [4] * 4
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+async def test_a_run_with_nothing_left_to_learn_finishes_early(
+    tmp_path: Path, dynamic: bool
+) -> None:
+    async with world(tmp_path, barren_batches=3) as cluster:
+        cluster.router.answers = lambda asked, index, version: True
+        config = cluster.run_config(schedule={"dynamic_sampling": dynamic})
+        status = await run_to_end(cluster, config)
+        assert (status.state, status.step) == (RunState.FINISHED, 0)
+        assert "nothing left to learn" in status.detail
+        assert status.ledger.filtered >= 12
+        assert status.ledger.in_flight == 0
+
+
+async def test_a_failed_rollout_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        bad: list[str] = []
+
+        async def before(asked):
+            content = asked.body["messages"][0]["content"]
+            if content.startswith("train") and (not bad or content in bad):
+                bad.append(content)
+                return web.Response(status=500, text="engine broke")
+            return None
+
+        cluster.router.before = before
+        status = await run_to_end(cluster, cluster.run_config(steps=2))
+        assert status.state is RunState.FINISHED, status.detail
+        failed = [row for row in ledger_rows(status) if row["status"] == "failed"]
+        assert [(row["reason"], row["attempts"]) for row in failed] == [("http_500", 3)]
+        assert len(bad) == 3
+
+
+async def test_a_stream_cut_in_the_middle_costs_the_attempt_and_not_the_group(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        cut: list[str] = []
+
+        def cut_after(asked) -> int | None:
+            if asked.body["n"] == 1 or len(cut) >= 3:
+                return None
+            cut.append(asked.session)
+            return 2
+
+        cluster.router.cut_after = cut_after
+        status = await run_to_end(cluster, cluster.run_config(steps=2))
+        assert (status.state, status.ledger.failed) == (RunState.FINISHED, 0), status.detail
+        retried = [row for row in ledger_rows(status) if row["attempts"] == 2]
+        assert len(retried) == 3
+        ledger = Ledger(Path(status.run_dir) / "ledger.sqlite")
+        in_ledger = ledger.token_counts().admitted
+        ledger.close()
+        evaluated = status.tokens_generated - in_ledger
+        assert 0 < evaluated < in_ledger
+
+
+async def test_a_router_that_is_away_is_asked_again(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        refusals = [503, 429, 503]
+
+        async def before(asked):
+            return web.Response(status=refusals.pop()) if refusals else None
+
+        cluster.router.before = before
+        status = await run_to_end(cluster, cluster.run_config(steps=1))
+        assert (status.state, status.ledger.failed) == (RunState.FINISHED, 0), status.detail
+        assert not refusals
+
+
+async def test_a_rollout_past_its_deadline_fails_its_group_and_nothing_hangs(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, rollout_retries=0) as cluster:
+        stuck: list[str] = []
+
+        async def before(asked):
+            if asked.body["n"] > 1 and (not stuck or asked.session in stuck):
+                stuck.append(asked.session)
+                await asyncio.sleep(60)
+
+        cluster.router.before = before
+        config = cluster.run_config(steps=2, rollout_timeout_s=0.3)
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+        failed = [row["reason"] for row in ledger_rows(status) if row["status"] == "failed"]
+        assert failed == ["deadline"]
+
+
+async def test_a_run_whose_every_rollout_is_refused_fails_and_says_why(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+
+        async def before(asked):
+            if asked.body["n"] > 1:
+                return web.json_response({"error": {"message": "prompt too long"}}, status=400)
+            return None
+
+        cluster.router.before = before
+        status = await run_to_end(cluster, cluster.run_config())
+        assert status.state is RunState.FAILED
+        assert "prompt too long" in status.detail
+        assert cluster.bus.lags[-1] is None
+        assert {row["attempts"] for row in ledger_rows(status)} == {1}
+
+
+async def test_the_reward_service_may_restart(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.reward.not_ready = 3
+        status = await run_to_end(cluster, cluster.run_config(steps=1))
+        assert (status.state, status.ledger.failed) == (RunState.FINISHED, 0), status.detail
+
+
+@pytest.mark.parametrize("schedule", PRESETS, ids=lambda schedule: schedule["preset"])
+@pytest.mark.parametrize("moment", ["die_before", "die_after"])
+async def test_a_dead_trainer_comes_back_and_no_prompt_is_lost_or_trained_twice(
+    tmp_path: Path, schedule, moment: str
+) -> None:
+    async with world(tmp_path, commit_delay_s=0.002) as cluster:
+        setattr(cluster.trainer, moment, {4})
+        config = cluster.run_config(steps=6, schedule=schedule)
+        status = await run_to_end(cluster, config)
+        assert (status.state, status.step) == (RunState.FINISHED, 6), status.detail
+        lines = metric_lines(status)
+        assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+        assert lines[-1]["recoveries"] == 1
+        rows = ledger_rows(status)
+        trained = [row for row in rows if row["status"] in ("trained", "filtered")]
+        positions = sorted(row["position"] for row in trained)
+        assert positions == list(range(len(positions)))
+        # What the surviving weights were made of: per step the last batch of that number.
+        final = {batch.step: batch for _, batch in cluster.trainer.batches}
+        survived = Counter(g.group_id for batch in final.values() for g in batch.groups)
+        assert set(survived.values()) == {1}
+        assert set(survived) == {row["group_id"] for row in rows if row["status"] == "trained"}
+        for version, batch in cluster.trainer.batches:
+            for one in trajectories(batch):
+                lag = version - one.trajectory.oldest_version
+                assert lag <= config.schedule.staleness_bound
+
+
+async def test_a_trainer_that_dies_again_and_again_fails_the_run(tmp_path: Path) -> None:
+    async with world(tmp_path, recoveries_in_row=2) as cluster:
+
+        async def always_die(batch):
+            raise cluster.trainer.death()
+
+        cluster.trainer.train = always_die
+        status = await run_to_end(cluster, cluster.run_config())
+        assert status.state is RunState.FAILED
+        assert "after every recovery" in status.detail
+        assert status.ledger.in_flight == 4
+
+
+async def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.trainer.train_s = 0.01
+        config = cluster.run_config(steps=6, schedule={"preset": "one_step_off"})
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        first = await runs.start(RunRequest(config=config))
+        async with asyncio.timeout(10):
+            while runs.get(first.run_id).status().step < 3:
+                await asyncio.sleep(0.001)
+            stopped = await runs.stop(first.run_id)
+        assert stopped.state is RunState.STOPPED
+        assert stopped.step < 6
+        assert stopped.ledger.in_flight > 0
+        assert cluster.bus.lags[-1] is None
+        before = json.loads((Path(stopped.run_dir) / "summary.json").read_text())
+        status = await run_to_end(cluster, config, resume=first.run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, 6), status.detail
+        steps = [batch.step for _, batch in cluster.trainer.batches]
+        assert steps == [1, 2, 3, 4, 5, 6]
+        rows = ledger_rows(status)
+        assert {row["status"] for row in rows} <= {"trained", "filtered"}
+        assert [row["position"] for row in rows] == list(range(len(rows)))
+        assert status.summary is not None
+        assert status.summary.heldout_pass_rate_before == before["heldout_pass_rate_before"]
+        assert status.summary.tokens_generated > before["tokens_generated"]
+        assert status.summary.wall_s > before["wall_s"]
+        assert status.summary.weight_pushes > before["weight_pushes"]
+
+
+async def test_a_killed_orchestrator_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        config = cluster.run_config(steps=6, checkpoint={"every": 2})
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        first = await runs.start(RunRequest(config=config))
+        run = runs.get(first.run_id)
+        cluster.trainer.train_s = 0.01
+        async with asyncio.timeout(10):
+            while run.status().step != 3:
+                await asyncio.sleep(0.001)
+        # Nothing of a killed process runs on: no checkpoint, no summary, no closing.
+        life = runs._runs[first.run_id].life
+        life.cancel()
+        await asyncio.gather(life, return_exceptions=True)
+        status = await run_to_end(cluster, config, resume=first.run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, 6), status.detail
+        assert [line["step"] for line in metric_lines(status)] == [1, 2, 3, 4, 5, 6]
+        final = {batch.step: batch for _, batch in cluster.trainer.batches}
+        survived = Counter(g.group_id for batch in final.values() for g in batch.groups)
+        assert set(survived.values()) == {1}
+        rows = ledger_rows(status)
+        assert set(survived) == {row["group_id"] for row in rows if row["status"] == "trained"}
+
+
+async def test_the_run_directory_holds_what_people_look_for(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        config = cluster.run_config(steps=3, evaluation={"tasks": 3, "every": 2}, seed=5)
+        status = await run_to_end(cluster, config)
+        folder = Path(status.run_dir)
+        summary = json.loads((folder / "summary.json").read_text())
+        assert summary["train_steps"] == 3
+        assert summary["seed"] == 5
+        assert summary["policy_version"] == cluster.trainer.version
+        assert summary["weight_pushes"] == cluster.bus.pushes
+        assert summary["heldout_pass_rate_before"] is not None
+        assert summary["heldout_pass_rate_after"] is not None
+        assert (folder / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
+        assert RunConfig.from_yaml(folder / "config.yaml") == config
+        assert [line["heldout_pass_rate"] is None for line in metric_lines(status)] == [
+            True,
+            False,
+            True,
+        ]
+        lines = (folder / "trajectories.jsonl").read_text().splitlines()
+        shown = [json.loads(line) for line in lines]
+        assert {one["answer"] for one in shown} <= {"good", "bad"}
+        assert all((one["answer"] == "good") == (one["reward"] == 1.0) for one in shown)
+        greedy = [asked for asked in cluster.router.asked if asked.body["temperature"] == 0]
+        assert len(greedy) == 9
+        assert all(a.body["messages"][0]["content"].startswith("heldout") for a in greedy)
+        sampled = [asked for asked in cluster.router.asked if asked.body["temperature"] > 0]
+        assert all(a.body["messages"][0]["content"].startswith("train") for a in sampled)
+        assert cluster.trainer.starts[0].algorithm.temperature == config.sampling.temperature
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+async def test_only_with_the_barrier_scoring_waits_until_the_batch_is_rolled_out(
+    tmp_path: Path, barrier: bool
+) -> None:
+    async with world(tmp_path) as cluster:
+        sampled_at: list[int] = []
+        real_score = cluster.reward.score
+
+        async def score(jobs):
+            if "evaluation" not in jobs[0].job_id:
+                sampled_at.append(cluster.router.sampled)
+            return await real_score(jobs)
+
+        cluster.router.delay = slow_some
+        cluster.reward.score = score
+        config = cluster.run_config(steps=3, schedule={"batch_barrier": barrier})
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FINISHED, status.detail
+        assert sampled_at
+        assert all(sampled % 16 == 0 for sampled in sampled_at) == barrier, sampled_at
+
+
+async def test_a_replica_that_never_commits_does_not_hang_the_run(tmp_path: Path) -> None:
+    async with world(tmp_path, replicas_timeout_s=0.2) as cluster:
+        cluster.bus._may_serve = lambda version: False
+        status = await run_to_end(cluster, cluster.run_config())
+        assert status.state is RunState.FAILED
+        assert "replica-0" in status.detail

@@ -1,0 +1,182 @@
+"""The rollout client against a real HTTP server that says exactly what each test wants."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout import (
+    RolloutClient,
+    RolloutFailed,
+    RolloutRequest,
+    sampling_seed,
+)
+
+REQUEST = RolloutRequest(
+    session="run-7-1",
+    messages=[{"role": "user", "content": "hi"}],
+    n=2,
+    temperature=0.7,
+    max_tokens=9,
+    seed=5,
+    timeout_s=2.0,
+)
+
+
+def event(index: int, tokens: int = 3, **changes) -> bytes:
+    choice = {
+        "index": index,
+        "message": {"role": "assistant", "content": f"answer {index}"},
+        "finish_reason": "length",
+        "trajectory": {
+            "prompt_token_ids": [4, 5],
+            "token_ids": list(range(tokens)),
+            "logprobs": [-0.5] * tokens,
+            "spans": [[3, 0, 1, "a"], [4, 1, tokens, "b"]],
+        },
+    } | changes
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes, status: int = 200, before=None):
+    """A client of a server that sends these pieces one after the other."""
+    got: list[tuple[dict, str]] = []
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        got.append((await request.json(), request.headers["x-session-id"]))
+        if before is not None:
+            await before(len(got))
+        response = web.StreamResponse(status=status)
+        await response.prepare(request)
+        for piece in pieces:
+            await response.write(piece)
+            await asyncio.sleep(0)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    server = TestServer(app)
+    await server.start_server()
+    config = OrchestratorConfig(
+        router_url=f"http://127.0.0.1:{server.port}", backoff_s=0.01, backoff_max_s=0.02
+    )
+    try:
+        async with RolloutClient(config, model="tiny") as client:
+            yield client, got
+    finally:
+        await server.close()
+
+
+async def sample(client: RolloutClient, request: RolloutRequest = REQUEST) -> list:
+    arrived: list = []
+    await client.sample(request, lambda index, trajectory: arrived.append((index, trajectory)))
+    return arrived
+
+
+async def test_the_request_is_plain_openai_with_two_open_extensions() -> None:
+    async with answering(event(1), event(0), DONE) as (client, got):
+        await sample(client)
+    assert got == [
+        (
+            {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "hi"}],
+                "n": 2,
+                "temperature": 0.7,
+                "max_tokens": 9,
+                "seed": 5,
+                "stream": True,
+                "stream_by": "choice",
+                "return_trajectory": True,
+            },
+            "run-7-1",
+        )
+    ]
+
+
+async def test_every_token_knows_its_policy_version() -> None:
+    async with answering(event(1), event(0), DONE) as (client, _):
+        arrived = await sample(client)
+    assert [index for index, _ in arrived] == [1, 0]
+    trajectory = arrived[0][1]
+    assert trajectory.response_token_ids == (0, 1, 2)
+    assert trajectory.behaviour_logprobs == (-0.5,) * 3
+    assert trajectory.loss_mask == (1, 1, 1)
+    assert [(s.version, s.start, s.end, s.replica_id) for s in trajectory.spans] == [
+        (3, 0, 1, "a"),
+        (4, 1, 3, "b"),
+    ]
+    assert trajectory.oldest_version == 3
+    assert (trajectory.text, trajectory.finish_reason) == ("answer 1", "length")
+
+
+async def test_events_may_be_cut_anywhere_and_be_larger_than_any_buffer() -> None:
+    whole = b": a comment\n\n" + event(0, tokens=60_000) + event(1).replace(b"\n", b"\r\n") + DONE
+    pieces = [whole[i : i + 7777] for i in range(0, len(whole), 7777)]
+    async with answering(*pieces) as (client, _):
+        arrived = await sample(client)
+    assert [len(trajectory.response_token_ids) for _, trajectory in arrived] == [60_000, 3]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "reason"),
+    [
+        ([event(0), DONE], "incomplete"),
+        ([event(0), event(0), DONE], "bad_event"),
+        ([event(0), event(2), DONE], "bad_event"),
+        ([event(0), b"data: {nonsense\n\n"], "bad_event"),
+        ([event(0), event(1, trajectory=None), DONE], "bad_event"),
+        ([event(0), event(1, tokens=0), DONE], "bad_event"),
+        ([event(0), b'data: {"error": {"message": "no lease"}}\n\n'], "error_event"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_an_answer_that_is_not_whole_has_a_name(pieces: list[bytes], reason: str) -> None:
+    async with answering(*pieces) as (client, _):
+        with pytest.raises(RolloutFailed) as failure:
+            await sample(client)
+    assert failure.value.reason == reason
+    assert failure.value.retryable
+
+
+async def test_a_trajectory_with_a_token_without_a_version_is_refused() -> None:
+    fields = {"prompt_token_ids": [1], "token_ids": [1, 2], "logprobs": [-1.0, -1.0]}
+    gap = fields | {"spans": [[3, 0, 1, "a"]]}
+    async with answering(event(0), event(1, trajectory=gap), DONE) as (client, _):
+        with pytest.raises(RolloutFailed, match="cover 1 of 2"):
+            await sample(client)
+
+
+async def test_a_refused_request_is_not_asked_again() -> None:
+    async with answering(b"too long", status=400) as (client, got):
+        with pytest.raises(RolloutFailed, match="too long") as failure:
+            await sample(client)
+    assert not failure.value.retryable
+    assert len(got) == 1
+
+
+async def test_a_deadline_ends_the_wait() -> None:
+    async def forever(_: int) -> None:
+        await asyncio.sleep(60)
+
+    request = RolloutRequest(**(vars(REQUEST) | {"timeout_s": 0.1}))
+    async with answering(before=forever) as (client, _):
+        async with asyncio.timeout(5):
+            with pytest.raises(RolloutFailed) as failure:
+                await sample(client, request)
+    assert failure.value.reason == "deadline"
+
+
+def test_seeds_differ_by_run_place_and_attempt_and_are_the_same_everywhere() -> None:
+    seeds = {sampling_seed(r, p, a) for r in range(4) for p in range(50) for a in range(3)}
+    assert len(seeds) == 600
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert sampling_seed(0, 1, 2) == 1127100872

@@ -1,0 +1,109 @@
+"""Scoring: few calls, every job answered, and failures of the service as data."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.scoring import Scorer
+from services.protocol.errors import NotReady
+from services.protocol.reward_service import (
+    FunctionTest,
+    PythonFunctionGrader,
+    Score,
+    ScoreJob,
+    Verdict,
+)
+from tests.orchestrator.fakes import FakeReward, score
+
+GRADER = PythonFunctionGrader(
+    kind="python_function", entry_point="f", tests=[FunctionTest(args=[], expected=1)]
+)
+
+
+def jobs(count: int) -> list[ScoreJob]:
+    return [ScoreJob(job_id=f"j{i}", completion="good", grader=GRADER) for i in range(count)]
+
+
+@asynccontextmanager
+async def scoring(reward, **settings):
+    settings = {"backoff_s": 0.001, "backoff_max_s": 0.002} | settings
+    scorer = Scorer(reward, OrchestratorConfig(**settings))
+    task = asyncio.create_task(scorer.run())
+    try:
+        async with asyncio.timeout(10):
+            yield scorer
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_jobs_of_many_groups_share_few_calls() -> None:
+    reward = FakeReward()
+    async with scoring(reward, score_batch=50) as scorer:
+        scores = await asyncio.gather(*(scorer.submit(job) for job in jobs(200)))
+    assert [score.job_id for score in scores] == [job.job_id for job in jobs(200)]
+    assert {score.reward for score in scores} == {1.0}
+    assert [len(call) for call in reward.calls] == [50] * 4
+
+
+async def test_no_more_calls_run_at_a_time_than_allowed() -> None:
+    running, most = 0, 0
+
+    class Slow(FakeReward):
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            nonlocal running, most
+            running, most = running + 1, max(most, running + 1)
+            await asyncio.sleep(0.002)
+            running -= 1
+            return await super().score(jobs)
+
+    async with scoring(Slow(), score_batch=2, score_concurrency=3) as scorer:
+        await asyncio.gather(*(scorer.submit(job) for job in jobs(40)))
+    assert most == 3
+
+
+async def test_a_service_that_restarts_is_asked_again() -> None:
+    reward = FakeReward()
+    reward.not_ready = 4
+    async with scoring(reward) as scorer:
+        assert (await scorer.submit(jobs(1)[0])).reward == 1.0
+
+
+async def test_a_service_that_stays_away_is_an_infrastructure_failure_not_a_reward() -> None:
+    class Away(FakeReward):
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            raise NotReady("nobody there")
+
+    async with scoring(Away(), score_timeout_s=0.05) as scorer:
+        got = await scorer.submit(jobs(1)[0])
+    assert (got.reward, got.verdict) == (None, Verdict.INFRA_ERROR)
+    assert "nobody there" in got.detail
+
+
+async def test_a_call_that_hangs_ends_at_the_deadline() -> None:
+    class Hangs(FakeReward):
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            await asyncio.sleep(60)
+            return []
+
+    async with scoring(Hangs(), score_timeout_s=0.05) as scorer:
+        assert (await scorer.submit(jobs(1)[0])).reward is None
+
+
+async def test_a_missing_answer_and_a_broken_service_fail_only_their_jobs() -> None:
+    class Odd(FakeReward):
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            if jobs[0].job_id == "j0":
+                raise TypeError("a defect")
+            return [score(job, 1.0) for job in jobs[1:]]
+
+    async with scoring(Odd(), score_batch=2) as scorer:
+        got = await asyncio.gather(*(scorer.submit(job) for job in jobs(4)))
+    assert [one.reward for one in got] == [None, None, None, 1.0]
+
+
+async def test_a_full_queue_refuses_instead_of_growing() -> None:
+    scorer = Scorer(FakeReward(), OrchestratorConfig(score_queue=2))
+    futures = [scorer.submit(job) for job in jobs(3)]
+    assert [future.done() for future in futures] == [False, False, True]
+    assert futures[2].result().reward is None
