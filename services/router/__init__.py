@@ -1,0 +1,1 @@
+"""The OpenAI-compatible edge: chooses replicas and keeps the token journal."""

@@ -1,0 +1,51 @@
+"""Bounded attempts: how often, where and when broken work is tried again."""
+
+import asyncio
+
+from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.seats import Seat, Seats
+
+_LOG = Log("router")
+
+
+class Attempts:
+    """Counts what broke and finds the next replica."""
+
+    def __init__(self, config: RouterConfig, seats: Seats) -> None:
+        self._config, self._seats = config, seats
+        self._broken = 0
+        self._avoid: str | None = None
+
+    def copy(self) -> "Attempts":
+        """Independent attempts that remember what broke so far."""
+        other = Attempts(self._config, self._seats)
+        other._broken, other._avoid = self._broken, self._avoid
+        return other
+
+    async def seat(self, model: str | None, *, session: str | None, weight: int) -> Seat:
+        """A seat for the next attempt, elsewhere than the last one if possible.
+
+        Raises:
+            RequestFailed: no lease in time.
+        """
+        others = self._seats.membership.leased(model).keys() - {self._avoid}
+        if self._broken and not others:
+            await asyncio.sleep(self._config.retry_pause_s * 2 ** (self._broken - 1))
+        return await self._seats.take(model, session=session, weight=weight, avoid=self._avoid)
+
+    def note(self, broken: UpstreamBroken, seat: Seat) -> None:
+        """Count a break.
+
+        Raises:
+            RequestFailed: it was the last allowed attempt.
+        """
+        RouterMetrics.failovers.inc(tags={"reason": broken.reason})
+        _LOG.warning("request_broken", replica=seat.replica_id, reason=str(broken))
+        self._broken += 1
+        self._avoid = seat.replica_id
+        if self._broken > self._config.max_retries:
+            message = f"given up after {self._broken} attempts; the last one: {broken}"
+            raise RequestFailed(503, "upstream_failed", message, retry_after_s=1)

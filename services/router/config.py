@@ -1,0 +1,57 @@
+"""The router's configuration: every deadline, bound and threshold it has."""
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+
+class RouterConfig(StrictModel):
+    """Settings of the router; all durations in seconds.
+
+    Attributes:
+        connect_s: to open a connection to a replica, including the wait for a free one.
+        render_s: for one render or derender call.
+        first_token_s: from sending a request to a replica until its first chunk. Generous,
+            because a replica queues requests and stands still while it commits weights.
+        between_tokens_s: between two chunks of one answer.
+        lease_wait_s: how long a request waits for a replica with a lease.
+        client_write_s: how long a client may take to accept one piece of its answer.
+        max_retries: how often one choice of an answer may be continued elsewhere.
+        retry_pause_s: pause before the replica that just failed is tried again because no
+            other one is leased; doubles with every retry.
+        watch_wait_s: longest long poll for the member table; a quarter of the lease is
+            used when that is shorter.
+        spill_threshold: a session leaves its home replica when the home has more than so
+            many sequences above the least loaded replica.
+        max_sessions: sessions remembered; the least recently used is forgotten first.
+        session_idle_s: a session not used for so long is forgotten.
+        eject_after: consecutive failures after which a replica gets no more work.
+        eject_s: how long the first time; doubles with every failed probe.
+        eject_max_s: longest such pause.
+        slow_start_s: how long after an ejection a replica's share grows back to normal.
+        max_open_requests: more are refused with status 429.
+        max_connections: open connections to all replicas together.
+        max_body_bytes: largest request body.
+        num_cpus: what Ray reserves for the router.
+    """
+
+    connect_s: float = Field(default=5.0, gt=0)
+    render_s: float = Field(default=30.0, gt=0)
+    first_token_s: float = Field(default=600.0, gt=0)
+    between_tokens_s: float = Field(default=120.0, gt=0)
+    lease_wait_s: float = Field(default=60.0, ge=0)
+    client_write_s: float = Field(default=600.0, gt=0)
+    max_retries: int = Field(default=5, ge=0)
+    retry_pause_s: float = Field(default=0.2, ge=0)
+    watch_wait_s: float = Field(default=2.0, gt=0)
+    spill_threshold: int = Field(default=32, ge=0)
+    max_sessions: int = Field(default=100_000, ge=1)
+    session_idle_s: float = Field(default=3600.0, gt=0)
+    eject_after: int = Field(default=3, ge=1)
+    eject_s: float = Field(default=1.0, gt=0)
+    eject_max_s: float = Field(default=30.0, gt=0)
+    slow_start_s: float = Field(default=10.0, gt=0)
+    max_open_requests: int = Field(default=4096, ge=1)
+    max_connections: int = Field(default=8192, ge=1)
+    max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    num_cpus: float = Field(default=0.1, ge=0)

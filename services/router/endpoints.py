@@ -1,0 +1,218 @@
+"""The HTTP side: OpenAI's endpoints as plain ASGI applications.
+
+The answering endpoints are not FastAPI path operations, because they must write their own
+stream and see the client go: over plain HTTP a disconnect arrives as a message, under Serve
+as a cancellation. Both end the work, and with it the upstream request, at once.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
+from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
+from services.router.answers import AnswerWriter
+from services.router.client_request import ClientRequest, Endpoint
+from services.router.errors import RequestFailed, bad_request
+from services.router.open_request import OpenRequest
+from services.router.piece import Piece
+from services.router.replicas import Replicas
+
+_LOG = Log("router")
+
+
+class ClientStuck(Exception):
+    """The client did not take a piece of its answer in time."""
+
+
+class Gate:
+    """Bounds the requests that are open at once."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound, self._open = bound, 0
+
+    def __enter__(self) -> None:
+        if self._open >= self._bound:
+            message = f"{self._bound} requests are open already"
+            raise RequestFailed(429, "too_many_requests", message, retry_after_s=1)
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+
+
+class AnswerEndpoint:
+    """One of the two generating endpoints."""
+
+    def __init__(self, endpoint: Endpoint, replicas: Replicas, gate: Gate) -> None:
+        self._endpoint, self._replicas, self._gate = endpoint, replicas, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request until it is answered or the client is gone."""
+        began, answer = time.monotonic(), _Answer(send, self._replicas.config.client_write_s)
+        status = "disconnected"
+        try:
+            raw = await _read_body(receive, self._replicas.config.max_body_bytes)
+            status = await _until_disconnect(receive, self._serve(scope, raw, answer, began))
+        except RequestFailed as refusal:
+            status = refusal.kind
+            await answer.fail(refusal)
+        finally:
+            tags: dict[str, str] = {"endpoint": self._endpoint}
+            RouterMetrics.requests.inc(tags={**tags, "status": status})
+            RouterMetrics.duration.observe(time.monotonic() - began, tags)
+
+    async def _serve(self, scope: Scope, raw: bytes, answer: "_Answer", began: float) -> str:
+        try:
+            with self._gate:
+                ask = ClientRequest.parse(self._endpoint, _parsed(raw), Headers(scope=scope))
+                request = OpenRequest(ask, self._replicas)
+                async with aclosing(self._timed(request, began)) as pieces:
+                    if ask.stream:
+                        await self._stream(request, pieces, answer)
+                    else:
+                        await self._whole(request, pieces, answer)
+            return "ok"
+        except RequestFailed as failure:
+            await answer.fail(failure)
+            return failure.kind
+        except ClientStuck:
+            return "client_stuck"
+        except Exception:  # noqa: BLE001  the request's outer edge; counted as internal_error
+            _LOG.exception("request_crashed", endpoint=self._endpoint)
+            await answer.fail(
+                RequestFailed(500, "internal_error", "the router failed; see its log")
+            )
+            return "internal_error"
+
+    async def _timed(self, request: OpenRequest, began: float) -> AsyncGenerator[Piece, None]:
+        first = True
+        async with aclosing(request.pieces()) as pieces:
+            async for piece in pieces:
+                if first:
+                    first = False
+                    waited = time.monotonic() - began
+                    RouterMetrics.first_token.observe(waited, {"endpoint": self._endpoint})
+                yield piece
+
+    async def _whole(
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+    ) -> None:
+        async for _ in pieces:
+            pass
+        await answer.whole(200, AnswerWriter(request).whole(), _choice_headers(request))
+
+    async def _stream(
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+    ) -> None:
+        writer = AnswerWriter(request)
+        async for piece in pieces:
+            if not answer.begun:
+                await answer.begin_stream(_choice_headers(request))
+            event = writer.event(piece)
+            if event is not None:
+                await answer.event(json.dumps(event))
+        if request.ask.include_usage:
+            await answer.event(json.dumps(writer.usage_event()))
+        await answer.end_stream()
+
+
+class _Answer:
+    """Writes an HTTP response, each write with a deadline."""
+
+    def __init__(self, send: Send, write_s: float) -> None:
+        self._send, self._write_s = send, write_s
+        self.begun = False
+
+    async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """A complete JSON response."""
+        payload = json.dumps(body).encode()
+        fixed = {"content-type": "application/json", "content-length": str(len(payload))}
+        await self._begin(status, fixed | headers)
+        await self._write(payload, more=False)
+
+    async def begin_stream(self, headers: dict[str, str]) -> None:
+        """Start of a stream of server-sent events."""
+        fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        await self._begin(200, fixed | headers)
+
+    async def event(self, data: str) -> None:
+        """One server-sent event."""
+        await self._write(f"data: {data}\n\n".encode(), more=True)
+
+    async def end_stream(self) -> None:
+        """The end marker."""
+        await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def fail(self, failure: RequestFailed) -> None:
+        """An error, as a response or, inside a stream, as an event."""
+        if self.begun:
+            await self.event(json.dumps(failure.body))
+            await self.end_stream()
+            return
+        after = failure.retry_after_s
+        await self.whole(failure.status, failure.body, {"retry-after": str(after)} if after else {})
+
+    async def _begin(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        try:
+            async with asyncio.timeout(self._write_s):
+                await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise ClientStuck from None
+
+
+async def _until_disconnect(receive: Receive, work: Awaitable[str]) -> str:
+    """Run `work` to its end, or cancel it when the client is gone or we are cancelled."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        return worker.result() if worker.done() else "disconnected"
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(receive: Receive, bound: int) -> bytes:
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise RequestFailed(499, "disconnected", "the client left before its request came")
+        part = message.get("body", b"")
+        size, more = size + len(part), message.get("more_body", False)
+        if size > bound:
+            raise RequestFailed(413, "body_too_large", f"the body is larger than {bound} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        raise bad_request("the body is not JSON") from None
+
+
+def _choice_headers(request: OpenRequest) -> dict[str, str]:
+    seat = request.first_seat
+    return {} if seat is None else {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}

@@ -1,0 +1,60 @@
+"""The two ways in which a request goes wrong: for good, or only on this replica."""
+
+import json
+from typing import Any
+
+from services.protocol.router import error_body
+
+
+class RequestFailed(Exception):
+    """The client gets this error, in OpenAI's shape.
+
+    Attributes:
+        status: HTTP status, used while no byte of the answer has been sent.
+        kind: named status of the request, counted.
+        body: the JSON body.
+        retry_after_s: value of the `Retry-After` header, None for no header.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        self.status, self.kind, self.retry_after_s = status, kind, retry_after_s
+        self.body: dict[str, Any] = error_body(message, kind=kind, code=status, param=param)
+        super().__init__(message)
+
+    @classmethod
+    def passed_on(cls, status: int, raw: bytes) -> "RequestFailed":
+        """A replica's own client error, its body unchanged when it has OpenAI's shape."""
+        failure = cls(status, "invalid_request_error", raw.decode(errors="replace")[:2000])
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            return failure
+        if isinstance(body, dict) and isinstance(body.get("error"), dict):
+            failure.body = body
+        return failure
+
+
+def bad_request(message: str, param: str | None = None) -> RequestFailed:
+    """A request that cannot be served as it is, with the field at fault."""
+    return RequestFailed(400, "invalid_request_error", message, param=param)
+
+
+class UpstreamBroken(Exception):
+    """A replica failed this request; another one may continue it.
+
+    Attributes:
+        reason: `connection`, `status`, `eof`, `abort`, `error`, `stalled`, `lease_lost`,
+            `unlabelled` or `malformed`; a tag of the failover counter.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -1,0 +1,129 @@
+"""The rest of one choice after its replica was lost, from the token journal."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from services.observability.metrics import RouterMetrics
+from services.router.attempts import Attempts
+from services.router.client_request import ClientRequest
+from services.router.continuation import continuation, finished_at_cut, hindrance
+from services.router.continued_text import ContinuedText
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.journal import ChoiceJournal
+from services.router.piece import Piece, take
+from services.router.replicas import Replicas
+from services.router.seats import Seat
+
+_DERENDER = "/v1/completions/derender"
+
+
+class ChoiceFailover:
+    """Continues one choice until it is settled, over as many replicas as it takes.
+
+    Args:
+        ask: what the client wants.
+        journal: the choice.
+        request: the whole request as it was first sent.
+        model: the model that began the answer.
+        replicas: where to go on.
+        attempts: what broke so far.
+    """
+
+    def __init__(
+        self,
+        ask: ClientRequest,
+        journal: ChoiceJournal,
+        *,
+        request: dict[str, Any],
+        model: str,
+        replicas: Replicas,
+        attempts: Attempts,
+    ) -> None:
+        self._ask, self._journal, self._request = ask, journal, request
+        self._model, self._replicas, self._attempts = model, replicas, attempts
+        self._text: ContinuedText | None = None
+        self._pending: list[dict[str, Any]] = []
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The rest of the choice.
+
+        Raises:
+            RequestFailed: out of attempts, no lease in time, or it cannot be cut.
+        """
+        while not self._journal.settled:
+            self._look_at_the_cut()
+            seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
+            try:
+                with seat:
+                    async with aclosing(self._segment(seat)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+            except UpstreamBroken as broken:
+                self._attempts.note(broken, seat)
+
+    def _look_at_the_cut(self) -> None:
+        """Decide whether the choice is complete, goes on, or starts again."""
+        journal = self._journal
+        if not journal.token_ids:
+            return
+        if journal.finish_reason is None:
+            end_tokens = frozenset(self._replicas.end_tokens(self._model))
+            end = finished_at_cut(self._request, journal, end_tokens)
+            if end is not None:
+                journal.finish_reason, journal.stop_reason = end
+            elif (name := hindrance(self._request)) is not None:
+                self._start_again(name)
+                return
+        if self._text is None:
+            self._text = ContinuedText(journal, self._request)
+
+    def _start_again(self, name: str) -> None:
+        if self._journal.visible:
+            message = f"the replica was lost, and an answer with {name} cannot be continued"
+            raise RequestFailed(503, "not_continuable", message, retry_after_s=1)
+        RouterMetrics.restarts.inc()
+        self._journal.clear()
+        self._text, self._pending = None, []
+
+    async def _segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
+        journal, text = self._journal, self._text
+        eager = text is not None and (self._ask.streams_tokens or text.looks_for_stops)
+        if text is not None and (eager or journal.finish_reason is not None):
+            yield await self._decoded(text, seat)
+            if journal.settled:
+                return
+        journal.begin_segment(seat.replica_id)
+        stream = self._replicas.upstream.generate(seat, continuation(self._request, journal))
+        async with aclosing(stream) as chunks:
+            async for items in chunks:
+                for item in items:
+                    self._pending += take(journal, item, self._replicas.end_tokens(self._model))
+                    seat.answered()
+                    if text is None:
+                        yield self._direct(item.get("text") or "")
+                    elif eager or journal.finish_reason is not None:
+                        yield await self._decoded(text, seat)
+                    if journal.settled:
+                        return
+        raise UpstreamBroken("eof", seat.replica_id)
+
+    def _direct(self, text: str) -> Piece:
+        """From a segment that began at the prompt: the engine's own text is right."""
+        self._journal.add_text(text)
+        self._journal.settled = self._journal.finish_reason is not None
+        return self._piece(text)
+
+    async def _decoded(self, text: ContinuedText, seat: Seat) -> Piece:
+        async def derender(body: dict[str, Any]) -> Any:
+            return await self._replicas.upstream.call(seat, _DERENDER, body)
+
+        before = len(self._journal.token_ids)
+        new = await text.advance(derender)
+        if dropped := before - len(self._journal.token_ids):
+            del self._pending[-dropped:]
+        return self._piece(new)
+
+    def _piece(self, text: str) -> Piece:
+        entries, self._pending = self._pending, []
+        return Piece.of(self._ask, self._journal, text, entries)

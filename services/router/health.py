@@ -1,0 +1,73 @@
+"""Passive health of a replica: ejection, half-open probe, slow start."""
+
+from services.router.config import RouterConfig
+
+
+class ReplicaHealth:
+    """What the router has seen of one replica; times are seconds of one monotonic clock.
+
+    A replica that fails `eject_after` times without completing anything gets no work for a
+    while, then one probe at a time. A probe that yields a first token brings it back with a
+    share that grows over `slow_start_s`, so that a replica that fails fast, and therefore
+    always looks idle, cannot attract the traffic. Until it completes something, one more
+    failure ejects it again.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._failures = 0
+        self._pause_s = 0.0
+        self._ejected_until: float | None = None
+        self._probing = False
+        self._returned_at: float | None = None
+
+    def admits(self, now: float) -> bool:
+        """Whether the replica may be given a request now."""
+        if self._ejected_until is None:
+            return True
+        return now >= self._ejected_until and not self._probing
+
+    @property
+    def next_chance(self) -> float | None:
+        """When an ejected replica may be probed, None if it is not ejected or is probed."""
+        return None if self._probing else self._ejected_until
+
+    def chosen(self) -> None:
+        """A request goes there; to an ejected replica it is the probe."""
+        if self._ejected_until is not None:
+            self._probing = True
+
+    def answered(self, now: float) -> None:
+        """A first token came: a probe has succeeded."""
+        if self._ejected_until is not None:
+            self._ejected_until, self._probing = None, False
+            self._returned_at = now
+            self._failures = self._config.eject_after - 1
+
+    def completed(self) -> None:
+        """A request was served to its end."""
+        self._failures, self._pause_s = 0, 0.0
+
+    def failed(self, now: float) -> None:
+        """A request broke there."""
+        self._failures += 1
+        self._probing = False
+        if self._failures < self._config.eject_after:
+            return
+        longer = self._pause_s * 2 or self._config.eject_s
+        self._pause_s = min(longer, self._config.eject_max_s)
+        self._ejected_until = now + self._pause_s
+
+    def released(self) -> None:
+        """A request ended without saying anything about the replica, so may a probe."""
+        self._probing = False
+
+    def effective_load(self, in_flight: int, now: float) -> float:
+        """Sequences in flight, made to look like more during slow start."""
+        if self._returned_at is None:
+            return float(in_flight)
+        share = (now - self._returned_at) / self._config.slow_start_s
+        if share >= 1.0:
+            self._returned_at = None
+            return float(in_flight)
+        return (in_flight + 1) / max(share, 0.05)

@@ -1,0 +1,68 @@
+"""The router's FastAPI application."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.routing import Route
+
+from services.router.config import RouterConfig
+from services.router.endpoints import AnswerEndpoint, Gate
+from services.router.membership import TableSource
+from services.router.replicas import Replicas
+from services.router.seats import Seats
+from services.router.upstream import Upstream
+
+
+def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
+    """The application; its lifespan opens the connections and watches the bus."""
+    replicas = Replicas(config=config, seats=Seats(config, bus), upstream=Upstream(config))
+    membership = replicas.seats.membership
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await replicas.upstream.start()
+        membership.start()
+        try:
+            yield
+        finally:
+            await membership.stop()
+            await replicas.upstream.stop()
+
+    app = FastAPI(title="Millrace router", lifespan=lifespan)
+    app.state.replicas = replicas
+    gate = Gate(config.max_open_requests)
+    chat = AnswerEndpoint("chat", replicas, gate)
+    completions = AnswerEndpoint("completions", replicas, gate)
+    app.router.routes += [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+    ]
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Models that a leased replica serves now, in OpenAI's shape."""
+        leased = membership.leased(None).values()
+        lengths = {member.model: member.max_model_len for member in leased}
+        return {"object": "list", "data": [_model(*item) for item in sorted(lengths.items())]}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """200 while at least one replica holds a lease, else 503."""
+        leased = len(membership.leased(None))
+        content = {"leased_replicas": leased, "members": len(membership.members)}
+        return JSONResponse(content, status_code=200 if leased else 503)
+
+    return app
+
+
+def _model(name: str, max_model_len: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "millrace",
+        "max_model_len": max_model_len,
+    }

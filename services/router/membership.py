@@ -1,0 +1,130 @@
+"""Who holds a lease: the member table, long-polled from the weight bus.
+
+Leases end `lease_s` after the last news from the bus. News counts from when it was asked
+for, not from when it came, so a slow answer can only shorten a lease.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from services.observability.log import Log
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.router.config import RouterConfig
+
+_LOG = Log("router")
+_GONE = (ReplicaState.DEAD, ReplicaState.DRAINING)
+_RETRY_S = 0.2
+
+
+class TableSource(Protocol):
+    """The one call of the weight bus that the router makes."""
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        """See `services.protocol.weight_bus.WeightBus`."""
+
+
+class Membership:
+    """The router's view of the member table, refreshed by a background task.
+
+    Args:
+        bus: where the table comes from.
+        config: the router's settings.
+        on_gone: called with the ids of replicas that died or drain, whose open requests
+            must go on elsewhere.
+        on_news: called after every poll, whether it succeeded or not.
+    """
+
+    def __init__(
+        self,
+        bus: TableSource,
+        config: RouterConfig,
+        *,
+        on_gone: Callable[[set[str]], None],
+        on_news: Callable[[], None],
+    ) -> None:
+        self._bus, self._config = bus, config
+        self._on_gone, self._on_news = on_gone, on_news
+        self._members: dict[str, Member] = {}
+        self._revision = -1
+        self._lease_s = 0.0
+        self._news_at = 0.0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch the bus."""
+        self._task = asyncio.create_task(self._watch(), name="membership")
+
+    async def stop(self) -> None:
+        """Stop watching and wait until the task has ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def leased(self, model: str | None) -> Mapping[str, Member]:
+        """Replicas that may be given work now and serve `model` (None: any), by id."""
+        if time.monotonic() >= self._news_at + self._lease_s:
+            return {}
+        return {
+            replica: member
+            for replica, member in self._members.items()
+            if member.leased and model in (None, member.model)
+        }
+
+    def holds_lease(self, replica_id: str) -> bool:
+        """Whether one replica may be given work now."""
+        return replica_id in self.leased(None)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """All members of the last table, leased or not."""
+        return self._members
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Return when the table changes, or after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _watch(self) -> None:
+        while True:
+            asked_at = time.monotonic()
+            wait_s = self._config.watch_wait_s
+            if self._lease_s:
+                wait_s = min(wait_s, self._lease_s / 4)
+            try:
+                table = await self._bus.watch(self._revision, wait_s)
+            except NotReady as absence:
+                _LOG.warning("weight_bus_unreachable", reason=str(absence))
+                self._on_news()
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._take(table, asked_at)
+            self._on_news()
+
+    def _take(self, table: MemberTable, asked_at: float) -> None:
+        self._news_at, self._lease_s = asked_at, table.lease_s
+        if table.revision == self._revision:
+            # Also a renewal of leases that had run out is a change for those who wait.
+            self._announce()
+            return
+        before, restarted = self._members, table.revision < self._revision
+        self._revision = table.revision
+        self._members = {member.replica_id: member for member in table.members}
+        gone = {name for name, member in self._members.items() if member.state in _GONE}
+        if not restarted:
+            # A restarted bus knows nobody for a moment; that says nothing about replicas.
+            gone |= before.keys() - self._members.keys()
+        if gone:
+            self._on_gone(gone)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,119 @@
+"""One open request: from render to the last token, on as many replicas as it takes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from services.router.attempts import Attempts
+from services.router.client_request import ClientRequest, only_prompt
+from services.router.continuation import prepared
+from services.router.errors import UpstreamBroken
+from services.router.failover import ChoiceFailover
+from services.router.journal import ChoiceJournal
+from services.router.merge import merged
+from services.router.piece import Piece, take
+from services.router.replicas import Replicas
+from services.router.seats import Seat
+
+
+class OpenRequest:
+    """Runs one client request and keeps its token journal.
+
+    Attributes:
+        ask: what the client wants.
+        journals: one per choice; empty until the request is rendered.
+        first_seat: the replica that was chosen first, for the response headers.
+    """
+
+    def __init__(self, ask: ClientRequest, replicas: Replicas) -> None:
+        self.ask, self._replicas = ask, replicas
+        self.journals: list[ChoiceJournal] = []
+        self.first_seat: Seat | None = None
+        self._request: dict[str, Any] | None = None
+        self._model = ask.model
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers."""
+        return self._model or ""
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The rendered prompt."""
+        return self._request["token_ids"] if self._request else []
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The answer, piece by piece; every journal is settled at the end.
+
+        Raises:
+            RequestFailed: the request cannot be answered.
+        """
+        attempts = Attempts(self._replicas.config, self._replicas.seats)
+        while not self._begun():
+            seat = await attempts.seat(
+                self._model, session=self.ask.session, weight=self.ask.choices
+            )
+            self.first_seat = self.first_seat or seat
+            self._model = seat.model
+            try:
+                with seat:
+                    async with aclosing(self._first_segment(seat)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+            except UpstreamBroken as broken:
+                attempts.note(broken, seat)
+        rest = [journal for journal in self.journals if not journal.settled]
+        if not rest:
+            return
+        assert self._request is not None
+        failovers = [
+            ChoiceFailover(
+                self.ask,
+                journal,
+                request=self._request,
+                model=self.model,
+                replicas=self._replicas,
+                attempts=attempts.copy(),
+            )
+            for journal in rest
+        ]
+        async with aclosing(merged([failover.pieces() for failover in failovers])) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _begun(self) -> bool:
+        """Whether there are tokens to go on from, choice by choice."""
+        return any(journal.token_ids or journal.settled for journal in self.journals)
+
+    async def _first_segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
+        if self._request is None:
+            seat.check_lease()
+            rendered = await self._replicas.upstream.call(seat, self.ask.render_path, self.ask.body)
+            self._request = prepared(only_prompt(rendered), self.ask.answer_id)
+            keep = self.ask.logprobs and not self.ask.streams_tokens
+            self.journals = [
+                ChoiceJournal(index, keep_entries=keep)
+                for index in range(self._request["sampling_params"].get("n") or 1)
+            ]
+        for journal in self.journals:
+            journal.begin_segment(seat.replica_id)
+        stream = self._replicas.upstream.generate(seat, self._request)
+        async with aclosing(stream) as chunks:
+            async for items in chunks:
+                for item in items:
+                    yield self._direct_piece(seat, item)
+        if not all(journal.settled for journal in self.journals):
+            raise UpstreamBroken("eof", seat.replica_id)
+
+    def _direct_piece(self, seat: Seat, item: dict[str, Any]) -> Piece:
+        """Tokens of an uncut choice: the engine's own text is right."""
+        index = item.get("index")
+        if not isinstance(index, int) or not 0 <= index < len(self.journals):
+            raise UpstreamBroken("malformed", f"choice index {index!r}")
+        journal = self.journals[index]
+        entries = take(journal, item, self._replicas.end_tokens(self.model))
+        seat.answered()
+        text = item.get("text") or ""
+        journal.add_text(text)
+        journal.settled = journal.finish_reason is not None
+        return Piece.of(self.ask, journal, text, entries)

@@ -1,0 +1,129 @@
+"""The client towards one replica's own HTTP address: render, generate, derender.
+
+Bodies are plain dictionaries on purpose: one chunk comes per decode step, and validating
+it again would cost more than everything else the router does.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import aiohttp
+
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.seats import Seat
+
+_JSON = {"content-type": "application/json"}
+_RETRIED_CLIENT_ERRORS = (408, 429)
+# uvicorn closes idle connections after 5 s; reusing one at that moment looks like a death.
+_KEEPALIVE_S = 3.0
+
+
+class Upstream:
+    """One bounded pool of connections to all replicas."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the pool; needs a running event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._config.max_connections, keepalive_timeout=_KEEPALIVE_S
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
+            read_bufsize=2**18,
+        )
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, seat: Seat, path: str, body: dict[str, Any]) -> Any:
+        """POST one body and return the parsed answer, within `render_s`.
+
+        Raises:
+            UpstreamBroken: the replica failed.
+            RequestFailed: the replica refused the body.
+        """
+        async with seat.limit(self._config.render_s):
+            response = await self._post(seat, path, body)
+            try:
+                raw = await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                raise UpstreamBroken("connection", repr(error)) from None
+            finally:
+                response.release()
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise UpstreamBroken("malformed", f"{path} did not answer with JSON") from None
+
+    async def generate(
+        self, seat: Seat, body: dict[str, Any]
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """Stream `/inference/v1/generate`: the choices of each chunk, as they come.
+
+        Ends at the replica's end of stream, finished or not. Closing the generator closes
+        the connection, which aborts the request in the engine at once.
+
+        Raises:
+            UpstreamBroken: connection lost, deadline missed, replica gone, error event.
+            RequestFailed: the replica refused the body.
+        """
+        seat.check_lease()
+        limit_s = self._config.first_token_s
+        async with seat.limit(limit_s):
+            response = await self._post(seat, "/inference/v1/generate", body)
+        try:
+            rest = b""
+            while data := await self._read(seat, response, limit_s):
+                *events, rest = (rest + data).split(b"\n\n")
+                for event in events:
+                    if choices := _choices_of(event):
+                        limit_s = self._config.between_tokens_s
+                        yield choices
+        finally:
+            response.close()
+
+    async def _read(self, seat: Seat, response: aiohttp.ClientResponse, limit_s: float) -> bytes:
+        async with seat.limit(limit_s):
+            try:
+                return await response.content.readany()
+            except (aiohttp.ClientError, OSError) as error:
+                raise UpstreamBroken("connection", repr(error)) from None
+
+    async def _post(self, seat: Seat, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+        assert self._session is not None, "start() comes first"
+        data = json.dumps(body).encode()
+        try:
+            response = await self._session.post(seat.address + path, data=data, headers=_JSON)
+            if response.status < 400:
+                return response
+            raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken("connection", repr(error)) from None
+        if response.status < 500 and response.status not in _RETRIED_CLIENT_ERRORS:
+            raise RequestFailed.passed_on(response.status, raw)
+        raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
+
+
+def _choices_of(event: bytes) -> list[dict[str, Any]]:
+    """The choices in one server-sent event; empty for the end marker and for usage."""
+    event = event.strip()
+    if not event or event == b"data: [DONE]":
+        return []
+    try:
+        chunk = json.loads(event.removeprefix(b"data: "))
+    except ValueError:
+        raise UpstreamBroken("malformed", "a chunk is not JSON") from None
+    error = chunk.get("error")
+    if error is None:
+        return chunk.get("choices", [])
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code < 500 and code not in _RETRIED_CLIENT_ERRORS:
+        raise RequestFailed.passed_on(code, json.dumps(chunk).encode())
+    raise UpstreamBroken("error", str(error.get("message", error))[:300])

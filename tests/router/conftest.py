@@ -1,0 +1,413 @@
+"""A router in this process, against unit-test replicas that speak render and generate.
+
+The test model is exact: a token is a byte, 256 ends an answer, 300 ends a prompt. What it
+says is a function of the prefix, a logprob is a function of prefix and policy version, so
+the record of an interrupted answer can be compared with that of an uninterrupted one.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import json
+import socket
+import zlib
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+import openai
+import pytest
+import uvicorn
+from aiohttp import web
+
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.router.config import RouterConfig
+from services.router.http_app import build_http
+
+EOS, MARK, STOP_TOKEN = 256, 300, ord("\x07")
+MODEL = "test-model"
+
+
+def spoken(prompt: list[int], index: int) -> list[int]:
+    """The whole answer to a prompt: a letter for the choice, then the prompt's last line."""
+    line = bytes(prompt[:-1]).decode().rsplit("\n", 1)[-1]
+    return [ord("a") + index, *line.encode(), EOS]
+
+
+def logprob_of(prefix: list[int], version: int) -> float:
+    return -((zlib.crc32(repr((prefix, version)).encode()) % 5000) + 1) / 1000
+
+
+def is_open_character(data: bytes) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder.decode(data)
+    return bool(decoder.getstate()[0])
+
+
+@dataclass
+class Fault:
+    """What goes wrong in one generate request, after `after` tokens of all its choices.
+
+    A cluster's faults are a queue: whichever replica gets the next request takes the first.
+    """
+
+    kind: str
+    after: int = 0
+
+
+@dataclass
+class Replica:
+    """One unit-test replica."""
+
+    replica_id: str
+    version: int = 1
+    switch_after: int | None = None
+    tokens_per_chunk: int = 1
+    faults: deque = field(default_factory=deque)
+    bodies: list = field(default_factory=list)
+    always: Fault | None = None
+    stalled: asyncio.Event = field(default_factory=asyncio.Event)
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    port: int = 0
+
+    async def start(self):
+        app = web.Application(client_max_size=2**25)
+        app.router.add_post("/v1/chat/completions/render", self.render_chat)
+        app.router.add_post("/v1/completions/render", self.render_completion)
+        app.router.add_post("/v1/completions/derender", self.derender)
+        app.router.add_post("/inference/v1/generate", self.generate)
+        self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self.runner.setup()
+        site = web.TCPSite(self.runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = site._server.sockets[0].getsockname()[1]
+
+    def member(self, **changes) -> Member:
+        known = Member(
+            replica_id=self.replica_id,
+            address=f"http://127.0.0.1:{self.port}",
+            state=ReplicaState.LIVE,
+            committed_version=self.version,
+            leased=True,
+            model=MODEL,
+            max_model_len=4096,
+            pid=1,
+        )
+        return replace(known, **changes)
+
+    async def render_chat(self, request):
+        body = await request.json()
+        text = "".join(f"{m['role']}\n{m['content']}" for m in body["messages"])
+        return web.json_response(self._rendered(text, body, body.get("max_tokens")))
+
+    async def render_completion(self, request):
+        body = await request.json()
+        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+        limit = body.get("max_tokens", 16)
+        return web.json_response([self._rendered(p, body, limit) for p in prompts])
+
+    def _rendered(self, text, body, max_tokens):
+        if body.get("temperature", 1) < 0:
+            error = {"message": "temperature must be non-negative", "type": "BadRequestError"}
+            raise web.HTTPBadRequest(
+                text=json.dumps({"error": {**error, "param": "temperature", "code": 400}}),
+                content_type="application/json",
+            )
+        names = (
+            "seed stop_token_ids min_tokens ignore_eos include_stop_str_in_output "
+            "presence_penalty logit_bias"
+        )
+        params = {name: body[name] for name in names.split() if name in body}
+        stop = body.get("stop") or []
+        params["stop"] = [stop] if isinstance(stop, str) else stop
+        if body.get("n", 1) != 1:
+            params["n"] = body["n"]
+        # As vLLM does: a field equal to the engine's default is left out.
+        if (max_tokens := max_tokens or 400) != 16:
+            params["max_tokens"] = max_tokens
+        params["logprobs"] = body.get("top_logprobs") if body.get("logprobs") else None
+        token_ids = [*text.encode(), MARK]
+        return {"token_ids": token_ids, "sampling_params": params, "model": body.get("model")}
+
+    async def derender(self, request):
+        body = await request.json()
+        self._fail_early("derender")
+        state = body.get("stream_state") or {"open": []}
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoder.setstate((bytes(state["open"]), 0))
+        tokens = [t for t in body["generate_chunk"]["choices"][0]["token_ids"] if t < 256]
+        text = decoder.decode(bytes(tokens))
+        return web.json_response(
+            {
+                "chunk": {"choices": [{"text": text}]},
+                "stream_state": {"open": list(decoder.getstate()[0])},
+            }
+        )
+
+    def _fail_early(self, kind):
+        for fault in (self.always, self.faults[0] if self.faults else None):
+            if fault is not None and fault.kind == kind:
+                if fault is not self.always:
+                    self.faults.popleft()
+                raise web.HTTPInternalServerError(text="broken on purpose")
+
+    async def generate(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        self._fail_early("status")
+        plan_is_ours = self.faults and self.faults[0].kind != "derender"
+        fault = self.always or (self.faults.popleft() if plan_is_ours else None)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        try:
+            await self._speak(request, response, body, fault)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.hung_up.set()
+            raise
+        return response
+
+    async def _speak(self, request, response, body, fault):
+        params = body["sampling_params"]
+        count = params.get("n", 1)
+        voices = [_Voice(self, body, index) for index in range(count)]
+        sent = 0
+        while any(not voice.finished for voice in voices):
+            for voice in voices:
+                if voice.finished:
+                    continue
+                if fault is not None and sent >= fault.after:
+                    await self._break(request, response, voice, fault)
+                    return
+                chunk = voice.chunk(self.tokens_per_chunk)
+                if voice.finished and fault is not None and fault.kind == "mute":
+                    chunk |= {"finish_reason": None, "stop_reason": None}
+                sent += len(chunk["token_ids"])
+                await _send(response, {"choices": [chunk]})
+        if fault is not None and fault.kind == "mute":
+            return
+        await response.write(b"data: [DONE]\n\n")
+
+    async def _break(self, request, response, voice, fault):
+        if fault.kind == "drop":
+            request.transport.abort()
+        if fault.kind == "stall":
+            self.stalled.set()
+            await asyncio.Event().wait()
+        if fault.kind == "abort":
+            chunk = {"index": voice.index, "token_ids": [], "text": "", "finish_reason": "abort"}
+            await _send(response, {"choices": [chunk]})
+        if fault.kind == "error_event":
+            await _send(response, {"error": {"message": "engine died", "code": 500}})
+        if fault.kind in ("unlabelled", "bad_label"):
+            chunk = voice.chunk(1)
+            bad = [{"version": "default", "start": 0, "end": voice.made}]
+            chunk["weight_versions"] = None if fault.kind == "unlabelled" else bad
+            await _send(response, {"choices": [chunk]})
+        # "eof": the stream just ends.
+
+
+class _Voice:
+    """One choice of one generate request, with vLLM's finish rules."""
+
+    def __init__(self, replica, body, index):
+        self.replica, self.params, self.index = replica, body["sampling_params"], index
+        self.prefix = list(body["token_ids"])
+        mark = self.prefix.index(MARK) + 1
+        seed = self.params.get("seed") or 0
+        self.script = spoken(self.prefix[:mark], (seed + index) % 26)
+        self.at = len(self.prefix) - mark
+        if self.at:
+            self.script[: self.at] = self.prefix[mark:]
+        self.made, self.spans, self.finished = 0, [], False
+        self.bytes, self.text, self.shown = b"", "", 0
+        self.garbage = is_open_character(bytes(t for t in self.prefix[mark:] if t < 256))
+
+    def chunk(self, size):
+        tokens, entries, finish, reason = [], [], None, None
+        while len(tokens) < size and finish is None:
+            token = self._next()
+            tokens.append(token)
+            entries.append(self._entry(token))
+            finish, reason = self._finish(token)
+        self.finished = finish is not None
+        return {
+            "index": self.index,
+            "token_ids": tokens,
+            "text": self._delta(reason),
+            "logprobs": {"content": entries},
+            "finish_reason": finish,
+            "stop_reason": reason,
+            "weight_versions": [dict(span) for span in self.spans],
+        }
+
+    def _next(self):
+        allowed = self.made >= self.params.get("min_tokens", 0)
+        token = self.script[self.at] if self.at < len(self.script) else EOS
+        if token == EOS and (not allowed or self.params.get("ignore_eos")):
+            token = ord("~")
+        return token
+
+    def _entry(self, token):
+        late = self.replica.switch_after is not None and self.at >= self.replica.switch_after
+        version = self.replica.version + late
+        value = logprob_of(self.prefix, version)
+        if not self.spans or self.spans[-1]["version"] != str(version):
+            self.spans.append({"version": str(version), "start": self.made, "end": self.made})
+        self.prefix.append(token)
+        self.made, self.at = self.made + 1, self.at + 1
+        self.spans[-1]["end"] = self.made
+        name = chr(token) if token < 128 else "\ufffd"
+        top = [{"token": name, "logprob": value, "bytes": [token % 256]}]
+        return {"token": name, "logprob": value, "bytes": [token % 256], "top_logprobs": top}
+
+    def _finish(self, token):
+        minimum = self.params.get("min_tokens", 0)
+        if token == EOS and not self.params.get("ignore_eos"):
+            return "stop", None
+        if token in self.params.get("stop_token_ids", ()) and self.made > minimum:
+            return "stop", token
+        before = len(self.text)
+        self.bytes += bytes([token % 256])
+        self.text = codecs.getincrementaldecoder("utf-8")("replace").decode(self.bytes)
+        for stop in self.params.get("stop") or []:
+            at = self.text.find(stop, max(0, before - len(stop) + 1))
+            if at >= 0 and self.made > minimum:
+                keep = self.params.get("include_stop_str_in_output")
+                self.text = self.text[: at + (len(stop) if keep else 0)]
+                return "stop", stop
+        if self.made >= self.params.get("max_tokens", 10_000):
+            return "length", None
+        return None, None
+
+    def _delta(self, reason):
+        stops = self.params.get("stop") or []
+        end = len(self.text)
+        if stops and not self.finished and not self.params.get("include_stop_str_in_output"):
+            end -= max(map(len, stops)) - 1
+        end = max(end, self.shown)
+        delta, self.shown = self.text[self.shown : end], end
+        if self.garbage and delta:
+            # vLLM repeats the prompt when it ends inside a character.
+            self.garbage, delta = False, f"<the whole prompt again>{delta}"
+        return delta
+
+
+async def _send(response, chunk):
+    await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+
+
+class Bus:
+    """The member table, changed by tests."""
+
+    def __init__(self, lease_s=30.0):
+        self.members: dict[str, Member] = {}
+        self.revision, self.lease_s = 0, lease_s
+        self.talking = asyncio.Event()
+        self.talking.set()
+        self._changed = asyncio.Condition()
+
+    async def watch(self, revision, wait_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(lambda: self.revision > revision)
+        await self.talking.wait()
+        return MemberTable(
+            revision=self.revision,
+            newest_version=1,
+            lease_s=self.lease_s,
+            members=tuple(self.members.values()),
+            trainer_ready=True,
+            pushes=0,
+        )
+
+    async def put(self, *members):
+        async with self._changed:
+            self.members.update({member.replica_id: member for member in members})
+            self.revision += 1
+            self._changed.notify_all()
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config):
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets=None):
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self):
+        yield
+
+
+class Cluster:
+    """A router over HTTP, its bus and its replicas."""
+
+    def __init__(self):
+        self.replicas: list[Replica] = []
+        self.faults: deque[Fault] = deque()
+        self.bus = Bus()
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self, *, replicas=2, leased=True, lease_s=30.0, **config):
+        self.bus.lease_s = lease_s
+        for number in range(replicas):
+            replica = Replica(f"replica-{number}")
+            await replica.start()
+            self._stack.push_async_callback(replica.runner.cleanup)
+            replica.faults = self.faults
+            self.replicas.append(replica)
+        await self.bus.put(*(replica.member(leased=leased) for replica in self.replicas))
+        settings = {"lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
+        self.app = build_http(RouterConfig(**settings), self.bus)
+        await self._listen()
+        return self
+
+    async def _listen(self):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = _Server(
+            uvicorn.Config(self.app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
+        )
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        async with asyncio.timeout(10):
+            await server.listening.wait()
+
+        async def stop():
+            server.should_exit = True
+            async with asyncio.timeout(10):
+                await task
+
+        self._stack.push_async_callback(stop)
+        self.client = openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20
+        )
+        self._stack.push_async_callback(self.client.close)
+
+    @property
+    def seats(self):
+        return self.app.state.replicas.seats
+
+    async def stalled(self):
+        """The replica that has just stalled on purpose."""
+        waits = {asyncio.create_task(r.stalled.wait()): r for r in self.replicas}
+        done, open_waits = await asyncio.wait(waits, timeout=10, return_when="FIRST_COMPLETED")
+        for task in open_waits:
+            task.cancel()
+        return waits[done.pop()]
+
+    async def close(self):
+        await self._stack.aclose()
+
+
+@pytest.fixture
+async def cluster():
+    made = Cluster()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def fault():
+    return Fault

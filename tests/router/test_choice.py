@@ -1,0 +1,121 @@
+"""The choice of a replica, without clock, network or Ray."""
+
+from collections import Counter
+
+import pytest
+
+from services.router.choice import ReplicaChooser
+from services.router.config import RouterConfig
+
+THREE = ["a", "b", "c"]
+
+
+def _chooser(**settings):
+    return ReplicaChooser(RouterConfig(**settings))
+
+
+def _choose(chooser, candidates=THREE, session=None, weight=1, now=0.0):
+    return chooser.choose(candidates, session=session, weight=weight, now=now)
+
+
+def test_a_burst_spreads_evenly_because_counts_are_taken_at_the_choice():
+    chooser = _chooser()
+    counts = Counter(_choose(chooser).replica_id for _ in range(30))
+    assert counts == {"a": 10, "b": 10, "c": 10}
+
+
+def test_ties_rotate_when_nothing_is_in_flight():
+    chooser = _chooser()
+    order = []
+    for _ in range(6):
+        order.append(_choose(chooser).replica_id)
+        chooser.release(order[-1], 1)
+    assert order == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_group_weighs_as_much_as_its_choices():
+    chooser = _chooser()
+    heavy = _choose(chooser, weight=16).replica_id
+    others = {_choose(chooser).replica_id for _ in range(8)}
+    assert heavy not in others
+
+
+def test_a_session_goes_home_until_home_is_too_loaded():
+    chooser = _chooser(spill_threshold=2)
+    home = _choose(chooser, session="s")
+    assert home.kind == "new"
+    kinds = [_choose(chooser, session="s") for _ in range(3)]
+    assert [choice.kind for choice in kinds] == ["hit", "hit", "spilled"]
+    assert kinds[-1].replica_id != home.replica_id
+
+
+def test_a_session_whose_home_is_gone_moves_and_stays_at_the_new_home():
+    chooser = _chooser()
+    home = _choose(chooser, session="s").replica_id
+    rest = [replica for replica in THREE if replica != home]
+    moved = _choose(chooser, rest, session="s")
+    assert moved.kind == "moved"
+    assert _choose(chooser, session="s").replica_id == moved.replica_id
+
+
+def test_the_session_table_is_bounded_and_forgets_the_idle():
+    chooser = _chooser(max_sessions=2, session_idle_s=10)
+    for session in ("one", "two", "one", "three"):
+        _choose(chooser, session=session)
+    assert chooser.sessions == 2
+    assert _choose(chooser, session="one").kind == "hit"
+    assert _choose(chooser, session="two").kind == "new"
+    assert _choose(chooser, session="one", now=11.0).kind == "new"
+    assert chooser.sessions == 1
+
+
+def _fail(chooser, replica, times, now=0.0):
+    for _ in range(times):
+        chooser.health(replica).failed(now)
+
+
+def test_consecutive_failures_eject_and_a_completed_request_forgives():
+    chooser = _chooser(eject_after=3)
+    _fail(chooser, "a", 2)
+    chooser.health("a").completed()
+    _fail(chooser, "a", 2)
+    assert chooser.health("a").admits(0.0)
+    _fail(chooser, "a", 1)
+    assert not chooser.health("a").admits(0.0)
+    assert {_choose(chooser).replica_id for _ in range(9)} == {"b", "c"}
+
+
+def test_an_ejected_replica_gets_one_probe_at_a_time_and_longer_pauses():
+    chooser = _chooser(eject_after=1, eject_s=1.0, eject_max_s=3.0)
+    _fail(chooser, "a", 1)
+    assert _choose(chooser, ["a"], now=0.9) is None
+    assert chooser.next_chance(["a"]) == 1.0
+    assert _choose(chooser, ["a"], now=1.0).replica_id == "a"
+    assert _choose(chooser, ["a"], now=1.0) is None
+    _fail(chooser, "a", 1, now=1.0)
+    assert chooser.next_chance(["a"]) == pytest.approx(3.0)
+    for now in (3.0, 6.0):
+        assert _choose(chooser, ["a"], now=now) is not None
+        _fail(chooser, "a", 1, now=now)
+        assert chooser.next_chance(["a"]) == now + 3.0
+
+
+def test_a_replica_that_returns_starts_slowly_and_one_more_failure_ejects_it():
+    chooser = _chooser(eject_after=3, eject_s=1.0, slow_start_s=10.0)
+    _fail(chooser, "a", 3)
+    assert _choose(chooser, ["a"], now=1.0)
+    chooser.health("a").answered(1.0)
+    chooser.release("a", 1)
+    early = Counter(_choose(chooser, ["a", "b"], now=2.0).replica_id for _ in range(20))
+    assert 0 < early["a"] <= 4
+    late = Counter(_choose(chooser, ["a", "b"], now=11.0).replica_id for _ in range(40))
+    assert late["a"] > late["b"]
+    chooser.health("a").failed(12.0)
+    assert not chooser.health("a").admits(12.0)
+
+
+def test_what_is_known_of_replicas_that_are_gone_is_forgotten():
+    chooser = _chooser(eject_after=1)
+    _fail(chooser, "a", 1)
+    chooser.keep_only({"b"})
+    assert chooser.health("a").admits(0.0)

@@ -1,0 +1,184 @@
+"""Leases, bounds, deadlines and clients that leave."""
+
+import asyncio
+
+import httpx
+import openai
+import pytest
+
+from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
+from services.protocol.weight_bus import ReplicaState
+
+ASK = [{"role": "user", "content": "hello"}]
+
+
+def _chat(cluster, **extra):
+    return cluster.client.chat.completions.create(model="test-model", messages=ASK, **extra)
+
+
+async def test_no_token_without_a_lease(cluster):
+    """Live members without a lease get nothing, however long the client waits."""
+    await cluster.start(leased=False, lease_wait_s=0.2)
+    with pytest.raises(openai.InternalServerError, match="no replica held a lease") as refusal:
+        await _chat(cluster)
+    assert refusal.value.status_code == 503
+    assert refusal.value.response.headers["retry-after"] == "1"
+    assert not any(replica.bodies for replica in cluster.replicas)
+    await cluster.bus.put(cluster.replicas[1].member(leased=True))
+    for _ in range(4):
+        await _chat(cluster)
+    assert not cluster.replicas[0].bodies
+    assert len(cluster.replicas[1].bodies) == 4
+
+
+async def test_a_request_waits_for_the_first_lease(cluster):
+    await cluster.start(leased=False, lease_wait_s=10)
+    running = asyncio.create_task(_chat(cluster))
+    await asyncio.wait({running}, timeout=0.1)
+    assert not running.done()
+    await cluster.bus.put(cluster.replicas[0].member(leased=True))
+    answer = await asyncio.wait_for(running, 5)
+    assert answer.choices[0].message.content == "ahello"
+
+
+async def test_leases_end_when_the_bus_falls_silent(cluster):
+    await cluster.start(lease_s=0.4, lease_wait_s=0.1)
+    await _chat(cluster)
+    cluster.bus.talking.clear()
+    async with asyncio.timeout(5):
+        while cluster.seats.membership.leased(None):
+            await cluster.seats.membership.wait_for_change(0.05)
+    with pytest.raises(openai.InternalServerError, match="no replica held a lease"):
+        await _chat(cluster)
+    cluster.bus.talking.set()
+    await cluster.bus.put()
+    async with asyncio.timeout(5):
+        while not cluster.seats.membership.leased(None):
+            await cluster.seats.membership.wait_for_change(0.05)
+    await _chat(cluster)
+
+
+async def test_a_lease_lost_between_choice_and_sending_is_respected(cluster):
+    """The chosen replica renders, loses its lease, and gets no generate request."""
+    await cluster.start()
+    first, second = cluster.replicas
+    for replica in cluster.replicas:
+        original = replica._rendered
+
+        def losing(text, body, limit, replica=replica, original=original):
+            if not lost:
+                lost.append(replica)
+                # The router's own view changes before the answer to render arrives.
+                members = cluster.seats.membership._members
+                members[replica.replica_id] = replica.member(leased=False)
+            return original(text, body, limit)
+
+        replica._rendered = losing
+    lost = []
+    await _chat(cluster)
+    assert len(lost) == 1
+    assert not lost[0].bodies
+    assert len((second if lost[0] is first else first).bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_ends_its_upstream_request(cluster, fault, stream):
+    await cluster.start(replicas=1)
+    cluster.faults.append(fault("stall", 2))
+    body = {"model": "test-model", "messages": ASK, "stream": stream}
+    async with httpx.AsyncClient() as client:
+        request = asyncio.create_task(
+            _read_some(client, f"{cluster.url}/v1/chat/completions", body)
+        )
+        replica = await cluster.stalled()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await asyncio.wait_for(replica.hung_up.wait(), 5)
+    await _until(lambda: cluster.seats.chooser.in_flight("replica-0") == 0)
+
+
+async def _read_some(client, url, body):
+    async with client.stream("POST", url, json=body, timeout=30) as got:
+        async for _ in got.aiter_lines():
+            pass
+
+
+async def _until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  these conditions have no event
+            await asyncio.sleep(0.005)
+
+
+async def test_serves_way_of_disconnecting_is_cancellation(cluster, fault):
+    """Serve cancels the ASGI call instead of sending a disconnect message."""
+    await cluster.start(replicas=1)
+    cluster.faults.append(fault("stall", 2))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=cluster.app), base_url="http://router"
+    ) as client:
+        body = {"model": "test-model", "messages": ASK}
+        request = asyncio.create_task(client.post("/v1/chat/completions", json=body, timeout=30))
+        replica = await cluster.stalled()
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    await asyncio.wait_for(replica.hung_up.wait(), 5)
+    assert cluster.seats.chooser.in_flight("replica-0") == 0
+
+
+async def test_more_open_requests_than_allowed_are_refused_with_retry_after(cluster, fault):
+    await cluster.start(max_open_requests=1)
+    cluster.faults.append(fault("stall", 2))
+    first = asyncio.create_task(_chat(cluster))
+    await cluster.stalled()
+    with pytest.raises(openai.RateLimitError) as refusal:
+        await _chat(cluster)
+    assert refusal.value.response.headers["retry-after"] == "1"
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await _until(lambda: not cluster.seats._taken)
+    assert (await _chat(cluster)).choices[0].message.content == "ahello"
+
+
+async def test_nothing_hangs_when_every_replica_stalls(cluster, fault):
+    await cluster.start(first_token_s=0.1, between_tokens_s=0.1, max_retries=2, eject_after=100)
+    cluster.faults.extend([fault("stall", 1), fault("stall", 0), fault("stall", 1)])
+    async with asyncio.timeout(5):
+        with pytest.raises(openai.InternalServerError, match="stalled"):
+            await _chat(cluster)
+    for replica in cluster.replicas:
+        await asyncio.wait_for(replica.hung_up.wait(), 5)
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [(b"{", 400), (b"[1]", 400), (b'"x"', 400), (b"x" * 2000, 413)],
+)
+async def test_a_bad_body_is_one_clear_error(cluster, content, status):
+    await cluster.start(replicas=0, max_body_bytes=1024)
+    async with httpx.AsyncClient() as client:
+        got = await client.post(f"{cluster.url}/v1/completions", content=content)
+    assert got.status_code == status
+    assert got.json()["error"]["code"] == status
+
+
+async def test_a_session_stays_and_moves_only_when_it_must(cluster):
+    await cluster.start()
+
+    async def call():
+        raw = await cluster.client.chat.completions.with_raw_response.create(
+            model="test-model", messages=ASK, extra_headers={"x-session-id": "episode-7"}
+        )
+        return raw.headers[REPLICA_HEADER], raw.headers[CHOICE_HEADER]
+
+    home, kind = await call()
+    assert kind == "new"
+    assert [await call() for _ in range(3)] == [(home, "hit")] * 3
+    (gone,) = [replica for replica in cluster.replicas if replica.replica_id == home]
+    await cluster.bus.put(gone.member(state=ReplicaState.SUSPECT, leased=False))
+    await _until(lambda: home not in cluster.seats.membership.leased(None))
+    other, kind = await call()
+    assert other != home
+    assert kind == "moved"
+    await cluster.bus.put(gone.member())
+    await _until(lambda: home in cluster.seats.membership.leased(None))
+    assert await call() == (other, "hit")
