@@ -2,13 +2,39 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import NotReady
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 
+T = TypeVar("T")
 _log = Log("orchestrator")
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message says why."""
+
+
+class TrainerLost(RuntimeError):
+    """A call to the trainer did not do what it should have, whatever the reason."""
+
+
+async def ask(call: Awaitable[T]) -> tuple[T, float]:
+    """The trainer's answer and the seconds it took.
+
+    Raises:
+        TrainerLost: in place of every error. Whether the ranks died, the service restarted
+            or refuses a step that it does not expect, the way out is the same: go back to
+            the newest checkpoint, a bounded number of times.
+    """
+    began = time.monotonic()
+    try:
+        return await call, time.monotonic() - began
+    except Exception as error:
+        raise TrainerLost(repr(error)) from error
 
 
 async def start_trainer(

@@ -14,20 +14,19 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
-from services.orchestrator.recovery import start_trainer
+from services.orchestrator.record import RunRecord
+from services.orchestrator.recovery import RunFailed, start_trainer
 from services.orchestrator.rollout import RolloutClient
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
-from services.orchestrator.step_record import StepRecord
-from services.orchestrator.training import RunFailed, TrainingLoop
+from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import (
     LedgerCounts,
     RunConfig,
     RunState,
     RunStatus,
-    RunSummary,
 )
 from services.protocol.reward_service import RewardService
 from services.protocol.task import Task
@@ -72,7 +71,7 @@ class Run:
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
         self._client = RolloutClient(config, model=run.model)
-        self._record = StepRecord(
+        self._record = RunRecord(
             directory=directory,
             ledger=self._ledger,
             progress=self.progress,
@@ -277,22 +276,7 @@ class Run:
         if state is RunState.FINISHED:
             for group in self._ledger.in_flight():
                 self._ledger.close_group(group.group_id, "expired", reason="the run is over")
-        pushes = self._ledger.fact("pushes", 0) + self._fleet.pushes
-        self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
-        measured = progress.step and progress.evaluated_step == progress.step
-        summary = RunSummary(
-            run_id=progress.run_id,
-            heldout_pass_rate_before=progress.heldout_before,
-            heldout_pass_rate_after=progress.heldout if measured else None,
-            train_steps=progress.step,
-            wall_s=progress.elapsed_s,
-            tokens_generated=progress.tokens,
-            weight_pushes=pushes,
-            policy_version=progress.policy_version or 0,
-            seed=self._run.seed,
-            ledger=self._ledger.counts(),
-        )
-        self._directory.write_summary(summary)
+        summary = self._record.summarise(seed=self._run.seed, pushes=self._fleet.pushes)
         await asyncio.to_thread(
             self._directory.draw_learning_curve,
             before=summary.heldout_pass_rate_before,

@@ -104,8 +104,16 @@ class Runs:
         Raises:
             NoSuchRun: there is none of that id.
         """
+        self.get(run_id).stop()
+        return await self.ended(run_id)
+
+    async def ended(self, run_id: str) -> RunStatus:
+        """Wait until a run has ended; every stage of it has its own deadline.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+        """
         run = self.get(run_id)
-        run.stop()
         await asyncio.shield(self._runs[run_id].life)
         return run.status()
 

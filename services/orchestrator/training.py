@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -20,26 +19,15 @@ from services.orchestrator.groups import Groups
 from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
 from services.orchestrator.progress import Progress
 from services.orchestrator.prompts import PromptOrder
-from services.orchestrator.recovery import start_trainer
+from services.orchestrator.record import RunRecord
+from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
 from services.orchestrator.results import GroupResult
 from services.orchestrator.schedule import Schedule, Selection
-from services.orchestrator.step_record import StepRecord
 from services.protocol.orchestrator import RunConfig, RunState
 from services.protocol.trainer import RunStart, TrainBatch, Trainer
 
 _RECHECK_S = 5.0
 _log = Log("orchestrator")
-
-
-T = TypeVar("T")
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on; the message says why."""
-
-
-class _TrainerLost(RuntimeError):
-    """A call to the trainer did not do what it should have, whatever the reason."""
 
 
 class TrainingLoop:
@@ -59,7 +47,7 @@ class TrainingLoop:
         fleet: Fleet,
         progress: Progress,
         changes: Changes,
-        record: StepRecord,
+        record: RunRecord,
         after_step: Callable[[], Awaitable[None]],
     ) -> None:
         self._run = run
@@ -164,7 +152,7 @@ class TrainingLoop:
             wait_s = time.monotonic() - waiting_since
             try:
                 await self._step(batch, results, wait_s)
-            except _TrainerLost as lost:
+            except TrainerLost as lost:
                 await self._recover(lost)
 
     async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
@@ -229,10 +217,10 @@ class TrainingLoop:
         self._progress.detail = f"training step {step}"
         trained = results[: len(batch.train)]
         groups = tuple(result.as_train_group() for result in trained)
-        lost: _TrainerLost | None = None
+        lost: TrainerLost | None = None
         async with self.stepping:
             work = TrainBatch(run_id=self._progress.run_id, step=step, groups=groups)
-            report, train_s = await _ask(self._trainer.train(work))
+            report, train_s = await ask(self._trainer.train(work))
             self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
             self._progress.step = step
             self._progress.policy_version = self._trainer_version = report.policy_version
@@ -241,8 +229,8 @@ class TrainingLoop:
             seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
             if step % self._run.checkpoint.every == 0 or step == self._run.steps:
                 try:
-                    _, seconds["save"] = await _ask(self._trainer.save(self._progress.run_id))
-                except _TrainerLost as error:
+                    _, seconds["save"] = await ask(self._trainer.save(self._progress.run_id))
+                except TrainerLost as error:
                     lost = error
         self._recoveries_in_row = 0
         try:
@@ -255,7 +243,7 @@ class TrainingLoop:
 
     # Recovery
 
-    async def _recover(self, error: _TrainerLost) -> None:
+    async def _recover(self, error: TrainerLost) -> None:
         """Go back to the newest checkpoint; what later steps trained is rolled out again."""
         self._recoveries_in_row += 1
         self._progress.recoveries += 1
@@ -289,18 +277,3 @@ class TrainingLoop:
         await self._fleet.wait_settled(self._trainer_version, self._config.replicas_timeout_s)
         self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
         self._changes.notify()
-
-
-async def _ask(call: Awaitable[T]) -> tuple[T, float]:
-    """The trainer's answer and the seconds it took.
-
-    Raises:
-        _TrainerLost: in place of every error. Whether the ranks died, the service restarted
-            or refuses a step that it does not expect, the way out is the same: go back to
-            the newest checkpoint, a bounded number of times.
-    """
-    began = time.monotonic()
-    try:
-        return await call, time.monotonic() - began
-    except Exception as error:
-        raise _TrainerLost(repr(error)) from error

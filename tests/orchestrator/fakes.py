@@ -281,7 +281,7 @@ class FakeRouter:
 
     async def _choice(self, asked: Asked, index: int) -> dict[str, Any]:
         while not self.bus.leased():
-            await asyncio.sleep(0.001)
+            await self.bus.watch(self.bus.revision, 1.0)
         name = self.bus.leased()[index % len(self.bus.leased())]
         first = self.bus.committed[name]
         await asyncio.sleep(self.delay(asked, index))

@@ -4,12 +4,14 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from services.orchestrator.ledger import Ledger
+from services.orchestrator.run import Run
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 from tests.orchestrator.fakes import World, trajectories, world
@@ -25,8 +27,14 @@ async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = 
     runs = Runs(cluster.config, lambda: cluster.peers)
     status = await runs.start(RunRequest(config=config, resume=resume))
     async with asyncio.timeout(30):
-        await runs._runs[status.run_id].life
-    return runs.get(status.run_id).status()
+        return await runs.ended(status.run_id)
+
+
+async def until(run: Run, condition: Callable[[RunStatus], bool]) -> None:
+    """Wait for a condition on a run's status, looked at whenever something changes."""
+    async with asyncio.timeout(10):
+        while not condition(run.status()):
+            await run._changes.after(run._changes.count, 0.01)
 
 
 def ledger_rows(status: RunStatus) -> list[dict]:
@@ -92,10 +100,10 @@ async def test_one_step_off_really_overlaps_rollout_and_training(tmp_path: Path)
         status = await runs.start(RunRequest(config=config))
         async with asyncio.timeout(10):
             await cluster.trainer.entered.wait()
-            while runs.get(status.run_id).status().ledger.admitted < 8:
-                await asyncio.sleep(0.001)
-            cluster.trainer.hold.set()
-            await runs._runs[status.run_id].life
+        await until(runs.get(status.run_id), lambda status: status.ledger.admitted == 8)
+        cluster.trainer.hold.set()
+        async with asyncio.timeout(10):
+            await runs.ended(status.run_id)
         staleness = {
             version - one.trajectory.oldest_version
             for version, batch in cluster.trainer.batches
@@ -350,9 +358,8 @@ async def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
         config = cluster.run_config(steps=6, schedule={"preset": "one_step_off"})
         runs = Runs(cluster.config, lambda: cluster.peers)
         first = await runs.start(RunRequest(config=config))
+        await until(runs.get(first.run_id), lambda status: status.step >= 3)
         async with asyncio.timeout(10):
-            while runs.get(first.run_id).status().step < 3:
-                await asyncio.sleep(0.001)
             stopped = await runs.stop(first.run_id)
         assert stopped.state is RunState.STOPPED
         assert stopped.step < 6
@@ -380,9 +387,7 @@ async def test_a_killed_orchestrator_goes_back_to_the_checkpoint(tmp_path: Path)
         first = await runs.start(RunRequest(config=config))
         run = runs.get(first.run_id)
         cluster.trainer.train_s = 0.01
-        async with asyncio.timeout(10):
-            while run.status().step != 3:
-                await asyncio.sleep(0.001)
+        await until(run, lambda status: status.step == 3)
         # Nothing of a killed process runs on: no checkpoint, no summary, no closing.
         life = runs._runs[first.run_id].life
         life.cancel()

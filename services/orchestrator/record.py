@@ -1,4 +1,4 @@
-"""What is written down about each train step."""
+"""What is written down about a run: each train step, and the summary."""
 
 from statistics import fmean
 from typing import Any
@@ -10,13 +10,14 @@ from services.orchestrator.progress import Progress
 from services.orchestrator.results import Graded, GroupResult
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Selection
+from services.protocol.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
 
 _log = Log("orchestrator")
 
 
-class StepRecord:
-    """Brings a finished step to the run directory, the ledger's facts, metrics and log."""
+class RunRecord:
+    """Brings what happened to the run directory, the ledger's facts, metrics and log."""
 
     def __init__(
         self, *, directory: RunDirectory, ledger: Ledger, progress: Progress, samples: int
@@ -115,6 +116,27 @@ class StepRecord:
     def rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
         self._directory.truncate_metrics(step)
+
+    def summarise(self, *, seed: int, pushes: int) -> RunSummary:
+        """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""
+        progress = self._progress
+        pushes += self._ledger.fact("pushes", 0)
+        self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
+        measured = progress.step and progress.evaluated_step == progress.step
+        summary = RunSummary(
+            run_id=progress.run_id,
+            heldout_pass_rate_before=progress.heldout_before,
+            heldout_pass_rate_after=progress.heldout if measured else None,
+            train_steps=progress.step,
+            wall_s=progress.elapsed_s,
+            tokens_generated=progress.tokens,
+            weight_pushes=pushes,
+            policy_version=progress.policy_version or 0,
+            seed=seed,
+            ledger=self._ledger.counts(),
+        )
+        self._directory.write_summary(summary)
+        return summary
 
 
 def _samples(report: TrainReport, results: list[GroupResult]) -> list[dict[str, Any]]:
