@@ -1,0 +1,302 @@
+"""The router in front of a real vLLM server: schemas as assumed, answers as vLLM's own."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import httpx
+import openai
+import pytest
+from aiohttp import web
+
+from services.protocol.weight_bus import Member, ReplicaState
+
+pytestmark = pytest.mark.timeout(240)
+MODEL = "tiny"
+ASK = [{"role": "user", "content": "larger of a and 7, dann grüßen"}]
+
+
+def _make_model(folder):
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<pad>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["# larger of a and 7, times c\nreturn max(a,7)*c"] * 20, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>"
+    )
+    fast.chat_template = (
+        "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    fast.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def vllm_url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vllm")
+    _make_model(folder / "model")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *(sys.executable, str(Path(__file__).with_name("vllm_server.py"))),
+        *("--model", str(folder / "model"), "--served-model-name", MODEL),
+        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
+        *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
+    ]
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            _wait_until_up(url, server, folder / "log")
+            answer = httpx.post(f"{url}/update_weight_version", json={"new_version": "3"})
+            assert answer.status_code == 200
+            yield url
+        finally:
+            _end(server)
+
+
+def _wait_until_up(url, server, log):
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
+
+
+def _end(server):
+    """The whole session: vLLM's engine core is a process of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait(20)
+
+
+def _member(replica_id, url):
+    return Member(
+        replica_id=replica_id,
+        address=url,
+        state=ReplicaState.LIVE,
+        committed_version=3,
+        leased=True,
+        model=MODEL,
+        max_model_len=512,
+        pid=1,
+    )
+
+
+@pytest.fixture
+async def router(cluster, vllm_url):
+    await cluster.start(replicas=0)
+    await cluster.bus.put(_member("whole", vllm_url))
+    return cluster
+
+
+@pytest.fixture
+async def plain(vllm_url):
+    async with openai.AsyncOpenAI(base_url=f"{vllm_url}/v1", api_key="none") as client:
+        yield client
+
+
+CHATS = [
+    {"temperature": 0, "max_tokens": 40},
+    {"temperature": 0, "max_tokens": 40, "logprobs": True},
+    {"temperature": 0, "max_tokens": 8, "logprobs": True, "top_logprobs": 3},
+    {"temperature": 1, "max_tokens": 16, "n": 2, "seed": 5},
+    {"temperature": 0, "max_completion_tokens": 20, "presence_penalty": 0.3},
+]
+
+
+@pytest.mark.parametrize("extra", CHATS)
+async def test_a_chat_answer_equals_vllms_own(router, plain, extra):
+    ours = await router.client.chat.completions.create(model=MODEL, messages=ASK, **extra)
+    theirs = await plain.chat.completions.create(model=MODEL, messages=ASK, **extra)
+    assert [_seen(choice) for choice in ours.choices] == [_seen(c) for c in theirs.choices]
+    assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens
+    assert ours.usage.completion_tokens == theirs.usage.completion_tokens
+
+
+def _seen(choice):
+    content = choice.logprobs.content if choice.logprobs else []
+    return (
+        choice.index,
+        choice.message.content,
+        choice.finish_reason,
+        choice.model_extra.get("stop_reason"),
+        [
+            (
+                e.token,
+                e.bytes,
+                pytest.approx(e.logprob, abs=1e-5),
+                [t.token for t in e.top_logprobs],
+            )
+            for e in content
+        ],
+    )
+
+
+async def _stream_text(client, **extra):
+    events = await client.chat.completions.create(model=MODEL, messages=ASK, stream=True, **extra)
+    choices = [event.choices[0] async for event in events if event.choices]
+    return "".join(c.delta.content or "" for c in choices), choices[-1].finish_reason
+
+
+async def test_streams_and_stop_strings_equal_vllms_own(router, plain):
+    extra = {"temperature": 0, "max_tokens": 60}
+    text, _ = await _stream_text(plain, **extra)
+    assert await _stream_text(router.client, **extra) == (text, "length")
+    stop = text[10:13]
+    whole = await plain.chat.completions.create(model=MODEL, messages=ASK, stop=[stop], **extra)
+    assert whole.choices[0].finish_reason == "stop"
+    expected = (whole.choices[0].message.content, "stop")
+    assert await _stream_text(router.client, stop=[stop], **extra) == expected
+    ours = await router.client.chat.completions.create(
+        model=MODEL, messages=ASK, stop=[stop], **extra
+    )
+    assert _seen(ours.choices[0]) == _seen(whole.choices[0])
+
+
+async def test_completions_equal_vllms_own_also_with_default_length(router, plain):
+    for extra in ({}, {"logprobs": 2, "max_tokens": 5}, {"prompt": [10, 11, 12]}):
+        body = {"model": MODEL, "prompt": "return max(a", "temperature": 0, **extra}
+        ours = (await router.client.completions.create(**body)).choices[0]
+        theirs = (await plain.completions.create(**body)).choices[0]
+        assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason)
+        if "logprobs" in extra:
+            assert ours.logprobs.tokens == theirs.logprobs.tokens
+            assert ours.logprobs.text_offset == theirs.logprobs.text_offset
+            assert [list(top) for top in ours.logprobs.top_logprobs] == [
+                list(top) for top in theirs.logprobs.top_logprobs
+            ]
+
+
+async def test_errors_are_vllms_own(router, plain):
+    bad = {"model": MODEL, "messages": ASK, "temperature": -1}
+    with pytest.raises(openai.BadRequestError) as theirs:
+        await plain.chat.completions.create(**bad)
+    with pytest.raises(openai.BadRequestError) as ours:
+        await router.client.chat.completions.create(**bad)
+    assert ours.value.body == theirs.value.body
+
+
+async def test_every_chunk_of_the_patched_server_carries_its_policy_version(router):
+    answer = await router.client.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=12, extra_body={"return_trajectory": True}
+    )
+    assert answer.choices[0].model_extra["trajectory"]["spans"] == [[3, 0, 12, "whole"]]
+
+
+@contextlib.asynccontextmanager
+async def _breaking(url):
+    """An address in front of vLLM that drops a stream after `limit` chunks."""
+    state = {"limit": 0, "cuts": 0}
+
+    async def forward(request):
+        body = await request.read()
+        async with aiohttp.ClientSession() as session:
+            headers = {"content-type": "application/json"}
+            async with session.post(url + request.path, data=body, headers=headers) as got:
+                response = web.StreamResponse(status=got.status)
+                await response.prepare(request)
+                left = state["limit"] if "generate" in request.path else 10**9
+                async for line in got.content:
+                    left -= line.startswith(b"data")
+                    if left < 0:
+                        state["cuts"] += 1
+                        request.transport.abort()
+                        return response
+                    await response.write(line)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", forward)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield state, f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["to the end", "to a stop string"])
+async def test_a_replicas_death_costs_no_request_with_real_tokens(cluster, plain, vllm_url, stop):
+    """The untrained model speaks bytes, so cuts fall inside characters too."""
+    extra = {"temperature": 0, "max_tokens": 40, "logprobs": True}
+    if stop:
+        text, _ = await _stream_text(plain, temperature=0, max_tokens=40)
+        extra["stop"] = [text[12:15]]
+    expected = await plain.chat.completions.create(model=MODEL, messages=ASK, **extra)
+    content = (expected.choices[0].message.content, expected.choices[0].finish_reason)
+    values = [entry.logprob for entry in expected.choices[0].logprobs.content]
+    await cluster.start(replicas=0, eject_after=1000)
+    async with _breaking(vllm_url) as (state, breaking_url):
+        await cluster.bus.put(_member("breaking", breaking_url), _member("whole", vllm_url))
+        for limit in range(0, len(values), 5):
+            state["limit"] = limit
+            ours = await _first_on_breaking(cluster, extra)
+            assert (ours.message.content, ours.finish_reason) == content, limit
+            shown = [entry.logprob for entry in ours.logprobs.content]
+            assert shown == pytest.approx(values, abs=1e-4)
+            assert await _stream_text(cluster.client, **extra) == content, limit
+        assert state["cuts"] >= len(values) / 5
+
+
+async def _first_on_breaking(cluster, extra):
+    """Two requests at once take both replicas; the one that began on `breaking` is returned."""
+    answers = await asyncio.gather(
+        *(
+            cluster.client.chat.completions.with_raw_response.create(
+                model=MODEL, messages=ASK, **extra
+            )
+            for _ in range(2)
+        )
+    )
+    (broken,) = [a for a in answers if a.headers["x-millrace-replica"] == "breaking"]
+    return broken.parse().choices[0]
