@@ -89,7 +89,7 @@ class BusMember:
                 try:
                     if not registered:
                         await self._bus.register_trainer(self._hello)
-                        registered, acknowledged = True, 0
+                        registered = True
                     orders = await self._bus.next_orders(
                         self._hello.member_id, acknowledged, POLL_S
                     )
