@@ -13,9 +13,9 @@ from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainR
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
 from services.trainer.config import TrainerConfig
+from services.trainer.publisher import Publisher
 from services.trainer.rank_messages import RankModel, RankRun, RankStep
 
-RETRY_S = 0.2
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 
 T = TypeVar("T")
@@ -56,14 +56,14 @@ class TrainerService:
         bus: WeightBus,
         start_group: Callable[[TrainerConfig], Awaitable[Group]],
     ) -> None:
-        self._config, self._bus, self._start_group = config, bus, start_group
+        self._config, self._start_group = config, start_group
+        self._publisher = Publisher(bus, config.bus_timeout_s)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._supervisor: asyncio.Task[None] | None = None
         self._group: Group | None = None
         self._run: _Run | None = None
-        self._version: int | None = None
-        self._published: WeightManifest | None = None  # None again when the ranks are new
+        self._unsettled = False  # the ranks may be ahead of what was published
         self._parameters = 0
 
     async def open(self) -> None:
@@ -98,7 +98,7 @@ class TrainerService:
             ready=ready,
             run_id=run.run_id if run else None,
             step=run.step if run else 0,
-            policy_version=self._version,
+            policy_version=self._publisher.version,
             world_size=self._config.world_size,
             parameters=self._parameters,
         )
@@ -125,14 +125,14 @@ class TrainerService:
 
     async def _start_run(self, start: RunStart) -> TrainerState:
         self._run = None
-        version = await self._next_version()
+        version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
         manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
-        if await self._is_published(manifest):
+        if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
-            await self._publish(manifest)
-        self._run = _Run(run_id=start.run_id, step=runs[0].step)
+            await self._publisher.publish(manifest)
+        self._run, self._unsettled = _Run(run_id=start.run_id, step=runs[0].step), False
         return await self.state()
 
     async def _train(self, batch: TrainBatch) -> TrainReport:
@@ -140,16 +140,16 @@ class TrainerService:
         run = self._running("batch.run_id", batch.run_id)
         if batch.step != run.step + 1:
             raise InvalidInput("batch.step", batch.step, f"The next step is {run.step + 1}.")
-        held, version = self._version, await self._next_version()
-        self._run = None  # until the step is published; a failure needs a new start_run
+        held, version = self._publisher.version, await self._publisher.next_version()
+        self._unsettled = True
         try:
             steps: list[RankStep] = await self._call("train", batch, held, version)
         except InvalidInput:
-            self._run = run  # refused before anything was computed
+            self._unsettled = False  # refused before anything was computed
             raise
         manifest = self._manifest(version, batch.step, [step.digests for step in steps])
-        await self._publish(manifest)
-        self._run = replace(run, step=batch.step)
+        await self._publisher.publish(manifest)
+        self._run, self._unsettled = replace(run, step=batch.step), False
         total = time.perf_counter() - started
         report = TrainReport(
             step=batch.step,
@@ -163,7 +163,7 @@ class TrainerService:
 
     async def _save(self, run_id: str) -> int:
         self._running("run_id", run_id)
-        steps: list[int] = await self._call("save", self._version)
+        steps: list[int] = await self._call("save", self._publisher.version)
         return steps[0]
 
     async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -193,14 +193,15 @@ class TrainerService:
         return await self._group.call(method, *args, timeout_s=self._config.call_timeout_s)
 
     def _running(self, field: str, run_id: str) -> _Run:
-        if self._run is None:
-            raise NotReady("the trainer holds no run; call start_run")
+        if self._run is None or self._unsettled:
+            raise NotReady("the trainer holds no run that can go on; call start_run")
         if self._run.run_id != run_id:
             raise InvalidInput(field, run_id, f"The trainer holds run {self._run.run_id!r}.")
         return self._run
 
     def _install(self, group: Group) -> None:
-        self._group, self._published = group, None
+        self._group = group
+        self._publisher.forget_snapshots()
         self._parameters = group.model.parameters
         self._own(self._first_publish())
 
@@ -233,24 +234,14 @@ class TrainerService:
         """
         async with self._turn:
             try:
-                table = await self._on_bus(lambda: self._bus.watch(-1, 0.0))
-                if any(member.committed_version is not None for member in table.members):
+                members = (await self._publisher.members()).members
+                if any(member.committed_version is not None for member in members):
                     return
-                version = await self._next_version()
+                version = await self._publisher.next_version()
                 digests = await self._call("snapshot", version)
-                await self._publish(self._manifest(version, 0, digests))
+                await self._publisher.publish(self._manifest(version, 0, digests))
             except (NotReady, RuntimeError) as error:
                 _log.warning("first_publish_failed", why=str(error))
-
-    async def _next_version(self) -> int:
-        """Above everything ever published, by this trainer or one before it."""
-        newest = await self._newest_version()
-        own = -1 if self._version is None else self._version
-        return max(own, -1 if newest is None else newest) + 1
-
-    async def _newest_version(self) -> int | None:
-        table = await self._on_bus(lambda: self._bus.watch(-1, 0.0))
-        return table.newest_version
 
     def _manifest(self, version: int, step: int, digests: list[tuple[str, ...]]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"
@@ -262,35 +253,6 @@ class TrainerService:
             buckets=model.buckets,
             digests=tuple(digests),
         )
-
-    async def _is_published(self, manifest: WeightManifest) -> bool:
-        """Whether the newest version has exactly these bytes and the ranks still hold them."""
-        last = self._published
-        if last is None or last.digests != manifest.digests:
-            return False
-        return await self._newest_version() == last.version
-
-    async def _publish(self, manifest: WeightManifest) -> None:
-        """Publish once, however often the call has to be repeated."""
-        try:
-            await self._on_bus(lambda: self._bus.publish(manifest))
-        except InvalidInput:
-            # A first attempt whose answer was lost: the bus has this very version.
-            if await self._newest_version() != manifest.version:
-                raise
-        self._published, self._version = manifest, manifest.version
-        _log.info("published", version=manifest.version, step=manifest.train_step)
-
-    async def _on_bus(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call while the bus is away, up to the configured deadline."""
-        deadline = time.monotonic() + self._config.bus_timeout_s
-        while True:
-            try:
-                return await call()
-            except NotReady:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_S)
 
 
 def _record(run_id: str, report: TrainReport) -> None:

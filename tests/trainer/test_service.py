@@ -10,6 +10,7 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import TrainBatch
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.trainer import publisher
 from services.trainer import service as service_module
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_messages import RankModel, RankRun, RankStep
@@ -138,7 +139,7 @@ class Starter:
 async def open_service(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Callable[..., Any]]:
-    monkeypatch.setattr(service_module, "RETRY_S", 0.001)
+    monkeypatch.setattr(publisher, "RETRY_S", 0.001)
     monkeypatch.setattr(service_module, "RESTART_PAUSES_S", (0.001,))
     opened: list[TrainerService] = []
 
@@ -263,7 +264,8 @@ async def test_state_answers_during_a_train_step(open_service, make_start) -> No
     group.entered.clear()
     step = asyncio.create_task(service.train(batch(1)))
     await group.entered.wait()
-    assert (await asyncio.wait_for(service.state(), DEADLINE_S)).ready
+    state = await asyncio.wait_for(service.state(), DEADLINE_S)
+    assert (state.ready, state.run_id, state.step) == (True, "run", 0)
     group.gate.set()
     assert (await step).step == 1
 

@@ -1,0 +1,76 @@
+"""Policy versions: their numbers, and making them the newest on the weight bus."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.observability.log import Log
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.weight_bus import MemberTable, WeightBus
+from services.protocol.weights import WeightManifest
+
+RETRY_S = 0.2
+
+T = TypeVar("T")
+_log = Log("trainer")
+
+
+class Publisher:
+    """Numbers versions so that they never go back, and publishes each exactly once.
+
+    Every call repeats itself while the bus is away, up to `timeout_s`, then raises
+    `NotReady`.
+
+    Attributes:
+        version: version last published, None before the first.
+    """
+
+    def __init__(self, bus: WeightBus, timeout_s: float) -> None:
+        self.version: int | None = None
+        self._bus, self._timeout_s = bus, timeout_s
+        self._held: WeightManifest | None = None
+
+    def forget_snapshots(self) -> None:
+        """The ranks are new: they cannot send what was published before."""
+        self._held = None
+
+    async def next_version(self) -> int:
+        """Above everything ever published, by this trainer or one before it; first 0."""
+        newest = (await self.members()).newest_version
+        return max(-1 if v is None else v for v in (self.version, newest)) + 1
+
+    async def is_published(self, manifest: WeightManifest) -> bool:
+        """Whether the newest version has these very bytes and the ranks can still send it."""
+        if self._held is None or self._held.digests != manifest.digests:
+            return False
+        return (await self.members()).newest_version == self.version
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        """Publish once, however often the call has to be repeated.
+
+        Raises:
+            InvalidInput: somebody else has published this version or a higher one.
+        """
+        try:
+            await self._repeat(lambda: self._bus.publish(manifest))
+        except InvalidInput:
+            # A first attempt whose answer was lost: the bus has this very version.
+            if (await self.members()).newest_version != manifest.version:
+                raise
+        self._held, self.version = manifest, manifest.version
+        _log.info("published", version=manifest.version, step=manifest.train_step)
+
+    async def members(self) -> MemberTable:
+        """The bus's table as it is now."""
+        return await self._repeat(lambda: self._bus.watch(-1, 0.0))
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await call()
+            except NotReady:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
