@@ -84,6 +84,7 @@ class RouterMetrics:
     failovers = _counter("router_failovers", "Open requests continued elsewhere", "reason")
     restarts = _counter("router_restarts", "Cut choices begun again from the prompt")
     unleased_refusals = _counter("router_unleased_refusals", "Requests that found no lease in time")
+    watch_failures = _counter("router_watch_failures", "Polls of the member table that failed")
     in_flight = _gauge("router_in_flight", "Open requests per replica", "replica")
     sessions = _gauge("router_sessions", "Sessions in the table")
     first_token = _seconds("router_first_token_seconds", "Request to first token", "endpoint")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
@@ -102,11 +103,19 @@ class Membership:
                 table = await self._bus.watch(self._revision, wait_s)
             except NotReady as absence:
                 _LOG.warning("weight_bus_unreachable", reason=str(absence))
-                self._on_news()
-                await asyncio.sleep(_RETRY_S)
+                await self._pause()
+                continue
+            except Exception:  # noqa: BLE001  the loop's outer edge; without it leases end for good
+                _LOG.exception("weight_bus_failed")
+                await self._pause()
                 continue
             self._take(table, asked_at)
             self._on_news()
+
+    async def _pause(self) -> None:
+        RouterMetrics.watch_failures.inc()
+        self._on_news()
+        await asyncio.sleep(_RETRY_S)
 
     def _take(self, table: MemberTable, asked_at: float) -> None:
         self._news_at, self._lease_s = asked_at, table.lease_s

@@ -1,0 +1,123 @@
+"""The router's view of the member table, against a bus that tests drive by hand."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.router.config import RouterConfig
+from services.router.membership import Membership
+
+
+def _member(name, **changes):
+    known = Member(
+        replica_id=name,
+        address="http://127.0.0.1:1",
+        state=ReplicaState.LIVE,
+        committed_version=1,
+        leased=True,
+        model="m",
+        max_model_len=10,
+        pid=1,
+    )
+    return replace(known, **changes)
+
+
+def _table(revision, *members, lease_s=30.0):
+    return MemberTable(
+        revision=revision,
+        newest_version=1,
+        lease_s=lease_s,
+        members=members,
+        trainer_ready=True,
+        pushes=0,
+    )
+
+
+class _Bus:
+    """Answers each poll with what a test puts in: a table or an error."""
+
+    def __init__(self):
+        self.answers: asyncio.Queue = asyncio.Queue()
+        self.polls: list[tuple[int, float]] = []
+
+    async def watch(self, revision, wait_s):
+        self.polls.append((revision, wait_s))
+        answer = await self.answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+async def watched():
+    bus, gone, news = _Bus(), [], asyncio.Queue()
+    membership = Membership(
+        bus, RouterConfig(), on_gone=gone.append, on_news=lambda: news.put_nowait(None)
+    )
+    membership.start()
+
+    async def say(answer):
+        bus.answers.put_nowait(answer)
+        await asyncio.wait_for(news.get(), 5)
+
+    yield membership, bus, gone, say
+    await membership.stop()
+
+
+async def test_only_leased_members_of_the_model_may_get_work(watched):
+    membership, _, _, say = watched
+    await say(_table(1, _member("a"), _member("b", leased=False), _member("c", model="other")))
+    assert set(membership.leased("m")) == {"a"}
+    assert set(membership.leased(None)) == {"a", "c"}
+    assert not membership.holds_lease("b")
+    assert set(membership.members) == {"a", "b", "c"}
+
+
+async def test_a_slow_answer_shortens_the_lease_because_it_may_be_old(watched):
+    membership, bus, _, say = watched
+    await say(_table(1, _member("a"), lease_s=0.2))
+    assert bus.polls[-1] == (1, pytest.approx(0.05))
+    await asyncio.wait({asyncio.create_task(membership.wait_for_change(0.3))})
+    await say(_table(2, _member("a"), lease_s=0.2))
+    assert not membership.leased(None)
+
+
+async def test_the_dead_the_draining_and_the_vanished_are_reported(watched):
+    membership, _, gone, say = watched
+    everyone = [_member(name) for name in "abcd"]
+    await say(_table(1, *everyone))
+    assert gone == []
+    dead = _member("a", state=ReplicaState.DEAD, leased=False)
+    draining = _member("b", state=ReplicaState.DRAINING, leased=False)
+    await say(_table(2, dead, draining, everyone[2]))
+    assert gone == [{"a", "b", "d"}]
+    assert set(membership.leased(None)) == {"c"}
+
+
+async def test_a_restarted_bus_that_knows_nobody_yet_breaks_no_open_request(watched):
+    membership, _, gone, say = watched
+    await say(_table(7, _member("a")))
+    await say(_table(0))
+    assert gone == []
+    assert not membership.leased(None)
+    await say(_table(1, _member("a")))
+    assert set(membership.leased(None)) == {"a"}
+
+
+async def test_watching_goes_on_after_any_failure_of_the_bus(watched):
+    membership, _, _, say = watched
+    await say(NotReady("no bus yet"))
+    await say(RuntimeError("a bug in the bus"))
+    await say(_table(1, _member("a")))
+    assert membership.holds_lease("a")
+
+
+async def test_whoever_waits_hears_of_a_change(watched):
+    membership, _, _, say = watched
+    waiting = asyncio.create_task(membership.wait_for_change(30))
+    await asyncio.sleep(0)
+    await say(_table(1, _member("a")))
+    await asyncio.wait_for(waiting, 5)
