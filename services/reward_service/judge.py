@@ -37,7 +37,8 @@ def judge_calls(expected: list[str], outcome: Outcome, limits: Limits) -> Judgem
     A report beyond the last call, or an end that is not clean, fails the answer even if every
     result is right.
     """
-    lines = outcome.report.decode("ascii", errors="replace").splitlines()
+    # What follows the last line break was cut off.
+    lines = outcome.report.decode("ascii", errors="replace").split("\n")[:-1]
     if lines and lines[0].startswith(UNCOMPILED):
         return Judgement(verdict=Verdict.COMPILE_ERROR, passed=0, detail=printable(lines[0][1:]))
     right = [line == VALUE + text for line, text in zip(lines, expected, strict=False)]

@@ -108,7 +108,7 @@ class Sandbox:
             self._idle.put_nowait(slot)
 
     async def _next_idle(self) -> Slot:
-        if self._idle.empty() and self._waiting >= self._config.queue_bound:
+        if self._waiting >= self._config.queue_bound + self._idle.qsize():
             raise QueueFull(f"{self._waiting} answers are waiting already")
         self._waiting += 1
         RewardMetrics.queue.set(self._waiting)

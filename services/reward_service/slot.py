@@ -1,11 +1,15 @@
 """One jailed fork server, seen from the service."""
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
 import secrets
+import select
+import signal
 import socket
+import struct
 import subprocess
 from typing import Any
 
@@ -16,6 +20,8 @@ from services.reward_service.seccomp_filter import SeccompFilter
 _ANSWER_GRACE_S = 5.0
 _CLOSE_S = 5.0
 _MESSAGE_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("=iII")
+"""`struct ucred` of unix(7): process, user and group id, as the receiver sees them."""
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -32,12 +38,13 @@ class Slot:
         self._jail, self._seccomp, self._start_s = jail, seccomp, start_s
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._server = -1  # pidfd of the fork server: behind bubblewrap not our child
         self._errors = -1
 
     @property
     def alive(self) -> bool:
         """Whether an execution can be given to it."""
-        return self._process is not None and self._process.poll() is None
+        return self._server >= 0 and not _ended(self._server, 0.0)
 
     async def start(self) -> None:
         """Start, or start anew, and wait until the fork server is confined.
@@ -49,6 +56,7 @@ class Slot:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
         try:
             with theirs:
@@ -64,14 +72,17 @@ class Slot:
                 )
             ours.send(json.dumps(jailed_sources()).encode())
             ours.send(json.dumps(self._jail.settings(self._seccomp)).encode())
-            hello = json.loads(await self._receive(self._start_s) or b"null")
+            message, process_id = await self._receive(self._start_s)
+            if message:
+                self._server = os.pidfd_open(process_id)
         except (OSError, TimeoutError) as error:
             raise self._failure(f"{type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             self.close()
             raise
-        if hello is None or "failed" in hello:
-            raise self._failure("no answer" if hello is None else hello["failed"])
+        hello = json.loads(message or b'{"failed": "no answer"}')
+        if "failed" in hello:
+            raise self._failure(hello["failed"])
         self.landlock_abi = hello["landlock_abi"]
 
     def _failure(self, reason: str) -> SlotFailed:
@@ -100,7 +111,7 @@ class Slot:
                 "output": execution.limits.output_kb << 10,
             }
             socket.send_fds(self._control, [json.dumps(order).encode()], files)
-            answer = await self._receive(execution.wall_s + _ANSWER_GRACE_S)
+            answer, _ = await self._receive(execution.wall_s + _ANSWER_GRACE_S)
             if not answer:
                 raise SlotLost("the slot hung up")
             return _read_outcome(json.loads(answer), files)
@@ -116,21 +127,45 @@ class Slot:
 
     def close(self) -> None:
         """End the fork server and whatever it runs; safe to call again."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._server >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._server, signal.SIGKILL)
         if self._process is not None:
             self._process.kill()
             self._process.wait(_CLOSE_S)
             self._process = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        if self._server >= 0:
+            _ended(self._server, _CLOSE_S)
+            os.close(self._server)
+            self._server = -1
         if self._errors >= 0:
             os.close(self._errors)
             self._errors = -1
 
-    async def _receive(self, timeout_s: float) -> bytes:
+    async def _receive(self, timeout_s: float) -> tuple[bytes, int]:
+        """One message, empty if the other end is closed, and the process id of its sender."""
         assert self._control is not None
-        receiving = asyncio.get_running_loop().sock_recv(self._control, _MESSAGE_BYTES)
-        return await asyncio.wait_for(receiving, timeout_s)
+        control, loop, readable = self._control, asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(control, readable.set)
+        try:
+            await asyncio.wait_for(readable.wait(), timeout_s)
+        finally:
+            loop.remove_reader(control)
+        message, extras, _, _ = control.recvmsg(
+            _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+        )
+        senders = [_CREDENTIALS.unpack(data)[0] for _, _, data in extras]
+        return message, senders[0] if senders else 0
+
+
+def _ended(process: int, timeout_s: float) -> bool:
+    """Whether the process of a pidfd has ended, or ends within the time."""
+    waiting = select.poll()  # not select(): a busy service has descriptors above 1023
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(timeout_s * 1000))
 
 
 def _make_files(execution: Execution) -> list[int]:

@@ -27,6 +27,7 @@ FS_READ_FILE, FS_READ_DIR = 1 << 2, 1 << 3
 FS_WRITE_FILE, FS_TRUNCATE = 1 << 1, 1 << 14
 _FS_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _ALL_NET = 0b11
+_M_ARENA_MAX = -8
 _ALL_SCOPES = 0b11
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -157,6 +158,13 @@ def seal(ruleset: int, program: bytes, own_pid_at: int) -> None:
     struct.pack_into("=I", instructions, own_pid_at, os.getpid())
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)))
+
+
+def use_one_malloc_arena() -> None:
+    """Keep glibc from reserving 64 MiB of address space, which is limited, for each thread."""
+    mallopt = getattr(_libc, "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def address_space_in_use() -> int:

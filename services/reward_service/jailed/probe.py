@@ -25,8 +25,10 @@ def _check(result: int) -> None:
 
 
 def _fork() -> None:
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _signal_parent() -> None:
@@ -63,12 +65,13 @@ ATTACKS: dict[str, Callable[[], object]] = {
     "signal_all": lambda: os.kill(-1, 0),
     "signal_by_owner": _signal_by_owner,
     "memfd": lambda: os.memfd_create("probe"),
-    "ptrace": lambda: _check(_libc.ptrace(PTRACE_TRACEME, 0, None, None)),
     "new_namespace": lambda: _check(_libc.unshare(CLONE_NEWUSER)),
     "unshare": lambda: _check(_libc.unshare(CLONE_FILES)),
     "raise_limit": _raise_limit,
     "private_memory": lambda: bytearray(MEMORY_LIMIT + (1 << 20)),
     "shared_memory": lambda: mmap.mmap(-1, MEMORY_LIMIT + (1 << 20)),
+    # Last: from here it would stop at every signal.
+    "ptrace": lambda: _check(_libc.ptrace(PTRACE_TRACEME, 0, None, None)),
 }
 
 

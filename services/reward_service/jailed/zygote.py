@@ -147,6 +147,7 @@ class ForkServer:
         self.landlock_abi, self._ruleset = confine.create_ruleset(
             settings["readable"], settings["listable"], settings["writable"]
         )
+        confine.use_one_malloc_arena()
         confine.drop_privileges(settings["user_id"])
         self._armed, writer = os.pipe()
         os.set_blocking(self._armed, False)
@@ -280,7 +281,10 @@ def _import_by_descriptor(stdlib: str) -> None:
     os.close(folder)
     root = f"/proc/self/fd/{STDLIB_FD}"
     sys.path[:] = [root, f"{root}/lib-dynload"]
-    sys.modules["encodings"].__path__[:] = [f"{root}/encodings"]
+    for module in list(sys.modules.values()):
+        places = getattr(module, "__path__", None)
+        if places is not None:  # a package that is loaded already has more modules to find
+            places[:] = [root + place.removeprefix(stdlib) for place in places]
 
 
 def _read_all(descriptor: int) -> bytes:

@@ -1,0 +1,200 @@
+"""What goes wrong on our side is never a reward; what an answer breaks is never excused."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.reward_service import grading
+from services.reward_service.execution import Execution, Outcome, SlotLost
+from services.reward_service.jail import Jail
+from services.reward_service.scoring import Scoring
+from services.reward_service.slot import Slot
+
+JobMaker = Callable[..., ScoreJob]
+NewScoring = Callable[..., Any]
+
+RIGHT = "def f(a, b):\n    return a + b"
+BUSY = "def f(a, b):\n    while True: pass"
+
+
+@pytest_asyncio.fixture(params=["A", "B"])
+async def fresh(request: pytest.FixtureRequest, new_scoring: NewScoring) -> AsyncIterator[Scoring]:
+    """A service with one slot, that a test may break."""
+    scoring = await new_scoring(request.param, slots=1)
+    yield scoring
+    scoring.close()
+
+
+async def score_one(scoring: Scoring, job: ScoreJob) -> Score:
+    (score,) = await asyncio.wait_for(scoring.score([job]), 60)
+    return score
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+def break_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Jail, "command", lambda self, fd, name: ["/bin/false"])
+
+
+async def test_a_job_survives_the_loss_of_its_slot(
+    fresh: Scoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, lost = Slot.run, []
+
+    async def run_and_lose(self: Slot, execution: Execution) -> Outcome:
+        if not lost:
+            lost.append(self)
+            signal.pidfd_send_signal(self._server, signal.SIGKILL)
+        return await run(self, execution)
+
+    monkeypatch.setattr(Slot, "run", run_and_lose)
+    score = await score_one(fresh, function_job(RIGHT))
+    assert (score.verdict, score.reward) == (Verdict.ACCEPTED, 1.0)
+    assert len(lost) == 1
+
+
+async def test_an_answer_that_loses_two_slots_earns_nothing(
+    fresh: Scoring,
+    function_job: JobMaker,
+    processes_of: Callable[[Scoring], set[int]],
+) -> None:
+    (slot,) = fresh.sandbox._slots
+    idle = len(processes_of(fresh))
+    scoring = asyncio.create_task(score_one(fresh, function_job(BUSY, cpu_s=20)))
+    for _ in range(2):
+        await until(lambda: slot.alive and len(processes_of(fresh)) > idle)
+        first = slot._process
+        signal.pidfd_send_signal(slot._server, signal.SIGKILL)
+        await until(lambda first=first: slot._process is not first)  # type: ignore[misc]
+    score = await asyncio.wait_for(scoring, 30)
+    assert (score.verdict, score.reward) == (Verdict.CRASHED_SANDBOX, 0.0), score
+    await until(lambda: not processes_of(fresh))
+    assert (await score_one(fresh, function_job(RIGHT))).verdict is Verdict.ACCEPTED
+
+
+async def test_an_infrastructure_failure_is_never_a_reward(
+    fresh: Scoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        break_starting(broken)
+        for slot in fresh.sandbox._slots:
+            slot.close()
+        score = await score_one(fresh, function_job(RIGHT))
+        assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+    with monkeypatch.context() as broken:
+
+        async def fail(self: Slot, execution: Execution) -> Outcome:
+            raise ZeroDivisionError("a bug of ours")
+
+        broken.setattr(Slot, "run", fail)
+        score = await score_one(fresh, function_job(RIGHT))
+        assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+    score = await score_one(fresh, function_job(RIGHT))
+    assert (score.verdict, score.reward, score.cached) == (Verdict.ACCEPTED, 1.0, False)
+
+
+async def test_a_process_that_could_not_be_confined_runs_no_code(
+    fresh: Scoring, function_job: JobMaker
+) -> None:
+    (slot,) = fresh.sandbox._slots
+    seccomp = slot._seccomp
+    slot.close()
+    slot._seccomp = type(seccomp)(program=b"\xff" * 16, own_pid_at=4)
+    score = await score_one(fresh, function_job(RIGHT))
+    assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+    assert "confined" in score.detail
+
+
+async def test_a_full_queue_is_said_and_is_no_reward(
+    new_scoring: NewScoring, function_job: JobMaker
+) -> None:
+    scoring = await new_scoring("B", slots=1, queue_bound=2)
+    try:
+        jobs = [function_job(f"{RIGHT}\n# {number}") for number in range(8)]
+        scores = await asyncio.wait_for(scoring.score(jobs), 60)
+    finally:
+        scoring.close()
+    verdicts = [score.verdict for score in scores]
+    assert verdicts.count(Verdict.ACCEPTED) == 3
+    assert verdicts.count(Verdict.INFRA_ERROR) == 5
+    assert {score.reward for score in scores} == {1.0, None}
+
+
+async def test_nobody_waits_for_a_slot_for_ever(
+    new_scoring: NewScoring, function_job: JobMaker
+) -> None:
+    scoring = await new_scoring("B", slots=1, queue_wait_s=0.1)
+    try:
+        jobs = [function_job(BUSY, cpu_s=0.6), function_job(RIGHT)]
+        busy, waiting = await asyncio.wait_for(scoring.score(jobs), 60)
+    finally:
+        scoring.close()
+    assert busy.verdict is Verdict.TIME_LIMIT
+    assert (waiting.verdict, waiting.reward) == (Verdict.INFRA_ERROR, None)
+
+
+async def test_a_cancelled_call_stops_its_jobs_and_frees_the_slot(
+    fresh: Scoring, function_job: JobMaker, processes_of: Callable[[Scoring], set[int]]
+) -> None:
+    idle = len(processes_of(fresh))
+    call = asyncio.create_task(fresh.score([function_job(BUSY, cpu_s=20)]))
+    await until(lambda: len(processes_of(fresh)) > idle)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await until(lambda: not processes_of(fresh))
+    assert (await score_one(fresh, function_job(RIGHT))).verdict is Verdict.ACCEPTED
+
+
+async def test_a_service_without_sandboxes_calls_itself_unhealthy(
+    new_scoring: NewScoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scoring = await new_scoring("B", slots=1, failures_until_unhealthy=3)
+    with monkeypatch.context() as broken:
+        break_starting(broken)
+        scoring.sandbox._slots[0].close()
+        for number in range(3):
+            assert scoring.healthy
+            await score_one(scoring, function_job(f"{RIGHT}\n# {number}"))
+    assert not scoring.healthy
+    await score_one(scoring, function_job(RIGHT))
+    assert scoring.healthy
+    scoring.close()
+
+
+async def test_a_starved_process_gets_a_second_longer_chance(
+    new_scoring: NewScoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "_machine_is_contended", lambda: True)
+    scoring = await new_scoring("B", slots=1)
+    slow = "import time\ndef f(a, b):\n    time.sleep(2.5)\n    return a + b"
+    score = await score_one(scoring, function_job(slow, cpu_s=0.1))
+    scoring.close()
+    assert score.verdict is Verdict.ACCEPTED, score
+
+
+async def test_closing_ends_every_process(
+    fresh: Scoring, processes_of: Callable[[Scoring], set[int]]
+) -> None:
+    assert processes_of(fresh)
+    fresh.close()
+    await until(lambda: not processes_of(fresh))
+    fresh.close()
+
+
+async def test_a_closed_slot_says_that_it_is_lost(fresh: Scoring) -> None:
+    (slot,) = fresh.sandbox._slots
+    slot.close()
+    with pytest.raises(SlotLost):
+        await slot.run(grading._execution({"source": ""}, b"", grading.Limits()))
