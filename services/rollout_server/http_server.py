@@ -42,7 +42,7 @@ class HttpServer:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         await init_app_state(engine, app.state, arguments, tasks)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+        config = uvicorn.Config(app, log_config=None, access_log=False)
         self._server = NoSignalServer(config)
         # vLLM's error responses look for the server here.
         app.state.server = self._server

@@ -13,6 +13,7 @@ from services.protocol.weight_bus import ReplicaHello, WeightBus
 from services.rollout_server.bus_member import BusMember
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine_fork import fork_engine_processes
 from services.rollout_server.engine_loader import EngineLoader
 from services.rollout_server.http_server import HttpServer
 from services.rollout_server.version_spans import put_spans_on_every_output
@@ -58,8 +59,11 @@ class RolloutReplica:
         arguments = server_arguments(self._config)
         try:
             usage = UsageContext.OPENAI_API_SERVER
+            engine_config = engine_arguments(arguments).create_engine_config(usage)
+            if self._config.device == "cpu":
+                fork_engine_processes()
             self._engine = AsyncLLM.from_vllm_config(
-                vllm_config=engine_arguments(arguments).create_engine_config(usage),
+                vllm_config=engine_config,
                 usage_context=usage,
                 stat_loggers=stat_loggers,
             )

@@ -24,6 +24,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from services.protocol.weight_bus import Link, StageWeights
 from services.protocol.weights import WeightManifest
 from services.rollout_server import layerwise_load
+from services.rollout_server.cpu_seeds import leave_draws_spent
 from services.rollout_server.weight_link import WeightLink
 from services.rollout_server.weight_staging import StagedVersion
 
@@ -183,5 +184,7 @@ def register() -> None:
 
 
 register()
+# The extension is what vLLM imports in every worker, so the worker's patch goes in here.
+leave_draws_spent()
 
 __all__ = ["BACKEND", "StagedWeightReceiver", "WeightReceiverExtension", "register"]

@@ -67,6 +67,7 @@ class Bus:
             newest=lambda: self._manifest,
             post=self._post,
             store=store,
+            clock=clock,
             new_prefix=lambda replica: f"{replica}/{incarnation}.{next(numbers)}/",
         )
 
@@ -144,9 +145,8 @@ class Bus:
         A watcher that knew a bus before a restart has a higher revision; it is answered at
         once, too.
         """
-        self._update()
-        await self._changes.until(lambda: self._shown.revision != revision, timeout_s=wait_s)
-        return self._shown
+        await self._changes.until(lambda: self._look().revision != revision, timeout_s=wait_s)
+        return self._look()
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`.
@@ -204,12 +204,16 @@ class Bus:
             await asyncio.gather(delivery[1], return_exceptions=True)
 
     def _update(self) -> None:
-        """Show the table as it is now; wake whoever waits if it changed."""
-        message = self._message(revision=self._shown.revision)
-        if message != self._shown:
+        """Have everybody who waits look again."""
+        self._look()
+        self._changes.announce()
+
+    def _look(self) -> TableMessage:
+        """The table as it is now, under a new revision if it is not as it was."""
+        if self._message(revision=self._shown.revision) != self._shown:
             self._shown = self._message(revision=self._shown.revision + 1)
             self._export()
-        self._changes.announce()
+        return self._shown
 
     def _message(self, *, revision: int) -> TableMessage:
         return TableMessage(

@@ -1,7 +1,6 @@
 """Bringing one replica to the newest version, again and again, whatever fails in between."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -28,6 +27,7 @@ from services.weight_bus.trainer_groups import TrainerGroups
 log = Log("weight_bus")
 
 _MAX_REPORTS = 256
+CATCHING_UP = ReplicaState.CATCHING_UP
 
 
 class UpdateFailed(Exception):
@@ -47,7 +47,8 @@ class Surroundings:
         table: where the replica's state is kept.
         trainers: who sends.
         changes: announces every change of the three above and of `newest`.
-        newest: the newest manifest and when it was published (monotonic seconds).
+        clock: monotonic seconds, the same as the table's.
+        newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.
         store: host and port of the rendezvous store.
         new_prefix: a link prefix for a replica that was never used before.
@@ -57,6 +58,7 @@ class Surroundings:
     table: MemberTable
     trainers: TrainerGroups
     changes: Changes
+    clock: Callable[[], float]
     newest: Callable[[], tuple[WeightManifest, float] | None]
     post: Callable[[str, Order], None]
     store: Callable[[], Awaitable[tuple[str, int]]]
@@ -109,7 +111,7 @@ class Delivery:
             return False
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version
-        return is_behind or replica.state is ReplicaState.SUSPECT
+        return is_behind or replica.state is not ReplicaState.LIVE
 
     async def _update(self, manifest: WeightManifest, published_at: float) -> None:
         replica = self._around.table.get(self._replica_id)
@@ -120,13 +122,13 @@ class Delivery:
         self._around.table.commit(self._replica_id, manifest.version)
         tags = {"replica": self._replica_id}
         BusMetrics.commits.inc(tags=tags)
-        BusMetrics.push.observe(time.monotonic() - started, tags=tags)
+        BusMetrics.push.observe(self._around.clock() - started, tags=tags)
         BusMetrics.paused.observe(paused_s, tags=tags)
         log.info(
             "committed",
             replica=self._replica_id,
             version=manifest.version,
-            seconds=round(time.monotonic() - started, 3),
+            seconds=round(self._around.clock() - started, 3),
             paused_s=round(paused_s, 4),
         )
         self._around.changes.announce()
@@ -143,7 +145,7 @@ class Delivery:
             self._senders = senders
 
     async def _stage(self, manifest: WeightManifest) -> None:
-        self._enter(ReplicaState.STAGING if self._has_weights() else ReplicaState.CATCHING_UP)
+        self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
         links = await self._links()
         self._awaited = (Phase.STAGE, manifest.version)
         self._post(self._replica_id, StageWeights(manifest=manifest, links=links), Phase.STAGE)
@@ -153,7 +155,8 @@ class Delivery:
 
     async def _commit(self, version: int) -> float:
         self._awaited = (Phase.COMMIT, version)
-        self._enter(ReplicaState.COMMITTING)
+        if self._is(ReplicaState.STAGING):
+            self._enter(ReplicaState.COMMITTING)
         self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
         report = await self._await_report(self._around.config.commit_timeout_s)
         return report.paused_s
@@ -215,7 +218,9 @@ class Delivery:
             error=failed.error,
         )
         self._drop_links()
-        state = ReplicaState.LIVE if self._has_weights() else ReplicaState.CATCHING_UP
+        # A replica without a lease gets it back by a commit only.
+        live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
+        state = ReplicaState.LIVE if live else CATCHING_UP
         if failed.silent or failed.phase is Phase.COMMIT:
             state = ReplicaState.SUSPECT
         if self._around.table.get(self._replica_id) is not None:
@@ -258,6 +263,6 @@ class Delivery:
         self._around.table.begin(self._replica_id, state)
         self._around.changes.announce()
 
-    def _has_weights(self) -> bool:
+    def _is(self, state: ReplicaState) -> bool:
         replica = self._around.table.get(self._replica_id)
-        return replica is not None and replica.committed_version is not None
+        return replica is not None and replica.state is state

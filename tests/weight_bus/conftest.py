@@ -1,0 +1,173 @@
+"""A bus without Ray or torch, and members whose every move the test decides."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from services.protocol.weight_bus import (
+    MemberTable,
+    Order,
+    Phase,
+    ReplicaHello,
+    Report,
+    StageWeights,
+    TrainerHello,
+)
+from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.weight_bus.bus import Bus
+from services.weight_bus.config import WeightBusConfig
+
+DEADLINE_S = 5.0
+
+OrderT = TypeVar("OrderT", bound=Order)
+
+
+class Clock:
+    """Time that passes only when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Endpoint:
+    """One member: takes its orders and reports what the test tells it to."""
+
+    def __init__(self, bus: Bus, member_id: str) -> None:
+        self.bus, self.id = bus, member_id
+        self.acknowledged = 0
+        self.orders: list[Order] = []
+
+    async def receive(self, kind: type[OrderT]) -> OrderT:
+        """The next order, which must be of this kind."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.orders:
+                answer = await self.bus.next_orders(self.id, self.acknowledged, 1.0)
+                assert answer.known
+                self.orders += answer.orders
+                self.acknowledged = answer.last
+        order = self.orders.pop(0)
+        assert isinstance(order, kind), order
+        return order
+
+    async def report(
+        self, phase: Phase, version: int, *, prefix: str = "", error: str | None = None, **more: Any
+    ) -> None:
+        replica = more.pop("replica_id", self.id)
+        await self.bus.report(
+            Report(
+                member_id=self.id,
+                replica_id=replica,
+                phase=phase,
+                version=version,
+                error=error,
+                seconds=0.01,
+                prefix=prefix,
+                **more,
+            )
+        )
+
+
+class Replica(Endpoint):
+    """A scripted rollout server."""
+
+    async def register(self, committed_version: int | None = None) -> None:
+        await self.bus.register_replica(hello(self.id, committed_version))
+
+    async def vote(self, order: StageWeights, error: str | None = None) -> None:
+        await self.report(
+            Phase.STAGE, order.manifest.version, prefix=order.links[0].prefix, error=error
+        )
+
+    async def committed(self, version: int, error: str | None = None) -> None:
+        await self.report(Phase.COMMIT, version, error=error, paused_s=0.01)
+
+
+class World:
+    """A bus, its clock, a trainer of two ranks and what the table says."""
+
+    def __init__(self, config: WeightBusConfig) -> None:
+        self.clock = Clock()
+        self.config = config
+        self.bus = self._bus()
+        self.ranks = [Endpoint(self.bus, f"a/{rank}") for rank in range(2)]
+
+    def _bus(self) -> Bus:
+        async def store() -> tuple[str, int]:
+            return "127.0.0.1", 29000
+
+        return Bus(self.config, store=store, clock=self.clock)
+
+    async def restart_bus(self) -> None:
+        await self.bus.close()
+        self.bus = self._bus()
+
+    async def register_trainer(self, group: str = "a") -> list[Endpoint]:
+        self.ranks = [Endpoint(self.bus, f"{group}/{rank}") for rank in range(2)]
+        for rank, endpoint in enumerate(self.ranks):
+            await self.bus.register_trainer(
+                TrainerHello(member_id=endpoint.id, group=group, rank=rank, world_size=2)
+            )
+        return self.ranks
+
+    async def replica(self, name: str, committed_version: int | None = None) -> Replica:
+        endpoint = Replica(self.bus, name)
+        await endpoint.register(committed_version)
+        return endpoint
+
+    async def table(self) -> MemberTable:
+        return await self.bus.watch(-1, 0.0)
+
+    async def until(self, condition: Callable[[MemberTable], bool]) -> MemberTable:
+        async with asyncio.timeout(DEADLINE_S):
+            table = await self.table()
+            while not condition(table):
+                table = await self.bus.watch(table.revision, DEADLINE_S)
+        return table
+
+
+def hello(replica_id: str, committed_version: int | None = None) -> ReplicaHello:
+    return ReplicaHello(
+        replica_id=replica_id,
+        address=f"http://{replica_id}",
+        tensor_parallel_size=1,
+        committed_version=committed_version,
+        model="policy",
+        max_model_len=128,
+        pid=1,
+    )
+
+
+def manifest(version: int) -> WeightManifest:
+    spec = TensorSpec(name="w.weight", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(2, 2))
+    return WeightManifest(
+        version=version,
+        train_step=version,
+        tensors=(spec,),
+        buckets=((0, 1),),
+        digests=(("0" * 64,), ("1" * 64,)),
+    )
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    config = WeightBusConfig(
+        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=DEADLINE_S, commit_timeout_s=DEADLINE_S
+    )
+    world = World(config)
+    yield world
+    await world.bus.close()
+
+
+@pytest.fixture
+async def impatient_world() -> AsyncIterator[World]:
+    config = WeightBusConfig(
+        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=0.02, commit_timeout_s=0.02
+    )
+    world = World(config)
+    yield world
+    await world.bus.close()

@@ -1,0 +1,164 @@
+"""What members and watchers see of the bus."""
+
+import asyncio
+
+import pytest
+
+from services.protocol.errors import InvalidInput
+from services.protocol.weight_bus import (
+    CommitWeights,
+    ReplicaState,
+    SendWeights,
+    StageWeights,
+    TrainerHello,
+)
+
+from .conftest import World, manifest
+
+
+async def test_no_lease_without_a_committed_version(world: World) -> None:
+    await world.replica("fresh")
+    await world.replica("serving", committed_version=4)
+    table = await world.table()
+    assert [member.replica_id for member in table.leased] == ["serving"]
+    assert table.newest_version == 4
+
+
+async def test_a_lag_bound_takes_leases_and_gives_them_back(world: World) -> None:
+    await world.replica("r1", committed_version=1)
+    await world.replica("r3", committed_version=3)
+    await world.bus.bound_lag(1)
+    assert [m.replica_id for m in (await world.table()).leased] == ["r3"]
+    await world.bus.bound_lag(2)
+    assert len((await world.table()).leased) == 2
+    await world.bus.bound_lag(None)
+    await world.bus.publish(manifest(99))
+    assert len((await world.table()).leased) == 2
+    with pytest.raises(InvalidInput, match="max_lag"):
+        await world.bus.bound_lag(-1)
+
+
+async def test_a_silent_replica_loses_its_lease_then_dies_then_is_forgotten(world: World) -> None:
+    replica = await world.replica("r", committed_version=0)
+    states = []
+    for silence_s in (
+        world.config.heartbeat_timeout_s,
+        world.config.dead_after_s,
+        world.config.forget_after_s,
+    ):
+        world.clock.now = 1000.0 + silence_s + 0.1
+        await world.bus.expire()
+        table = await world.table()
+        assert not table.leased
+        states += [member.state for member in table.members]
+    assert states == [ReplicaState.SUSPECT, ReplicaState.DEAD]
+    assert not (await world.bus.next_orders(replica.id, 0, 0.0)).known
+
+
+async def test_a_poll_renews_the_lease(world: World) -> None:
+    await world.replica("r", committed_version=0)
+    world.clock.now += world.config.heartbeat_timeout_s + 1
+    assert not (await world.table()).leased
+    await world.bus.next_orders("r", 0, 0.0)
+    assert (await world.table()).leased
+
+
+async def test_orders_come_again_until_they_are_acknowledged(world: World) -> None:
+    await world.register_trainer()
+    await world.replica("r")
+    await world.bus.publish(manifest(0))
+    lost = await world.bus.next_orders("r", 0, 1.0)
+    again = await world.bus.next_orders("r", 0, 1.0)
+    assert lost == again
+    assert isinstance(again.orders[0], StageWeights)
+    after = await world.bus.next_orders("r", again.last, 0.0)
+    assert (after.known, after.orders, after.last) == (True, (), again.last)
+
+
+async def test_a_poll_is_answered_as_soon_as_there_is_an_order(world: World) -> None:
+    await world.register_trainer()
+    await world.replica("r")
+    poll = asyncio.create_task(world.bus.next_orders("r", 0, 5.0))
+    await world.bus.publish(manifest(0))
+    answer = await asyncio.wait_for(poll, 1.0)
+    assert len(answer.orders) == 1
+
+
+async def test_a_watcher_hears_of_a_change_at_once(world: World) -> None:
+    table = await world.table()
+    watch = asyncio.create_task(world.bus.watch(table.revision, 5.0))
+    await world.replica("r")
+    seen = await asyncio.wait_for(watch, 1.0)
+    assert seen.revision > table.revision
+    assert [member.replica_id for member in seen.members] == ["r"]
+
+
+async def test_a_watcher_that_knew_a_bus_before_a_restart_is_answered_at_once(
+    world: World,
+) -> None:
+    await world.replica("r")
+    table = await world.table()
+    await world.restart_bus()
+    seen = await asyncio.wait_for(world.bus.watch(table.revision, 5.0), 1.0)
+    assert seen.members == ()
+    assert seen.revision != table.revision
+
+
+async def test_a_restarted_bus_leases_what_its_members_still_serve(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r")
+    await world.bus.publish(manifest(7))
+    order = await replica.receive(StageWeights)
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    await replica.committed(7)
+    await world.until(lambda t: bool(t.leased))
+    await world.restart_bus()
+    assert not (await world.bus.next_orders("r", replica.acknowledged, 0.0)).known
+    await world.replica("r", committed_version=7)
+    table = await world.table()
+    assert table.leased
+    assert table.newest_version == 7
+    with pytest.raises(InvalidInput):
+        await world.bus.publish(manifest(6))
+    # It has lost the manifest, so the trainer may say it again for those who join late.
+    await world.bus.publish(manifest(7))
+    await world.register_trainer()
+    joiner = await world.replica("joiner")
+    assert (await joiner.receive(StageWeights)).manifest.version == 7
+
+
+async def test_ranks_of_an_older_group_get_no_orders_and_do_not_come_back(world: World) -> None:
+    old = await world.register_trainer("old")
+    new = await world.register_trainer("new")
+    await world.bus.register_trainer(
+        TrainerHello(member_id=old[0].id, group="old", rank=0, world_size=2)
+    )
+    await world.replica("r")
+    await world.bus.publish(manifest(0))
+    for rank in new:
+        await rank.receive(SendWeights)
+    answer = await world.bus.next_orders(old[0].id, 0, 0.0)
+    assert answer.known
+    assert answer.orders == ()
+
+
+async def test_half_a_trainer_group_is_no_trainer(world: World) -> None:
+    await world.bus.register_trainer(TrainerHello(member_id="a/0", group="a", rank=0, world_size=2))
+    assert not (await world.table()).trainer_ready
+    await world.bus.register_trainer(TrainerHello(member_id="a/1", group="a", rank=1, world_size=2))
+    assert (await world.table()).trainer_ready
+    with pytest.raises(InvalidInput, match="rank"):
+        await world.bus.register_trainer(
+            TrainerHello(member_id="a/2", group="a", rank=2, world_size=2)
+        )
+
+
+async def test_a_member_that_leaves_is_gone_at_once(world: World) -> None:
+    await world.register_trainer()
+    await world.replica("r", committed_version=0)
+    await world.bus.leave("r")
+    assert (await world.table()).members == ()
+    assert not (await world.bus.next_orders("r", 0, 0.0)).known
+    await world.bus.leave("a/0")
+    assert not (await world.table()).trainer_ready
