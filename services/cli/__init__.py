@@ -1,0 +1,1 @@
+"""The `millrace` command: runs, their progress, deployment files and the demo."""

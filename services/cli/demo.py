@@ -1,0 +1,199 @@
+"""`millrace demo`: everything on one machine, from nothing to a model that has learned."""
+
+import contextlib
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+from rich.console import Console
+
+import services
+from services.cli.follow import follow
+from services.cli.machine import check_memory, check_port
+from services.cli.phases import Phases
+from services.cli.run_file import read_run_file
+from services.cli.run_summary import near, show_summary
+from services.cli.runs_client import RunsClient
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.strict import load_yaml
+
+if TYPE_CHECKING:
+    from services.cli.private_cluster import PrivateCluster
+
+ROOT = Path(services.__file__).parents[1]
+DEPLOY_FILE = ROOT / "deploy" / "laptop.yaml"
+RUN_FILE = ROOT / "examples" / "tiny_code" / "run.yaml"
+MEMORY_GIB = 4.0
+MODEL_S = 180.0
+SERVICES_S = 180.0
+_SHOWN_TRAJECTORIES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the command line chose.
+
+    Attributes:
+        seed: of the model, the engines and the run.
+        port: of the HTTP API.
+        steps: train steps, None for the run file's.
+    """
+
+    seed: int
+    port: int
+    steps: int | None
+
+    @property
+    def url(self) -> str:
+        """Where the router answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def model(self) -> Path:
+        """Where the example's model is."""
+        return ROOT / "models" / f"tiny_code-seed{self.seed}"
+
+
+def demo(options: DemoOptions, console: Console) -> int:
+    """Run the example on a private cluster; returns the exit status.
+
+    Raises:
+        InvalidInput: something about the machine or the arguments is in the way.
+        NotReady: a service does not come up.
+    """
+    _check(options)
+    phases = Phases(console)
+    with _terminated_like_interrupted(), _model_maker(options) as maker:
+        # Importing Ray takes seconds, in which the model is already being made.
+        from services.cli.private_cluster import PrivateCluster
+
+        with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
+            try:
+                status = _train(options, maker, cluster, phases, console)
+            except (NotReady, InvalidInput):
+                logs = ROOT / "runs" / time.strftime("demo-failed-%Y%m%d-%H%M%S")
+                cluster.keep_logs(logs)
+                console.print(f"The services' logs are in {near(logs)}")
+                raise
+            with phases.phase("shutting everything down"):
+                cluster.close()
+    _say_what_next(options, status, phases, console)
+    return 0 if status.state == RunState.FINISHED else 1
+
+
+def resolved(data: Any, options: DemoOptions) -> Any:
+    """The deployment file's content with this demo's model, seed and port."""
+    content = copy.deepcopy(data)
+    content["http_options"]["port"] = options.port
+    arguments = {
+        application["name"]: application["args"] for application in content["applications"]
+    }
+    for name in ("trainer", "rollout_server"):
+        arguments[name] |= {"model": str(options.model), "seed": options.seed}
+    arguments["orchestrator"]["router_url"] = options.url
+    return content
+
+
+def _check(options: DemoOptions) -> None:
+    """Everything that can be known before anything is started."""
+    if options.seed < 0:
+        raise InvalidInput("--seed", options.seed, "Give 0 or more.")
+    for file in (DEPLOY_FILE, RUN_FILE):
+        if not file.exists():
+            fix = "The demo runs from a clone of the repository, installed with `pip install -e`."
+            raise InvalidInput("file", str(file), fix)
+    RunConfig.from_yaml(RUN_FILE)
+    check_port(options.port)
+    check_memory(MEMORY_GIB)
+
+
+def _train(
+    options: DemoOptions,
+    maker: subprocess.Popen[str],
+    cluster: "PrivateCluster",
+    phases: Phases,
+    console: Console,
+) -> RunStatus:
+    with phases.phase("starting Ray, and making the model and its tasks"):
+        cluster.start()
+        _finish_model(maker)
+    content = resolved(load_yaml(DEPLOY_FILE), options)
+    with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
+        replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
+        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
+    console.print(f"          chat at {options.url}/v1, metrics at {cluster.metrics_url}")
+    config = read_run_file(RUN_FILE, seed=options.seed, steps=options.steps)
+    with RunsClient(options.url) as client, phases.phase(f"running {near(RUN_FILE)}"):
+        status = client.start(config)
+        (Path(status.run_dir) / "deploy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        status = follow(client, status, console)
+        show_summary(status, client.trajectories(status.run_id, _SHOWN_TRAJECTORIES), console)
+    return status
+
+
+@contextlib.contextmanager
+def _model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
+    """The example's own command, in a process of its own."""
+    command = [sys.executable, "-m", "examples.tiny_code.make_model"]
+    command += ["--seed", str(options.seed), "--out", str(options.model)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _finish_model(maker: subprocess.Popen[str]) -> None:
+    try:
+        said, _ = maker.communicate(timeout=MODEL_S)
+    except subprocess.TimeoutExpired:
+        raise NotReady(f"the model is not made after {MODEL_S:g} s") from None
+    if maker.returncode != 0:
+        lines = said.strip().splitlines() or [f"exit status {maker.returncode}"]
+        raise NotReady(f"the model cannot be made: {lines[-1]}")
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, so that everything is shut down."""
+
+    def unwind(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, unwind) for number in signals]
+    try:
+        yield
+    finally:
+        for number, action in zip(signals, before, strict=True):
+            signal.signal(number, action)
+
+
+def _say_what_next(
+    options: DemoOptions, status: RunStatus, phases: Phases, console: Console
+) -> None:
+    console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
+    following = options.seed + 1
+    for command, why in (
+        (f"make demo SEED={following}", "another model from the start"),
+        (
+            f"less {near(Path(status.run_dir) / 'trajectories.jsonl')}",
+            "what it wrote, and verdicts",
+        ),
+        ("less examples/tiny_code/README.md", "the pieces by hand: serve run, millrace run, chat"),
+    ):
+        console.print(f"  {command:60} [dim]{why}[/]", highlight=False, soft_wrap=True)

@@ -1,0 +1,168 @@
+"""A deployment file: checked without a cluster, then given to Serve.
+
+All of Serve's private interfaces that the command line needs are here. Serve itself lets
+unknown keys pass at every level and finds bad arguments only on the cluster.
+"""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ValidationError
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve._private.build_app import BuiltApplication, build_app
+from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+
+from services.cli.unknown_keys import unknown_keys
+from services.protocol.errors import InvalidInput
+from services.protocol.strict import first_problem, load_yaml
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppState:
+    """An application as Serve reports it.
+
+    Attributes:
+        status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
+        running: replicas that are up.
+        message: why, for what has failed.
+    """
+
+    name: str
+    status: str
+    running: int
+    message: str
+
+    @property
+    def failed(self) -> bool:
+        """It will not come up by itself."""
+        return self.status in ("DEPLOY_FAILED", "DELETING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A checked deployment file.
+
+    Attributes:
+        source: its path, for messages.
+        schema: as Serve takes it.
+        built: each application, built here.
+    """
+
+    source: str
+    schema: ServeDeploySchema
+    built: tuple[BuiltApplication, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file and check it.
+
+        Raises:
+            InvalidInput: see `check`.
+        """
+        return cls.check(load_yaml(path), source=str(path))
+
+    @classmethod
+    def check(cls, data: Any, *, source: str) -> Self:
+        """Check everything that can be known without a cluster.
+
+        Raises:
+            InvalidInput: an unknown or missing key, a bad value, a builder that cannot be
+                imported, arguments that it does not take, or a deployment it does not make.
+        """
+        if not isinstance(data, dict):
+            raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
+        for path, value in unknown_keys(data, ServeDeploySchema):
+            fix = "No such key; check its spelling and its place."
+            raise InvalidInput(f"{source}: {path}", value, fix)
+        try:
+            schema = ServeDeploySchema.model_validate(data)
+        except ValidationError as error:
+            raise first_problem(error, source) from None
+        built = tuple(_build(application, source) for application in schema.applications)
+        return cls(source=source, schema=schema, built=built)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the applications, in the order of the file."""
+        return [application.name for application in self.schema.applications]
+
+    def replicas_of(self, name: str) -> int:
+        """Replicas that the application `name` wants, over its deployments."""
+        (built,) = (built for built in self.built if built.name == name)
+        return sum(int(deployment.num_replicas) for deployment in built.deployments)
+
+    def start(self) -> None:
+        """Start Serve on the connected cluster if need be and hand the applications over."""
+        client = serve_start(
+            http_options=self.schema.http_options.model_dump(),
+            proxy_location=self.schema.proxy_location,
+            global_logging_config=self.schema.logging_config,
+        )
+        client.deploy_apps(self.schema, _blocking=False)
+
+    def states(self) -> list[AppState]:
+        """How far the cluster is with each application."""
+        applications = serve.status().applications
+        return [_state(name, applications.get(name)) for name in self.names]
+
+
+def shut_down_serve() -> None:
+    """Stop Serve and all applications on the connected cluster, if there are any."""
+    serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+def _state(name: str, overview: Any) -> AppState:
+    if overview is None:
+        return AppState(name=name, status="NOT_STARTED", running=0, message="")
+    replicas = [deployment.replica_states for deployment in overview.deployments.values()]
+    details = [deployment.message for deployment in overview.deployments.values()]
+    return AppState(
+        name=name,
+        status=str(getattr(overview.status, "value", overview.status)),
+        running=sum(states.get("RUNNING", 0) for states in replicas),
+        message="\n".join(filter(None, [overview.message, *details])),
+    )
+
+
+def _build(application: ServeApplicationSchema, source: str) -> BuiltApplication:
+    field = f"{source}: {application.name}"
+    builder = _builder(application, field)
+    (parameter,) = inspect.signature(builder).parameters.values()
+    config = parameter.annotation
+    if not (inspect.isclass(config) and issubclass(config, BaseModel)):
+        fix = "Its parameter must be annotated with a configuration class."
+        raise InvalidInput(f"{field}.import_path", application.import_path, fix)
+    try:
+        app = builder(config.model_validate(application.args))
+    except ValidationError as error:
+        problem = first_problem(error, "args")
+        name = problem.field.removeprefix("args: ")
+        raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+    except InvalidInput as problem:
+        name = problem.field.rsplit(".", 1)[-1]  # services say `field` or `service.field`
+        raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+    built = build_app(app, name=application.name, route_prefix=application.route_prefix)
+    made = {deployment.name for deployment in built.deployments}
+    for deployment in application.deployments:
+        if deployment.name not in made:
+            fix = f"{application.import_path} makes {', '.join(sorted(made))}."
+            raise InvalidInput(f"{field}.deployments", deployment.name, fix)
+    return built
+
+
+def _builder(application: ServeApplicationSchema, field: str) -> Callable[[Any], Any]:
+    path = application.import_path
+    module_name, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        builder = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"{field}.import_path", path, f"Importing it fails: {error}.") from None
+    if not inspect.isfunction(builder) or len(inspect.signature(builder).parameters) != 1:
+        fix = "Name a function of one parameter that returns a Serve application."
+        raise InvalidInput(f"{field}.import_path", path, fix)
+    return builder

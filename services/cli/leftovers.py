@@ -1,0 +1,126 @@
+"""Makes sure that nothing this process started outlives it.
+
+Orphaned grandchildren are handed to this process (it is made a child subreaper, prctl(2)),
+so its descendants are exactly what it started, whoever forgot them.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SHARED_MEMORY = Path("/dev/shm")
+_POLL_S = 0.05
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of the living descendants of `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue  # it ended meanwhile
+        if state != "Z":
+            children.setdefault(int(parent), []).append(int(entry.name))
+    found, todo = [], [root]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def end_descendants(*, grace_s: float, kill_s: float = 10.0) -> list[int]:
+    """Wait for all descendants to end, then kill and reap them.
+
+    Returns:
+        Those that had to be killed.
+    """
+    _wait_for_none(grace_s)
+    killed: set[int] = set()
+    deadline = time.monotonic() + kill_s
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+        for pid in left:
+            killed.add(pid)
+            _kill(pid)
+        _wait_for_none(_POLL_S)
+    return sorted(killed)
+
+
+def shared_memory_segments() -> set[Path]:
+    """The segments in /dev/shm that belong to this user."""
+    found = set()
+    for path in _SHARED_MEMORY.iterdir() if _SHARED_MEMORY.is_dir() else ():
+        try:
+            if path.is_file() and path.stat().st_uid == os.getuid():
+                found.add(path)
+        except OSError:
+            continue  # it went meanwhile
+    return found
+
+
+def remove_segments_since(before: set[Path]) -> list[Path]:
+    """Unlink segments that are newer than `before` and that no living process maps.
+
+    Returns:
+        Those that were removed.
+    """
+    removed = []
+    in_use = _mapped_files()
+    for path in shared_memory_segments() - before:
+        if str(path) not in in_use:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _wait_for_none(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        _reap()
+        if not descendants(os.getpid()) or time.monotonic() >= deadline:
+            return
+        time.sleep(_POLL_S)
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return  # no children at all
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it ended meanwhile
+
+
+def _mapped_files() -> set[str]:
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text()
+        except OSError:
+            continue  # it ended, or belongs to another user
+        prefix = f"{_SHARED_MEMORY}/"
+        mapped.update(line[line.index(prefix) :] for line in text.splitlines() if prefix in line)
+    return mapped

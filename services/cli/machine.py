@@ -1,0 +1,58 @@
+"""What the demo needs of the machine it runs on."""
+
+import socket
+from pathlib import Path
+
+from services.protocol.errors import InvalidInput
+
+GIB = 1 << 30
+
+
+def check_port(port: int) -> None:
+    """Refuse a port on which the HTTP proxy could not listen.
+
+    Raises:
+        InvalidInput: out of range, not permitted or in use.
+    """
+    if not 1 <= port <= 65535:
+        raise InvalidInput("--port", port, "Give a number from 1 to 65535.")
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError as error:
+            fix = f"{error.strerror}. Give a free one: `make demo PORT=8010`."
+            raise InvalidInput("--port", port, fix) from None
+
+
+def check_memory(needed_gib: float) -> None:
+    """Refuse a machine on which the services would be killed half-way.
+
+    Raises:
+        InvalidInput: less memory is available, to the machine or to the container.
+    """
+    available = min(_available(), _container_room()) / GIB
+    if available < needed_gib:
+        fix = f"The demo needs {needed_gib:g} GiB free. Close something, or use a larger machine."
+        raise InvalidInput("memory", f"{available:.1f} GiB free", fix)
+
+
+def _available() -> float:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) * 1024
+    return float("inf")
+
+
+def _container_room(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """What a container's own limit leaves, files that can be dropped counted as free."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return float("inf")
+    if limit == "max":
+        return float("inf")
+    return float(int(limit) - used + int(stat.get("inactive_file", 0)))

@@ -1,0 +1,145 @@
+"""A Ray of one's own for the length of a command, in a folder that goes with it."""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from rich.console import Console
+
+from services.cli.bring_up import wait_until_leased, wait_until_running
+from services.cli.deployment import Deployment, shut_down_serve
+from services.cli.leftovers import (
+    adopt_orphans,
+    end_descendants,
+    remove_segments_since,
+    shared_memory_segments,
+)
+from services.protocol.weight_bus import NAMESPACE
+
+_OBJECT_STORE_BYTES = 128 << 20
+_GRACE_S = 5.0
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # a token would be left in the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class PrivateCluster:
+    """A context manager: nothing of the cluster is left after it, whatever happened in it.
+
+    Processes, their temporary files, sockets and logs live in one short folder below /tmp
+    (socket paths may have 107 characters at most).
+    """
+
+    def __init__(self, *, num_cpus: int) -> None:
+        self._num_cpus = num_cpus
+        self._segments: set[Path] = set()
+        self.folder = Path()
+        self.metrics_url = ""
+
+    def __enter__(self) -> Self:
+        adopt_orphans()
+        self._segments = shared_memory_segments()
+        self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
+        self.folder.chmod(0o755)  # sandboxes run as another user and pass through it
+        scratch = self.folder / "tmp"
+        scratch.mkdir()
+        scratch.chmod(0o1777)
+        os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
+        os.environ.pop("RAY_ADDRESS", None)
+        return self
+
+    def start(self) -> None:
+        """Start Ray and connect to it.
+
+        Raises:
+            RuntimeError: Ray does not come up.
+        """
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=self._num_cpus,
+            num_gpus=0,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self.folder),
+        )
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        node = ray.nodes()[0]  # type: ignore[no-untyped-call]
+        address = node["NodeManagerAddress"]
+        self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
+
+    def deploy(self, content: Any, console: Console, *, timeout_s: float) -> int:
+        """Check a deployment file's content, deploy it and wait until it runs.
+
+        Returns:
+            How many rollout servers it has.
+
+        Raises:
+            InvalidInput: the content cannot be used.
+            NotReady: an application does not come up in time.
+        """
+        deployment = Deployment.check(content, source="deployment")
+        deployment.start()
+        wait_until_running(deployment, console, timeout_s=timeout_s)
+        return deployment.replicas_of("rollout_server")
+
+    def wait_for_leases(self, url: str, replicas: int, *, timeout_s: float) -> None:
+        """Wait until the router at `url` may use so many rollout servers.
+
+        Raises:
+            NotReady: not in time.
+        """
+        wait_until_leased(url, replicas, timeout_s=timeout_s)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy what Ray and the services logged, for after the cluster is gone."""
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(self.folder / "session_latest" / "logs", folder, dirs_exist_ok=True)
+
+    def close(self) -> None:
+        """End everything, signals or not; a second call does nothing."""
+        if not self.folder.name:
+            return
+        with _uninterrupted():
+            try:
+                if ray.is_initialized():
+                    shut_down_serve()
+            finally:
+                ray.shutdown()
+                end_descendants(grace_s=_GRACE_S)
+                remove_segments_since(self._segments)
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self.folder = Path()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals that would leave a shutdown half-done; each of its steps is bounded."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in signals]
+    try:
+        yield
+    finally:
+        for number, action in zip(signals, before, strict=True):
+            signal.signal(number, action)

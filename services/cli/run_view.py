@@ -1,0 +1,104 @@
+"""A run on the terminal: a live table, or a line per train step where nothing can move."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from services.protocol.orchestrator import LedgerCounts, RunStatus
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 40
+
+
+class RunView:
+    """Shows one run; use as a context manager and call `show` with every new status."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True) if console.is_terminal else None
+        self._rewards: dict[int, float] = {}
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: RunStatus) -> None:
+        """Draw this status in place of the last one."""
+        if status.reward is not None:
+            self._rewards[status.step] = status.reward
+        if self._live is not None:
+            self._live.update(self._drawn(status))
+            return
+        line = _line(status)
+        if line != self._said:
+            self._said = line
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def _drawn(self, status: RunStatus) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("state", f"[bold]{status.state}[/] {status.detail}")
+        bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
+        table.add_row("step", bar, f"{status.step}/{status.steps}")
+        table.add_row("reward", _sparkline(list(self._rewards.values())), _rate(status.reward))
+        table.add_row("held-out", Text(""), _rate(status.heldout_pass_rate))
+        table.add_row(
+            "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
+        )
+        table.add_row("policy", f"version {_number(status.policy_version)}", _staleness(status))
+        table.add_row("replicas", f"{status.live_replicas} leased")
+        table.add_row("ledger", ledger_text(status.ledger))
+        return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
+
+
+def ledger_text(counts: LedgerCounts) -> str:
+    """The ledger in one line: every admitted group, by how it ended."""
+    parts = counts.model_dump()
+    admitted = parts.pop("admitted")
+    ends = " + ".join(f"{count} {name.replace('_', ' ')}" for name, count in parts.items() if count)
+    return f"{admitted} groups = {ends}" if ends else f"{admitted} groups"
+
+
+def _line(status: RunStatus) -> str:
+    """One line that changes with state and step only."""
+    if status.state != "training" or status.reward is None:
+        return f"{status.state}: {status.detail}"
+    heldout = status.heldout_pass_rate
+    return (
+        f"step {status.step}/{status.steps}  reward {_rate(status.reward)}  "
+        + (f"held-out {_rate(heldout)}  " if heldout is not None else "")
+        + f"version {_number(status.policy_version)}  {_staleness(status)}"
+    )
+
+
+def _sparkline(values: list[float]) -> str:
+    shown = values[-_WIDTH:]
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(min(max(value, 0.0), 1.0) * top)] for value in shown)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _staleness(status: RunStatus) -> str:
+    return "" if status.staleness is None else f"staleness {status.staleness:g}"
