@@ -63,10 +63,10 @@ class EvaluationConfig(StrictModel):
 
 
 class CheckpointConfig(StrictModel):
-    """When checkpoints are written and how many stay."""
+    """A checkpoint is written after every so many train steps and at the end; how many stay
+    is the trainer's to say (`checkpoints_kept`)."""
 
     every: int = Field(default=10, ge=1)
-    keep: int = Field(default=2, ge=1)
 
 
 class RunConfig(StrictModel):

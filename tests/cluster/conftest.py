@@ -1,0 +1,137 @@
+"""One real cluster on CPU for the whole session: Ray, Serve, engines, ranks, sandboxes."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from openai import OpenAI
+from rich.console import Console
+
+from services.cli.private_cluster import PrivateCluster
+from services.cli.run_file import read_run_file
+from services.cli.runs_client import RunsClient
+from services.protocol.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.strict import load_yaml
+from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
+
+ROOT = Path(__file__).parents[2]
+MODEL_NAME = "tiny_code"
+READY_S = 240.0
+REPLICAS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """The running cluster as its users and its faults see it."""
+
+    url: str
+    metrics_url: str
+    model_dir: Path
+    folder: Path
+
+    @property
+    def openai(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120.0)
+
+    def table(self) -> MemberTable:
+        bus = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
+        return ray.get(bus.watch.remote(-1, 0.0), timeout=20)
+
+    def wait_for(self, true: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not true():
+            assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}; {self.table()}"
+            time.sleep(0.1)
+
+    def wait_until_whole(self) -> None:
+        self.wait_for(lambda: len(self.table().leased) == REPLICAS, "two leased replicas")
+
+    def run_config(self, **changes: Any) -> RunConfig:
+        config = read_run_file(ROOT / "examples" / "tiny_code" / "run.yaml", seed=None, steps=None)
+        small = {
+            "run_root": str(self.folder / "runs"),
+            "steps": 4,
+            "batch_groups": 4,
+            "group_size": 4,
+            "evaluation": {"tasks": 4},
+            "checkpoint": {"every": 1},
+        }
+        return RunConfig.model_validate(config.model_dump() | small | changes)
+
+    def run_to_the_end(self, config: RunConfig) -> RunStatus:
+        with RunsClient(self.url) as client:
+            return self.follow(client, client.start(config).run_id)
+
+    def follow(self, client: RunsClient, run_id: str) -> RunStatus:
+        ended = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)
+        self.wait_for(lambda: client.status(run_id).state in ended, f"the end of {run_id}")
+        return client.status(run_id)
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Processes below this test session whose command line begins with `title`."""
+        found = []
+        for process in psutil.Process(os.getpid()).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(process.cmdline()).startswith(title):
+                    found.append(process)
+        return found
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    folder = ROOT / "models" / "tiny_code-seed0"
+    subprocess.run(
+        [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", folder],
+        cwd=ROOT,
+        check=True,
+        timeout=180,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    port = free_port()
+    content = load_yaml(ROOT / "deploy" / "laptop.yaml")
+    content["http_options"]["port"] = port
+    args = {application["name"]: application["args"] for application in content["applications"]}
+    args["trainer"] |= {"model": str(model_dir), "checkpoints_kept": 100}
+    args["rollout_server"] |= {"model": str(model_dir), "max_model_len": 1024}
+    args["orchestrator"] |= {"router_url": f"http://127.0.0.1:{port}"}
+    url = f"http://127.0.0.1:{port}"
+    environment = dict(os.environ)
+    with PrivateCluster(num_cpus=2) as cluster:
+        cluster.start()
+        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
+        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        yield Cluster(
+            url=url,
+            metrics_url=cluster.metrics_url,
+            model_dir=model_dir,
+            folder=tmp_path_factory.mktemp("cluster"),
+        )
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Cluster:
+    """The cluster with all its replicas back, whatever the test before did to them."""
+    running_cluster.wait_until_whole()
+    return running_cluster

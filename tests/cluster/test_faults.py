@@ -1,0 +1,99 @@
+"""Processes die in the middle of their work, and nothing is lost."""
+
+import json
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import httpx
+
+from services.cli.runs_client import RunsClient
+from services.protocol.orchestrator import LedgerCounts, RunState
+from tests.cluster.conftest import MODEL_NAME, Cluster
+
+LONG = 600
+
+
+def balances(ledger: LedgerCounts) -> bool:
+    accounted = ledger.trained + ledger.filtered + ledger.expired + ledger.failed
+    return ledger.admitted == accounted + ledger.in_flight
+
+
+def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
+    """kill -9 of the rollout server that is answering, by its process id in the bus."""
+    stream = cluster.openai.chat.completions.create(
+        model=MODEL_NAME,
+        messages=[{"role": "user", "content": "a plus b, minus c"}],
+        temperature=1.0,
+        max_tokens=LONG,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"return_trajectory": True, "ignore_eos": True},
+    )
+    text, trajectory, usage, victim = "", None, None, None
+    for piece in stream:
+        usage = piece.usage or usage
+        for choice in piece.choices:
+            text += choice.delta.content or ""
+            trajectory = choice.model_dump().get("trajectory") or trajectory
+        if victim is None and text:
+            victim = busiest_replica(cluster)
+            os.kill(victim, signal.SIGKILL)
+
+    assert trajectory is not None
+    assert usage is not None
+    assert len(trajectory["token_ids"]) == usage.completion_tokens == LONG
+    assert len({replica for *_, replica in trajectory["spans"]}) == 2
+    cluster.wait_until_whole()
+
+
+def busiest_replica(cluster: Cluster) -> int:
+    """Process id of the replica whose engine is generating."""
+    for member in cluster.table().leased:
+        metrics = httpx.get(f"{member.address}/load", timeout=10).json()
+        if metrics["server_load"] > 0:
+            return member.pid
+    raise AssertionError("no replica is generating")
+
+
+def test_every_admitted_sample_group_closes_exactly_once(cluster: Cluster) -> None:
+    """A rollout server is killed in the middle of a run; the run ends, the ledger balances."""
+    with RunsClient(cluster.url) as client:
+        run_id = client.start(cluster.run_config(steps=12)).run_id
+        cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
+        os.kill(cluster.table().members[0].pid, signal.SIGKILL)
+        status = cluster.follow(client, run_id)
+    assert status.state == RunState.FINISHED, status.detail
+    assert status.step == 12
+    assert balances(status.ledger)
+    assert status.ledger.in_flight == 0
+    assert status.ledger.failed == 0
+    assert_no_prompt_was_skipped_or_trained_twice(Path(status.run_dir), status.ledger)
+
+
+def assert_no_prompt_was_skipped_or_trained_twice(run_dir: Path, counts: LedgerCounts) -> None:
+    with sqlite3.connect(run_dir / "ledger.sqlite") as ledger:
+        rows = ledger.execute("select position, status from groups order by position").fetchall()
+    assert [position for position, _ in rows] == list(range(counts.admitted))
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    trained = sum(step["groups_trained"] for step in steps)
+    assert sum(status == "trained" for _, status in rows) == trained == counts.trained
+
+
+def test_a_run_resumes_after_its_trainer_died(cluster: Cluster) -> None:
+    with RunsClient(cluster.url) as client:
+        run_id = client.start(cluster.run_config(steps=12)).run_id
+        cluster.wait_for(lambda: client.status(run_id).step >= 4, "four train steps")
+        version = cluster.table().newest_version
+        assert version is not None
+        ranks = cluster.processes("ray::TrainerRank")
+        assert len(ranks) == 2
+        ranks[0].kill()
+        status = cluster.follow(client, run_id)
+    assert status.state == RunState.FINISHED, status.detail
+    assert status.step == 12
+    assert balances(status.ledger)
+    assert status.ledger.in_flight == 0
+    assert status.policy_version is not None
+    assert status.policy_version > version
