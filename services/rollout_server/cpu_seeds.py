@@ -30,5 +30,5 @@ def leave_draws_spent() -> None:
         finally:
             batch.generators = generators
 
-    GPUModelRunner._bookkeeping_sync = without_rewinding
+    GPUModelRunner._bookkeeping_sync = without_rewinding  # type: ignore[method-assign]
     setattr(GPUModelRunner, _PATCHED, True)

@@ -1,0 +1,214 @@
+"""A replica's membership, against a scripted bus."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    Link,
+    Order,
+    Orders,
+    Phase,
+    ReplicaHello,
+    Report,
+    StageWeights,
+)
+from services.protocol.weights import WeightManifest
+from services.rollout_server.bus_member import BusMember
+
+DEADLINE_S = 5.0
+
+
+class ScriptedBus:
+    """Gives the orders that the test puts in; can be away or forgetful."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.known = False
+        self.hellos: asyncio.Queue[ReplicaHello] = asyncio.Queue()
+        self.orders: asyncio.Queue[Order] = asyncio.Queue()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.left: list[str] = []
+        self.refused = asyncio.Event()
+        self._last = 0
+
+    async def register_replica(self, hello: ReplicaHello) -> None:
+        self._refuse_if_away()
+        self.known = True
+        self.hellos.put_nowait(hello)
+
+    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
+        self._refuse_if_away()
+        if not self.known:
+            return Orders(known=False, last=0, orders=())
+        try:
+            order = await asyncio.wait_for(self.orders.get(), 0.01)
+        except TimeoutError:
+            return Orders(known=self.known, last=self._last, orders=())
+        self._last += 1
+        return Orders(known=True, last=self._last, orders=(order,))
+
+    async def report(self, report: Report) -> None:
+        self._refuse_if_away()
+        self.reports.put_nowait(report)
+
+    async def leave(self, member_id: str) -> None:
+        self.left.append(member_id)
+
+    def _refuse_if_away(self) -> None:
+        if self.away:
+            self.refused.set()
+            raise NotReady("away")
+
+
+class ScriptedLoader:
+    """An engine loader whose stages end when the test says so."""
+
+    def __init__(self) -> None:
+        self.committed_version: int | None = None
+        self.gates: dict[str, asyncio.Event] = {}
+        self.stages: list[str] = []
+        self.cancelled: list[str] = []
+        self.dropped: list[str] = []
+        self.error: Exception | None = None
+
+    async def stage(self, order: StageWeights) -> float:
+        prefix = order.links[0].prefix
+        self.stages.append(prefix)
+        try:
+            await self.gates.setdefault(prefix, asyncio.Event()).wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(prefix)
+            raise
+        if self.error is not None:
+            raise self.error
+        return 0.1
+
+    async def commit(self, version: int) -> float:
+        if self.error is not None:
+            raise self.error
+        self.committed_version = version
+        return 0.02
+
+    async def drop(self, prefix: str) -> None:
+        self.dropped.append(prefix)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.bus, self.loader = ScriptedBus(), ScriptedLoader()
+        self.member = BusMember(self.bus, self.loader, self.hello, retry_s=0.005)  # type: ignore[arg-type]
+
+    def hello(self, committed_version: int | None) -> ReplicaHello:
+        return ReplicaHello(
+            replica_id="r",
+            address="http://r",
+            tensor_parallel_size=1,
+            committed_version=committed_version,
+            model="policy",
+            max_model_len=16,
+            pid=1,
+        )
+
+    async def next(self, queue: "asyncio.Queue[Any]") -> Any:
+        return await asyncio.wait_for(queue.get(), DEADLINE_S)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    scene = Scene()
+    scene.member.start()
+    await scene.next(scene.bus.hellos)
+    yield scene
+    await scene.member.stop()
+    assert scene.bus.left == ["r"]
+
+
+def stage(version: int, prefix: str) -> StageWeights:
+    link = Link(
+        replica_id="r",
+        trainer_rank=0,
+        store_host="",
+        store_port=0,
+        prefix=prefix,
+        world_size=2,
+        timeout_s=1,
+    )
+    manifest = WeightManifest(version=version, train_step=0, tensors=(), buckets=(), digests=((),))
+    return StageWeights(manifest=manifest, links=(link,))
+
+
+async def test_stage_and_commit_are_reported_with_what_the_bus_needs(scene: Scene) -> None:
+    scene.loader.gates["e1/t0"] = asyncio.Event()
+    scene.loader.gates["e1/t0"].set()
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    vote = await scene.next(scene.bus.reports)
+    assert (vote.phase, vote.version, vote.prefix, vote.error) == (Phase.STAGE, 3, "e1/t0", None)
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    done = await scene.next(scene.bus.reports)
+    assert (done.phase, done.version, done.error) == (Phase.COMMIT, 3, None)
+    assert done.paused_s == pytest.approx(0.02)
+
+
+async def test_a_failure_is_reported_and_the_member_goes_on(scene: Scene) -> None:
+    scene.loader.error = RuntimeError("peer closed")
+    scene.loader.gates["e1/t0"] = asyncio.Event()
+    scene.loader.gates["e1/t0"].set()
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    assert "peer closed" in (await scene.next(scene.bus.reports)).error
+    scene.loader.error = None
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).error is None
+
+
+async def test_an_order_to_drop_links_ends_the_receiving_under_way(scene: Scene) -> None:
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    scene.bus.orders.put_nowait(DropLinks(prefix="e1/"))
+    scene.bus.orders.put_nowait(CommitWeights(version=2))
+    await scene.next(scene.bus.reports)
+    assert scene.loader.dropped == ["e1/"]
+    assert scene.loader.cancelled == scene.loader.stages
+
+
+async def test_the_same_order_twice_is_carried_out_once(scene: Scene) -> None:
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    scene.bus.orders.put_nowait(CommitWeights(version=2))
+    await scene.next(scene.bus.reports)
+    assert len(scene.loader.stages) <= 1
+    scene.loader.gates["e1/t0"].set()
+    assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE
+    assert scene.loader.stages == ["e1/t0"]
+
+
+async def test_a_bus_that_forgot_the_replica_is_told_what_it_serves(scene: Scene) -> None:
+    scene.loader.committed_version = 7
+    scene.bus.known = False
+    assert (await scene.next(scene.bus.hellos)).committed_version == 7
+
+
+async def test_an_absent_bus_is_tried_again_and_the_report_kept(scene: Scene) -> None:
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    scene.bus.orders.put_nowait(CommitWeights(version=2))
+    await scene.next(scene.bus.reports)
+    scene.bus.away = True
+    scene.loader.gates["e1/t0"].set()
+    await asyncio.wait_for(scene.bus.refused.wait(), DEADLINE_S)
+    scene.member.check()
+    scene.bus.away = False
+    assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE
+
+
+async def test_a_member_whose_task_ended_is_not_healthy() -> None:
+    scene = Scene()
+    scene.bus.register_replica = None  # type: ignore[method-assign, assignment]
+    scene.member.start()
+    await asyncio.wait(scene.member._tasks, timeout=DEADLINE_S, return_when="FIRST_COMPLETED")
+    with pytest.raises(RuntimeError, match="bus poll ended"):
+        scene.member.check()
+    await scene.member.stop()

@@ -1,0 +1,111 @@
+"""Commit order and torn engines, against a scripted engine."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from services.rollout_server.engine_loader import EngineLoader
+
+
+class ScriptedEngine:
+    """Writes down what is asked of it; fails or hangs where told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.finish_error: Exception | None = None
+        self.hang = False
+        self.torn = False
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.calls.append(("pause", mode, clear_cache))
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+
+    async def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    async def update_weights(self, request: Any) -> None:
+        self.calls.append("update")
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.calls.append(("finish", weight_version))
+        if self.hang:
+            await asyncio.Event().wait()
+        if self.finish_error is not None:
+            raise self.finish_error
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
+    ) -> list[Any]:
+        self.calls.append(method)
+        if self.hang:
+            raise TimeoutError
+        return [{"torn": False}, {"torn": self.torn}]
+
+
+def loader(engine: ScriptedEngine, in_flight: str = "keep", timeout_s: float = 5.0) -> EngineLoader:
+    return EngineLoader(engine, host="", in_flight=in_flight, commit_timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "pause"),
+    [
+        ("keep", ("pause", "keep", True)),
+        ("keep_stale", ("pause", "keep", False)),
+        ("drain", ("pause", "wait", True)),
+    ],
+)
+async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: Any) -> None:
+    engine = ScriptedEngine()
+    one = loader(engine, in_flight)
+    await one.commit(4)
+    assert engine.calls == [pause, ("finish", "4"), "resume"]
+    assert one.committed_version == 4
+
+
+async def test_a_commit_that_was_carried_out_is_not_carried_out_again() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    await one.commit(4)
+    engine.calls.clear()
+    assert await one.commit(4) == 0.0
+    assert engine.calls == []
+
+
+async def test_a_refused_commit_leaves_the_version_and_goes_on() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    await one.commit(4)
+    engine.finish_error = RuntimeError("nothing staged")
+    with pytest.raises(RuntimeError, match="nothing staged"):
+        await one.commit(5)
+    assert (one.committed_version, one.torn) == (4, False)
+    assert engine.calls[-1] == "resume"
+
+
+async def test_one_torn_worker_keeps_the_engine_paused_until_a_commit_succeeds() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    await one.commit(4)
+    engine.calls.clear()
+    engine.finish_error, engine.torn = RuntimeError("half-way"), True
+    with pytest.raises(RuntimeError):
+        await one.commit(5)
+    assert (one.committed_version, one.torn) == (None, True)
+    assert "resume" not in engine.calls
+    engine.finish_error, engine.torn = None, False
+    await one.commit(5)
+    assert (one.committed_version, one.torn) == (5, False)
+    assert engine.calls[-1] == "resume"
+
+
+async def test_a_load_that_misses_its_deadline_counts_as_torn() -> None:
+    engine = ScriptedEngine()
+    engine.hang = True
+    one = loader(engine, timeout_s=0.02)
+    with pytest.raises(TimeoutError):
+        await one.commit(1)
+    assert one.torn
+    assert "resume" not in engine.calls

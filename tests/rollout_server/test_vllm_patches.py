@@ -1,0 +1,83 @@
+"""What is patched in vLLM is still there and still does what the patch expects."""
+
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vllm.outputs import CompletionOutput
+from vllm.utils import system_utils
+from vllm.v1.engine.output_processor import RequestState
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from services.protocol.errors import InvalidInput
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.preflight import CPU_HEAD_DIMS
+from services.rollout_server.version_spans import put_spans_on_every_output
+
+
+def test_an_unfinished_output_carries_the_spans_of_all_tokens_so_far() -> None:
+    put_spans_on_every_output()
+    state = RequestState.__new__(RequestState)
+    state.output_kind = None
+    state.request_index = 0
+    state.sampling_mask_chunks = state.routed_experts_chunks = []
+    state.spec_decode_metrics = None
+    count = 2
+    state.detokenizer = SimpleNamespace(
+        get_next_output_text=lambda finished, delta: "",
+        output_token_ids=[5, 6],
+        num_output_tokens=lambda: count,
+    )
+    state.logprobs_processor = SimpleNamespace(logprobs=None, cumulative_logprob=None)
+    state.weight_version_starts = [("3", 0), ("4", 1)]
+    output = state._new_completion_output([6], None, None)
+    assert isinstance(output, CompletionOutput)
+    assert output.finish_reason is None
+    spans = [(span.version, span.start, span.end) for span in output.weight_versions]
+    assert spans == [("3", 0, 1), ("4", 1, 2)]
+
+
+def test_patching_twice_wraps_once() -> None:
+    put_spans_on_every_output()
+    once = RequestState._new_completion_output
+    put_spans_on_every_output()
+    assert RequestState._new_completion_output is once
+
+
+def test_what_the_other_patches_replace_still_exists() -> None:
+    assert list(inspect.signature(system_utils._maybe_force_spawn).parameters) == []
+    assert "generators" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
+    assert "_init_executor" in vars(UniProcExecutor)
+
+
+def test_the_head_sizes_are_those_of_vllms_cpu_attention() -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_DIMS
+
+
+def test_engine_arguments_are_vllms_own_names_and_ours_stay_ours() -> None:
+    config = RolloutServerConfig(model="m", engine_args={"block_size": 32, "chat_template": "x"})
+    arguments = server_arguments(config)
+    assert arguments.chat_template == "x"
+    engine = engine_arguments(arguments)
+    assert engine.block_size == 32
+    assert engine.logprobs_mode == "processed_logprobs"
+    for name in ("no_such_argument", "worker_extension_cls"):
+        with pytest.raises(InvalidInput, match=f"engine_args.{name}"):
+            server_arguments(RolloutServerConfig(model="m", engine_args={name: 1}))
+
+
+def test_stale_kv_caches_are_never_shared_with_new_requests() -> None:
+    stale = server_arguments(RolloutServerConfig(model="m", in_flight="keep_stale"))
+    exact = server_arguments(RolloutServerConfig(model="m", in_flight="keep"))
+    assert not stale.enable_prefix_caching
+    assert exact.enable_prefix_caching
+
+
+def test_cpu_generators_still_cannot_go_back() -> None:
+    with pytest.raises(RuntimeError):
+        torch.Generator().set_offset(0)
