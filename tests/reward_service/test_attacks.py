@@ -257,7 +257,7 @@ async def test_nothing_is_left_behind_by_a_long_hostile_run(
 ) -> None:
     before, files = processes_of(scoring), len(os.listdir("/proc/self/fd"))
     jobs = [
-        function_job(f"{code}\n# {round_}", [([], SECRET)], cpu_s=0.2)
+        function_job(f"{code}\n# {round_}", [([], SECRET)], cpu_s=0.3, memory_mb=96)
         for round_ in range(4)
         for code in (*ON_THE_VERDICT.values(), ON_RESOURCES["memory bomb"][0])
     ]
@@ -277,7 +277,7 @@ async def _survives(
     """Run an attack; it must earn nothing, leave nothing and hinder nobody."""
     before = processes_of(scoring)
     honest = function_job(f"def f(a, b):\n    return a + b  # beside {hash(code)}")
-    attack = function_job(code, [([], SECRET)], cpu_s=0.3)
+    attack = function_job(code, [([], SECRET)], cpu_s=0.3, memory_mb=96)
     score, neighbour = await asyncio.wait_for(scoring.score([attack, honest]), 60)
     assert score.verdict not in (
         Verdict.ACCEPTED,
