@@ -46,14 +46,23 @@ class Fleet:
         self._table = table
         self._changes.notify()
 
-    async def bound_lag(self, max_lag: int | None) -> None:
+    async def bound_lag(self, max_lag: int | None, timeout_s: float) -> None:
         """Ask the bus to lease only replicas this close to the newest version.
 
         Raises:
-            NotReady: the bus is away.
+            NotReady: the bus is still away after `timeout_s`.
         """
-        await self._bus.bound_lag(max_lag)
-        self._max_lag = max_lag
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                await self._bus.bound_lag(max_lag)
+            except NotReady:
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._max_lag = max_lag
+                return
 
     async def _bound_again(self) -> None:
         try:

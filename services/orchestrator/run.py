@@ -33,6 +33,7 @@ from services.protocol.task import Task
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 from services.protocol.weight_bus import WeightBus
 
+_RELEASE_S = 10.0
 _log = Log("orchestrator")
 
 
@@ -194,8 +195,10 @@ class Run:
 
     async def _stages(self) -> None:
         progress = self.progress
-        progress.enter(RunState.STARTING, "waiting for the trainer")
-        await self._fleet.bound_lag(self._run.schedule.staleness_bound)
+        progress.enter(RunState.STARTING, "waiting for the weight bus")
+        bound, patience_s = self._run.schedule.staleness_bound, self._config.replicas_timeout_s
+        await self._fleet.bound_lag(bound, patience_s)
+        progress.detail = "waiting for the trainer"
         state = await start_trainer(self._peers.trainer, self._start, self._config)
         version = self._adopt(state)
         progress.detail = f"waiting for rollout servers to hold version {version}"
@@ -266,13 +269,14 @@ class Run:
 
     async def _release_replicas(self) -> None:
         try:
-            await self._fleet.bound_lag(None)
+            await self._fleet.bound_lag(None, _RELEASE_S)
         except NotReady as error:
             _log.warning("lag_bound_left", run=self.progress.run_id, error=str(error))
 
     async def _end(self, state: RunState, detail: str) -> None:
         """Write what remains of the run, then show its last state."""
         progress = self.progress
+        progress.detail = "writing the summary"
         if state is RunState.FINISHED:
             for group in self._ledger.in_flight():
                 self._ledger.close_group(group.group_id, "expired", reason="the run is over")

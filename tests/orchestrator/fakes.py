@@ -15,8 +15,9 @@ from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
+from services.orchestrator.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import RunConfig
+from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
@@ -255,6 +256,7 @@ class FakeRouter:
     cut_after: Callable[[Asked], int | None] = lambda asked: None
     answers: Callable[[Asked, int, int], bool] | None = None
     sampled: int = 0
+    hold: Callable[[Asked, int], Awaitable[None]] | None = None
     delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -285,6 +287,8 @@ class FakeRouter:
         name = self.bus.leased()[index % len(self.bus.leased())]
         first = self.bus.committed[name]
         await asyncio.sleep(self.delay(asked, index))
+        if self.hold is not None:
+            await self.hold(asked, index)
         last = self.bus.committed[name]
         self.sampled += asked.body["n"] > 1
         seed = (asked.body["seed"], json.dumps(asked.body["messages"]), index, first)
@@ -385,3 +389,16 @@ async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0,
         )
     finally:
         await server.close()
+
+
+async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = None) -> RunStatus:
+    """Start a run and wait for its end."""
+    runs = Runs(cluster.config, lambda: cluster.peers)
+    status = await runs.start(RunRequest(config=config, resume=resume))
+    async with asyncio.timeout(30):
+        return await runs.ended(status.run_id)
+
+
+def metric_lines(status: RunStatus) -> list[dict]:
+    text = (Path(status.run_dir) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]

@@ -11,6 +11,8 @@ from services.orchestrator.api import http_api
 from services.orchestrator.runs import Runs
 from tests.orchestrator.fakes import World, world
 
+pytestmark = pytest.mark.usefixtures("no_drawing")
+
 
 @asynccontextmanager
 async def serving(folder: Path):
