@@ -76,13 +76,13 @@ class BusMember:
                 raise RuntimeError(f"{task.get_name()} ended: {error}") from error
 
     async def stop(self) -> None:
-        """Leave the bus and end the tasks."""
-        with contextlib.suppress(NotReady, TimeoutError):
-            await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
+        """End the tasks, then leave the bus: a poll under way would register again."""
         tasks = [*self._tasks, *([self._staging[1]] if self._staging else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(NotReady, TimeoutError):
+            await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
 
     async def _poll(self) -> None:
         await self._register()

@@ -21,6 +21,7 @@ class WeightBusKeeper:
 
     def __init__(self, config: WeightBusConfig) -> None:
         self._config = config
+        self._stopped = False
         self._actor = self._get_or_create()
 
     async def check_health(self) -> None:
@@ -29,6 +30,8 @@ class WeightBusKeeper:
         Raises:
             NotReady: it does not.
         """
+        if self._stopped:
+            return
         self._actor = self._get_or_create()
         try:
             await asyncio.wait_for(self._actor.watch.remote(-1, 0.0), _CALL_TIMEOUT_S)
@@ -36,6 +39,8 @@ class WeightBusKeeper:
             raise NotReady(f"weight bus: {type(error).__name__}") from None
 
     def __del__(self) -> None:
+        # Serve checks health once more while it shuts down, which must not bring it back.
+        self._stopped = True
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
 

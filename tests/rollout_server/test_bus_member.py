@@ -30,6 +30,7 @@ class ScriptedBus:
     def __init__(self) -> None:
         self.away = False
         self.known = False
+        self.polling = False
         self.hellos: asyncio.Queue[ReplicaHello] = asyncio.Queue()
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
@@ -46,10 +47,13 @@ class ScriptedBus:
         self._refuse_if_away()
         if not self.known:
             return Orders(known=False, last=0, orders=())
+        self.polling = True
         try:
             order = await asyncio.wait_for(self.orders.get(), 0.01)
         except TimeoutError:
             return Orders(known=self.known, last=self._last, orders=())
+        finally:
+            self.polling = False
         self._last += 1
         return Orders(known=True, last=self._last, orders=(order,))
 
@@ -58,6 +62,7 @@ class ScriptedBus:
         self.reports.put_nowait(report)
 
     async def leave(self, member_id: str) -> None:
+        assert not self.polling, "the poll under way would register again"
         self.left.append(member_id)
 
     def _refuse_if_away(self) -> None:
