@@ -42,7 +42,10 @@ class _ServePeer:
             if self._handle is None:
                 self._handle = serve.get_app_handle(self._application)
             response = self._handle.options(method_name=method).remote(*args)
-            return await asyncio.wait_for(response, timeout_s)
+            # Not wait_for: in Python 3.11 it loses a cancellation that arrives together
+            # with the result, such as the error of a peer that has just died.
+            async with asyncio.timeout(timeout_s):
+                return await response
         except TimeoutError:
             raise NotReady(f"{self._application}.{method}: no answer in {timeout_s:g} s") from None
         except RayTaskError as error:
@@ -103,7 +106,8 @@ class BusPeer:
             if self._actor is None:
                 self._actor = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
             reference = getattr(self._actor, method).remote(*args)
-            return await asyncio.wait_for(reference, self._timeout_s + extra_s)
+            async with asyncio.timeout(self._timeout_s + extra_s):
+                return await reference
         except TimeoutError:
             raise NotReady(f"weight_bus.{method}: no answer in time") from None
         except RayTaskError as error:

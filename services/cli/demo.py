@@ -131,7 +131,8 @@ def _train(
     with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
-    console.print(f"          chat at {options.url}/v1, metrics at {cluster.metrics_url}")
+    console.print(f"          chat at {options.url}/v1", highlight=False)
+    console.print(f"          metrics at {cluster.metrics_url}", highlight=False, soft_wrap=True)
     config = read_run_file(RUN_FILE, seed=options.seed, steps=options.steps)
     with RunsClient(options.url) as client, phases.phase(f"running {near(RUN_FILE)}"):
         status = client.start(config)

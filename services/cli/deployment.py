@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve._private.build_app import BuiltApplication, build_app
+from ray.serve.context import _check_cached_client_alive, _disconnect
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from services.cli.unknown_keys import unknown_keys
@@ -111,9 +112,15 @@ class Deployment:
         return [_state(name, applications.get(name)) for name in self.names]
 
 
-def shut_down_serve() -> None:
-    """Stop Serve and all applications on the connected cluster, if there are any."""
-    serve.shutdown()  # type: ignore[no-untyped-call]
+def shut_down_serve(*, timeout_s: float) -> None:
+    """Stop Serve and all applications on the connected cluster, if there are any.
+
+    What is not down in time is left to the end of the cluster.
+    """
+    client, _ = _check_cached_client_alive()  # type: ignore[no-untyped-call]
+    if client is not None:
+        client.shutdown(timeout_s)
+    _disconnect()
 
 
 def _state(name: str, overview: Any) -> AppState:

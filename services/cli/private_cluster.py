@@ -25,6 +25,7 @@ from services.cli.leftovers import (
 from services.protocol.weight_bus import NAMESPACE
 
 _OBJECT_STORE_BYTES = 128 << 20
+_SERVE_S = 15.0
 _GRACE_S = 5.0
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # a token would be left in the home folder
@@ -116,7 +117,7 @@ class PrivateCluster:
         with _uninterrupted():
             try:
                 if ray.is_initialized():
-                    shut_down_serve()
+                    shut_down_serve(timeout_s=_SERVE_S)
             finally:
                 ray.shutdown()
                 end_descendants(grace_s=_GRACE_S)

@@ -57,8 +57,11 @@ def load_yaml(path: str | Path) -> Any:
 
 
 def first_problem(error: ValidationError, source: str) -> InvalidInput:
-    """Turn pydantic's first complaint into one `InvalidInput`."""
-    problem = error.errors(include_url=False)[0]
+    """Turn pydantic's complaints into one `InvalidInput`: the first unknown key, else the
+    first of all, because a misspelt key is the reason why the right one is missing."""
+    problems = error.errors(include_url=False)
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
     field = ".".join(str(part) for part in problem["loc"]) or "(whole document)"
     fix = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":

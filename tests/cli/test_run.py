@@ -1,0 +1,208 @@
+"""`millrace run` and its siblings against an HTTP server that stands in for the orchestrator."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.cli.main import main
+from services.protocol.orchestrator import RunState
+from tests.cli.conftest import Orchestra
+
+Changed = Callable[[str, str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_run_is_posted_followed_and_summed_up(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (orchestra.run_dir / "learning_curve.png").write_bytes(b"")
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 0
+    shown = capsys.readouterr().out
+    assert "step 1/2" in shown
+    assert "10% -> 95%" in shown
+    assert "4 groups = 3 trained + 1 filtered" in shown
+    assert "learning_curve.png" in shown
+    assert "return a+10" in shown
+    assert "add 1 [/]" in shown, "a prompt is text, not markup"
+
+
+def test_what_is_posted_has_absolute_paths_and_the_overrides(
+    orchestra: Orchestra, run_file: Path
+) -> None:
+    arguments = ["run", str(run_file), "--url", orchestra.url, "--seed", "3", "--steps", "9"]
+    assert main([*arguments, "--resume", "tiny-0"]) == 0
+    path, body = orchestra.posted[0]
+    assert path == "/v1/runs"
+    assert body["resume"] == "tiny-0"
+    assert (body["config"]["seed"], body["config"]["steps"]) == (3, 9)
+    assert body["config"]["task_file"] == str(run_file.parent / "tasks.jsonl")
+    assert body["config"]["run_root"] == str(run_file.parent.parent / "elsewhere")
+
+
+def test_a_failed_run_says_why_and_exits_with_1(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.statuses = [orchestra.status(state=RunState.FAILED, detail="the trainer is gone")]
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 1
+    assert "the trainer is gone" in capsys.readouterr().out
+
+
+def test_ctrl_c_asks_the_run_to_stop(orchestra: Orchestra, run_file: Path) -> None:
+    orchestra.statuses = [orchestra.status(step=1)]  # for ever
+    command = [sys.executable, "-m", "services.cli.main", "run", str(run_file)]
+    process = subprocess.Popen(
+        [*command, "--url", orchestra.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert orchestra.polled.wait(30)
+    os.kill(process.pid, signal.SIGINT)
+    shown, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert orchestra.posted[-1][0] == "/v1/runs/tiny-1/stop"
+    assert "stopped" in shown
+    assert "Traceback" not in shown
+
+
+def test_a_busy_cluster_is_one_clear_line(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"field": "run", "value": "other-1", "fix": "Wait for it.", "message": "busy"}
+    orchestra.replies["POST", "/v1/runs"] = (409, {"error": error})
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    assert capsys.readouterr().err == "error: run: 'other-1' -> Wait for it.\n"
+
+
+def test_nothing_listening_is_one_clear_line(
+    run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    assert main(["run", str(run_file), "--url", url]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --url: '{url}' -> Nothing answers there.")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://[", "ftp://127.0.0.1"])
+def test_a_url_that_is_none_is_refused(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", url]) == 2
+    assert "--url" in capsys.readouterr().err
+
+
+def test_another_server_on_that_port_is_recognised(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.replies["GET", "/v1/runs"] = (404, "<html>")
+    assert main(["status", "--url", orchestra.url]) == 2
+    assert "has no /v1/runs" in capsys.readouterr().err
+
+
+def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.replies["GET", "/v1/runs"] = (500, "Internal Server Error")
+    assert main(["status", "--url", orchestra.url]) == 1
+    assert "answered 500" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("steps: 2", "step: 2", "step: 2 -> No such key"),
+        ("steps: 2\n", "", "steps: '(missing)' -> This key is required"),
+        ("group_size: 2", "group_size: 1", "group_size: 1 -> Input should be greater"),
+        ("model: m", "model: m\nschedule: {preset: fast}", "schedule.preset: 'fast'"),
+        ("model: m", "model: [m", "It is not valid YAML"),
+        ("tasks.jsonl", "tusks.jsonl", "There is no such file"),
+    ],
+)
+def test_a_mistake_in_the_run_file_is_found_before_anything_is_asked(
+    orchestra: Orchestra,
+    changed: Changed,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    said: str,
+) -> None:
+    file = changed(before, after)
+    assert main(["run", str(file), "--url", orchestra.url]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert said in error
+    assert error.count("\n") == 1
+    assert not orchestra.posted
+
+
+def test_a_broken_task_file_is_named_by_its_line(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = run_file.parent / "tasks.jsonl"
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    rows[1]["grader"]["kind"] = "guess"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    assert "line 2: grader" in capsys.readouterr().err
+    assert not orchestra.posted
+
+
+def test_a_bad_override_is_refused(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(run_file), "--url", orchestra.url, "--steps", "0"]) == 2
+    assert "steps: 0 ->" in capsys.readouterr().err
+
+
+def test_status_lists_runs_and_shows_one(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--url", orchestra.url]) == 0
+    assert "tiny-1" in capsys.readouterr().out
+    assert main(["status", "tiny-1", "--url", orchestra.url]) == 0
+    assert "4 groups = 3 trained + 1 filtered" in capsys.readouterr().out
+
+
+def test_stop_says_how_far_the_run_got(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stop", "tiny-1", "--url", orchestra.url]) == 0
+    assert capsys.readouterr().out == "tiny-1: stopped after 0 train steps\n"
+
+
+def test_chat_streams_what_the_served_model_says(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = {"id": "m", "object": "model", "created": 0, "owned_by": "millrace"}
+    orchestra.replies["GET", "/v1/models"] = (200, {"object": "list", "data": [model]})
+    pieces = [
+        {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [
+            {"index": 0, "delta": {"content": text}, "finish_reason": None}
+        ]}
+        for text in ("return ", "[b]a[/b]")
+    ]  # fmt: skip
+    events = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
+    orchestra.replies["POST", "/v1/chat/completions"] = (200, events)
+    assert main(["chat", "a", "--url", orchestra.url]) == 0
+    assert capsys.readouterr().out == "return [b]a[/b]\n"
+    assert orchestra.posted[0][1]["messages"] == [{"role": "user", "content": "a"}]
+    assert main(["chat", "a", "--model", "other", "--url", orchestra.url]) == 2
+
+
+def test_chat_says_when_no_model_is_served_yet(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.replies["GET", "/v1/models"] = (200, {"object": "list", "data": []})
+    assert main(["chat", "a", "--url", orchestra.url]) == 1
+    assert "no replica holds a lease" in capsys.readouterr().err
