@@ -32,8 +32,8 @@ bench: .venv/ready
 	test -x $(BIN)/python || $$py -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" VIRTUAL_ENV="$(CURDIR)/.venv"; \
-	$(BIN)/uv pip install --quiet -e '.[$(EXTRAS)]' || \
-	$(BIN)/uv pip install --quiet --torch-backend=cpu -e '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --compile-bytecode -e '.[$(EXTRAS)]' || \
+	$(BIN)/uv pip install --quiet --compile-bytecode --torch-backend=cpu -e '.[$(EXTRAS)]'
 	@touch $@
 
 clean:

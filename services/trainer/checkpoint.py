@@ -79,14 +79,18 @@ def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer
     state = _state(policy, optimizer, Progress())
     load(state, checkpoint_id=path)
     set_state_dict(
-        policy, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        policy.causal,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
     )
     torch.set_rng_state(state["rng"])
     return Progress(**{name: int(value) for name, value in state["progress"].items()})
 
 
 def _state(policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
-    model, optimizer_state = get_state_dict(policy, optimizer)
+    # The inner model, so that parameters have the names of a Hugging Face checkpoint.
+    model, optimizer_state = get_state_dict(policy.causal, optimizer)
     return {
         "model": model,
         "optimizer": optimizer_state,

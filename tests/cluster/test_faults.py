@@ -6,8 +6,6 @@ import signal
 import sqlite3
 from pathlib import Path
 
-import httpx
-
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import LedgerCounts, RunState
 from tests.cluster.conftest import MODEL_NAME, Cluster
@@ -22,7 +20,7 @@ def balances(ledger: LedgerCounts) -> bool:
 
 def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
     """kill -9 of the rollout server that is answering, by its process id in the bus."""
-    stream = cluster.openai.chat.completions.create(
+    raw = cluster.openai.chat.completions.with_raw_response.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": "a plus b, minus c"}],
         temperature=1.0,
@@ -31,15 +29,17 @@ def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
         stream_options={"include_usage": True},
         extra_body={"return_trajectory": True, "ignore_eos": True},
     )
-    text, trajectory, usage, victim = "", None, None, None
-    for piece in stream:
+    serving = raw.headers["x-millrace-replica"]
+    (victim,) = (m.pid for m in cluster.table().members if m.replica_id == serving)
+    text, trajectory, usage, killed = "", None, None, False
+    for piece in raw.parse():
         usage = piece.usage or usage
         for choice in piece.choices:
             text += choice.delta.content or ""
             trajectory = choice.model_dump().get("trajectory") or trajectory
-        if victim is None and text:
-            victim = busiest_replica(cluster)
+        if text and not killed:
             os.kill(victim, signal.SIGKILL)
+            killed = True
 
     assert trajectory is not None
     assert usage is not None
@@ -48,21 +48,12 @@ def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
     cluster.wait_until_whole()
 
 
-def busiest_replica(cluster: Cluster) -> int:
-    """Process id of the replica whose engine is generating."""
-    for member in cluster.table().leased:
-        metrics = httpx.get(f"{member.address}/load", timeout=10).json()
-        if metrics["server_load"] > 0:
-            return member.pid
-    raise AssertionError("no replica is generating")
-
-
 def test_every_admitted_sample_group_closes_exactly_once(cluster: Cluster) -> None:
     """A rollout server is killed in the middle of a run; the run ends, the ledger balances."""
     with RunsClient(cluster.url) as client:
         run_id = client.start(cluster.run_config(steps=12)).run_id
         cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
-        os.kill(cluster.table().members[0].pid, signal.SIGKILL)
+        os.kill(cluster.table().leased[0].pid, signal.SIGKILL)
         status = cluster.follow(client, run_id)
     assert status.state == RunState.FINISHED, status.detail
     assert status.step == 12

@@ -46,9 +46,11 @@ def published_models(cluster: Cluster, run_dir: Path) -> dict[int, PreTrainedMod
 
 def test_every_token_knows_its_policy_version(cluster: Cluster) -> None:
     """Before pushes, across them in mid-answer, and after them."""
+    first_run = cluster.run_to_the_end(cluster.run_config(steps=1))
+    models = published_models(cluster, Path(first_run.run_dir))
     before = sample(cluster, 64)
-    (first_version,) = versions(before)
-    assert largest_difference({first_version: initial_model(cluster.model_dir)}, before) < TOLERANCE
+    assert versions(before) == {max(models)}
+    assert largest_difference(models, before) < TOLERANCE
 
     crossing: list[dict[str, Any]] = []
     over = threading.Event()
@@ -68,9 +70,9 @@ def test_every_token_knows_its_policy_version(cluster: Cluster) -> None:
             sampler.join(timeout=120)
     assert status.state == RunState.FINISHED, status.detail
 
-    models = published_models(cluster, Path(status.run_dir))
-    start = min(models) - 1
-    models[start] = initial_model(cluster.model_dir)
+    published = published_models(cluster, Path(status.run_dir))
+    # A run starts from the deployed weights, which it publishes before its first step.
+    models |= published | {min(published) - 1: initial_model(cluster.model_dir)}
     assert any(len(versions(trajectory)) > 1 for trajectory in crossing)
     for trajectory in crossing:
         assert largest_difference(models, trajectory) < TOLERANCE

@@ -12,7 +12,7 @@ WANTED = (
     "ray_millrace_bus_commits_total",
     "ray_millrace_rollout_version",
     "ray_millrace_router_sessions",
-    "ray_vllm_num_requests_running",
+    "ray_vllm_request_success_total",
 )
 
 
