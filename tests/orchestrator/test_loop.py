@@ -102,6 +102,22 @@ async def test_one_step_off_really_overlaps_rollout_and_training(tmp_path: Path)
         assert staleness == {0, 1}
 
 
+async def test_in_sync_nothing_is_sampled_before_every_replica_holds_the_newest_version(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, commit_delay_s=0.03) as cluster:
+        behind: list[dict[str, int | None]] = []
+
+        async def before(asked) -> None:
+            if set(cluster.bus.committed.values()) != {cluster.bus.newest}:
+                behind.append(dict(cluster.bus.committed))
+
+        cluster.router.before = before
+        status = await run_to_end(cluster, cluster.run_config(steps=3))
+        assert status.state is RunState.FINISHED, status.detail
+        assert not behind
+
+
 async def test_same_seed_same_schedule_same_numbers(tmp_path: Path) -> None:
     weights = []
     for attempt in ("a", "b"):
