@@ -93,8 +93,9 @@ def remove_segments_since(before: set[Path]) -> list[Path]:
 def _wait_for_none(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while True:
-        _reap()
-        if not descendants(os.getpid()) or time.monotonic() >= deadline:
+        left = descendants(os.getpid())
+        _reap()  # after looking: what is not alive any more leaves no zombie either
+        if not left or time.monotonic() >= deadline:
             return
         time.sleep(_POLL_S)
 

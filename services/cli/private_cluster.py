@@ -1,6 +1,7 @@
 """A Ray of one's own for the length of a command, in a folder that goes with it."""
 
 import contextlib
+import io
 import logging
 import os
 import shutil
@@ -114,7 +115,8 @@ class PrivateCluster:
         """End everything, signals or not; a second call does nothing."""
         if not self.folder.name:
             return
-        with _uninterrupted():
+        # Ray tells the terminal that the controller died when it has ended itself.
+        with _uninterrupted(), contextlib.redirect_stdout(io.StringIO()):
             try:
                 if ray.is_initialized():
                     shut_down_serve(timeout_s=_SERVE_S)

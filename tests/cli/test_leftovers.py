@@ -1,0 +1,64 @@
+"""Nothing that a process started outlives it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.cli.leftovers import descendants, remove_segments_since, shared_memory_segments
+
+# Starts a child that starts a grandchild and dies at once; both ignore polite signals.
+_ORPHANING = """
+import os, subprocess, sys
+from services.cli.leftovers import adopt_orphans, descendants, end_descendants
+adopt_orphans()
+sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
+subprocess.run([sys.executable, "-c", child, sleep], check=True)
+(orphan,) = descendants(os.getpid())
+killed = end_descendants(grace_s=0.1)
+print(orphan, killed == [orphan], descendants(os.getpid()))
+"""
+
+
+def test_an_orphaned_grandchild_is_found_and_killed() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _ORPHANING], capture_output=True, text=True, timeout=60, check=True
+    )
+    orphan, killed, left = done.stdout.split(maxsplit=2)
+    assert (killed, left.strip()) == ("True", "[]")
+    assert not Path(f"/proc/{orphan}").exists()
+
+
+def test_a_process_without_children_has_no_descendants() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in descendants(os.getpid())
+        assert descendants(child.pid) == []
+        child.communicate()
+
+
+def test_a_forgotten_segment_is_removed_and_one_in_use_is_not() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    before = shared_memory_segments()
+    name = f"millrace-test-{os.getpid()}"
+    forgotten, used = Path(f"/dev/shm/{name}-a"), Path(f"/dev/shm/{name}-b")
+    hold = f"import mmap; f = open({str(used)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 0); "
+    hold += "print(1, flush=True); input()"
+    try:
+        forgotten.write_bytes(b"x" * 4096)
+        used.write_bytes(b"x" * 4096)
+        with subprocess.Popen(
+            [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as holder:
+            assert holder.stdout is not None
+            holder.stdout.readline()
+            others = {path for path in shared_memory_segments() if name not in path.name}
+            assert remove_segments_since(before | others) == [forgotten]
+            assert used.exists()
+            holder.communicate(b"\n")
+    finally:
+        forgotten.unlink(missing_ok=True)
+        used.unlink(missing_ok=True)
