@@ -109,7 +109,8 @@ async def test_in_sync_nothing_is_sampled_before_every_replica_holds_the_newest_
         behind: list[dict[str, int | None]] = []
 
         async def before(asked) -> None:
-            if set(cluster.bus.committed.values()) != {cluster.bus.newest}:
+            # A replica that still joins has no version: nobody waits for a late joiner.
+            if set(cluster.bus.committed.values()) - {None} != {cluster.bus.newest}:
                 behind.append(dict(cluster.bus.committed))
 
         cluster.router.before = before
