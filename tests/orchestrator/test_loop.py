@@ -105,12 +105,15 @@ async def test_one_step_off_really_overlaps_rollout_and_training(tmp_path: Path)
 async def test_in_sync_nothing_is_sampled_before_every_replica_holds_the_newest_version(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, commit_delay_s=0.03) as cluster:
+    async with world(tmp_path) as cluster:
+        # Nobody waits for a late joiner, so both replicas are in service from the start.
+        cluster.bus.newest = 1
+        cluster.bus.committed = dict.fromkeys(cluster.bus.committed, 1)
+        cluster.bus.commit_delay_s = 0.05
         behind: list[dict[str, int | None]] = []
 
         async def before(asked) -> None:
-            # A replica that still joins has no version: nobody waits for a late joiner.
-            if set(cluster.bus.committed.values()) - {None} != {cluster.bus.newest}:
+            if set(cluster.bus.committed.values()) != {cluster.bus.newest}:
                 behind.append(dict(cluster.bus.committed))
 
         cluster.router.before = before
