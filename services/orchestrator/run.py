@@ -238,12 +238,13 @@ class Run:
         return state.policy_version
 
     async def _evaluate_if_due(self) -> None:
-        every = self._run.evaluation.every
-        if every and self.progress.step % every == 0:
+        every, step = self._run.evaluation.every, self.progress.step
+        # After the last step comes the evaluation of the whole run.
+        if every and step % every == 0 and step < self._run.steps:
             version = self.progress.policy_version
             if version is not None:
                 await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
-            await self._evaluate(f"after step {self.progress.step}")
+            await self._evaluate(f"after step {step}")
 
     async def _evaluate(self, when: str) -> float | None:
         progress = self.progress
