@@ -80,6 +80,9 @@ def demo(options: DemoOptions, console: Console) -> int:
         with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
             try:
                 status = _train(options, maker, cluster, phases, console)
+            except (KeyboardInterrupt, SystemExit):
+                console.print("Interrupted: shutting everything down.")
+                raise
             except (NotReady, InvalidInput):
                 logs = ROOT / "runs" / time.strftime("demo-failed-%Y%m%d-%H%M%S")
                 cluster.keep_logs(logs)

@@ -120,7 +120,7 @@ def shut_down_serve(*, timeout_s: float) -> None:
     client, _ = _check_cached_client_alive()  # type: ignore[no-untyped-call]
     if client is not None:
         client.shutdown(timeout_s)
-    _disconnect()
+    _disconnect()  # type: ignore[no-untyped-call]
 
 
 def _state(name: str, overview: Any) -> AppState:

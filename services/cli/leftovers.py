@@ -46,20 +46,22 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def end_descendants(*, grace_s: float, kill_s: float = 10.0) -> list[int]:
-    """Wait for all descendants to end, then kill and reap them.
+def end_descendants(
+    *, grace_s: float, kill_s: float = 10.0, spare: frozenset[int] = frozenset()
+) -> list[int]:
+    """Wait for all descendants but the spared ones to end, then kill and reap them.
 
     Returns:
         Those that had to be killed.
     """
-    _wait_for_none(grace_s)
+    left = _wait_for_none(grace_s, spare)
     killed: set[int] = set()
     deadline = time.monotonic() + kill_s
-    while (left := descendants(os.getpid())) and time.monotonic() < deadline:
+    while left and time.monotonic() < deadline:
         for pid in left:
             killed.add(pid)
             _kill(pid)
-        _wait_for_none(_POLL_S)
+        left = _wait_for_none(_POLL_S, spare)
     return sorted(killed)
 
 
@@ -90,13 +92,13 @@ def remove_segments_since(before: set[Path]) -> list[Path]:
     return removed
 
 
-def _wait_for_none(seconds: float) -> None:
+def _wait_for_none(seconds: float, spare: frozenset[int]) -> set[int]:
     deadline = time.monotonic() + seconds
     while True:
-        left = descendants(os.getpid())
+        left = set(descendants(os.getpid())) - spare
         _reap()  # after looking: what is not alive any more leaves no zombie either
         if not left or time.monotonic() >= deadline:
-            return
+            return left
         time.sleep(_POLL_S)
 
 

@@ -6,6 +6,8 @@ import logging
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, Self
 import ray
 from rich.console import Console
 
+from services.cli import guardian
 from services.cli.bring_up import wait_until_leased, wait_until_running
 from services.cli.deployment import Deployment, shut_down_serve
 from services.cli.leftovers import (
@@ -48,12 +51,16 @@ class PrivateCluster:
         self._segments: set[Path] = set()
         self.folder = Path()
         self.metrics_url = ""
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         adopt_orphans()
         self._segments = shared_memory_segments()
         self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
         self.folder.chmod(0o755)  # sandboxes run as another user and pass through it
+        # By its path and without site packages: it starts in milliseconds.
+        command = [sys.executable, "-I", "-S", guardian.__file__, str(self.folder)]
+        self._guardian = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         scratch = self.folder / "tmp"
         scratch.mkdir()
         scratch.chmod(0o1777)
@@ -67,6 +74,7 @@ class PrivateCluster:
         Raises:
             RuntimeError: Ray does not come up.
         """
+        on_terminate = signal.getsignal(signal.SIGTERM)
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -78,6 +86,7 @@ class PrivateCluster:
             logging_level=logging.ERROR,
             _temp_dir=str(self.folder),
         )
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         node = ray.nodes()[0]  # type: ignore[no-untyped-call]
         address = node["NodeManagerAddress"]
@@ -122,10 +131,15 @@ class PrivateCluster:
                     shut_down_serve(timeout_s=_SERVE_S)
             finally:
                 ray.shutdown()
-                end_descendants(grace_s=_GRACE_S)
-                remove_segments_since(self._segments)
-                shutil.rmtree(self.folder, ignore_errors=True)
-                self.folder = Path()
+                self._remove_everything()
+
+    def _remove_everything(self) -> None:
+        assert self._guardian is not None
+        end_descendants(grace_s=_GRACE_S, spare=frozenset({self._guardian.pid}))
+        remove_segments_since(self._segments)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = Path()
+        self._guardian.communicate()
 
     def __exit__(
         self,

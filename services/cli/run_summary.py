@@ -86,5 +86,7 @@ def _answers(trajectories: list[dict[str, Any]]) -> Table:
 
 
 def _short(content: object) -> str:
-    text = " ".join(str(content).split())
+    """On one line and with nothing hidden: a stray control character is why code fails."""
+    letters = str(content).strip()
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
     return text if len(text) <= _WORDS else text[: _WORDS - 3] + "..."

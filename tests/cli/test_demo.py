@@ -2,9 +2,12 @@
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,23 @@ def test_a_signal_ends_everything_that_was_started(number: signal.Signals) -> No
         assert process.wait(60) != 0
     assert not Path(folder).exists()
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_an_owner_that_is_killed_is_cleaned_up_after() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        folder, child = process.stdout.readline().split()
+        watched = os.pidfd_open(int(child))
+        process.kill()
+    ended, _, _ = select.select([watched], [], [], 30)
+    os.close(watched)
+    assert ended
+    deadline = time.monotonic() + 30
+    while Path(folder).exists() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    assert not Path(folder).exists()
 
 
 def test_a_terminal_sees_a_live_table(orchestra: Orchestra) -> None:
