@@ -1,0 +1,1 @@
+"""Millrace: one folder a service; see ARCHITECTURE.md."""

@@ -6,9 +6,6 @@ from pydantic import Field
 
 from services.protocol.strict import StrictModel
 
-HUB_PREFIX = "hf://"
-"""A `model` that starts with this is a name on the Hugging Face Hub."""
-
 
 class RolloutServerConfig(StrictModel):
     """One application of equal replicas, each with a vLLM engine.
@@ -61,8 +58,3 @@ class RolloutServerConfig(StrictModel):
     def gpus(self) -> int:
         """GPUs per replica."""
         return self.tensor_parallel_size if self.device == "cuda" else 0
-
-    @property
-    def model_name_or_path(self) -> str:
-        """`model` as vLLM wants it."""
-        return self.model.removeprefix(HUB_PREFIX)

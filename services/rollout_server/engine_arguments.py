@@ -9,6 +9,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from services.protocol.errors import InvalidInput
+from services.protocol.model_source import name_or_path
 from services.rollout_server.config import RolloutServerConfig
 
 _PACKAGE = "services.rollout_server"
@@ -43,7 +44,7 @@ def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:
 def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
     executor = "OneWorker" if config.tensor_parallel_size == 1 else "WorkerProcesses"
     chosen: dict[str, Any] = {
-        "model": config.model_name_or_path,
+        "model": name_or_path(config.model),
         "served_model_name": [config.served_model_name],
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from services.protocol.errors import InvalidInput
-from services.rollout_server.config import HUB_PREFIX, RolloutServerConfig
+from services.protocol.model_source import model_folder, on_hub
+from services.rollout_server.config import RolloutServerConfig
 
 GIB = 1 << 30
 
@@ -26,9 +27,9 @@ def check_model(config: RolloutServerConfig) -> None:
         InvalidInput: no such folder, a file is missing, a head size without CPU kernels, a
             context longer than the model's, or a KV cache too small for one sequence.
     """
-    if config.model.startswith(HUB_PREFIX):
+    if on_hub(config.model):
         return
-    shape = _read_shape(Path(config.model))
+    shape = _read_shape(model_folder(config.model))
     longest = shape.get("max_position_embeddings")
     if longest is not None and config.max_model_len > longest:
         raise InvalidInput(
@@ -68,12 +69,6 @@ def available_memory() -> int:
 
 
 def _read_shape(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise InvalidInput(
-            "model",
-            str(folder),
-            f"There is no such folder; for a model of the Hub write {HUB_PREFIX}owner/name.",
-        )
     try:
         shape: dict[str, Any] = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -120,7 +115,6 @@ def _check_kv_cache(config: RolloutServerConfig, shape: dict[str, Any]) -> None:
 
 def _weight_bytes(config: RolloutServerConfig) -> int:
     """Bytes of the checkpoint's files; 0 when there are none to learn from."""
-    folder = Path(config.model)
-    if config.model.startswith(HUB_PREFIX) or not folder.is_dir():
+    if on_hub(config.model):
         return 0
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in Path(config.model).glob("*.safetensors"))

@@ -3,8 +3,9 @@
 from ray import serve
 
 from services.peers import BusPeer
+from services.protocol.model_source import model_folder, on_hub
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
-from services.trainer.config import TrainerConfig, check_model_folder
+from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
 from services.trainer.service import TrainerService
 
@@ -24,7 +25,6 @@ class TrainerDeployment:
     """Serves `services.protocol.trainer.Trainer` over a handle; up when its ranks are."""
 
     async def __init__(self, config: TrainerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        check_model_folder(config.model)
         self._service = TrainerService(config, BusPeer(), RankGroup.start)
         await self._service.open()
 
@@ -58,6 +58,12 @@ class TrainerDeployment:
 
 
 def build(config: TrainerConfig) -> serve.Application:
-    """The application; the deployment's name is `trainer`."""
+    """The application; the deployment's name is `trainer`.
+
+    Raises:
+        InvalidInput: the model's folder is missing or holds no checkpoint.
+    """
+    if not on_hub(config.model):
+        model_folder(config.model)
     options = {"num_cpus": config.num_cpus}
     return TrainerDeployment.options(ray_actor_options=options).bind(config)  # type: ignore[attr-defined]

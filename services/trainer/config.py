@@ -1,11 +1,9 @@
 """The trainer's configuration and the only place of its defaults."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
 
 MIB = 1 << 20
@@ -15,7 +13,7 @@ class TrainerConfig(StrictModel):
     """How a group of FSDP2 ranks holds and updates one model.
 
     Attributes:
-        model: folder of a Hugging Face checkpoint, or its name on the hub.
+        model: folder of a Hugging Face checkpoint, or `hf://owner/name`.
         world_size: FSDP2 ranks; each is one Ray actor.
         device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
         dtype: of forward passes and of weights on the wire; master weights, gradients
@@ -58,19 +56,3 @@ class TrainerConfig(StrictModel):
     def bucket_bytes(self) -> int:
         """Target size of a bucket in bytes."""
         return int(self.bucket_mb * MIB)
-
-
-def check_model_folder(model: str) -> None:
-    """Refuse what is plainly a path and holds no checkpoint; hub names pass.
-
-    Raises:
-        InvalidInput: no `config.json` in the folder.
-    """
-    path = Path(model).expanduser()
-    is_path = model.startswith(("/", ".", "~")) or path.is_dir()
-    if is_path and not (path / "config.json").is_file():
-        raise InvalidInput(
-            "trainer.model",
-            model,
-            f"No config.json in {path.resolve()}; give the folder of a Hugging Face checkpoint.",
-        )

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.protocol.errors import InvalidInput
-from services.trainer.config import TrainerConfig, check_model_folder
+from services.protocol.model_source import name_or_path
+from services.trainer.config import TrainerConfig
 
 _PREFIX = "causal."
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -76,12 +77,11 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
         InvalidInput: the checkpoint is missing, is not a causal model, or transforms its
             logits in a way that `Policy` does not.
     """
-    check_model_folder(config.model)
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
     try:
         causal = AutoModelForCausalLM.from_pretrained(
-            config.model, dtype=torch.float32, attn_implementation="sdpa"
+            name_or_path(config.model), dtype=torch.float32, attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None

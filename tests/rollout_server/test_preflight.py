@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput
+from services.protocol.model_source import name_or_path
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.preflight import (
     GIB,
@@ -49,7 +50,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_name_on_the_hub_is_not_looked_for_on_disk() -> None:
     check_model(config("hf://owner/name"))
-    assert config("hf://owner/name").model_name_or_path == "owner/name"
+    assert name_or_path("hf://owner/name") == "owner/name"
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json"])

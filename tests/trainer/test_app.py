@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from services.protocol.errors import InvalidInput
 from services.trainer.app import build
-from services.trainer.config import TrainerConfig, check_model_folder
+from services.trainer.config import TrainerConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_building_the_application_loads_neither_torch_nor_transformers() -> None
 
 
 def test_the_replica_asks_for_what_the_configuration_says() -> None:
-    application = build(TrainerConfig(model="some/model", num_cpus=0.25))
+    application = build(TrainerConfig(model="hf://some/model", num_cpus=0.25))
     deployment = application._bound_deployment
     assert deployment.name == "trainer"
     assert deployment.ray_actor_options["num_cpus"] == 0.25
@@ -45,5 +45,5 @@ def test_a_configuration_that_does_not_fit_is_refused(wrong) -> None:
 
 def test_a_folder_without_a_model_is_refused_and_a_hub_name_is_not_looked_up(tmp_path) -> None:
     with pytest.raises(InvalidInput, match=str(tmp_path)):
-        check_model_folder(str(tmp_path))
-    check_model_folder("Qwen/Qwen3-0.6B")
+        build(TrainerConfig(model=str(tmp_path)))
+    build(TrainerConfig(model="hf://Qwen/Qwen3-0.6B"))
