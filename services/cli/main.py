@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from services.cli.chat import chat
 from services.cli.demo import DemoOptions, demo
@@ -101,7 +101,7 @@ def demo_command(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _listing(runs: list[RunStatus]) -> Table:
-    table = Table("run", "state", "step", "reward", "held-out", "seconds")
+    table = Table(Column("run", overflow="fold"), "state", "step", "reward", "held-out", "seconds")
     for run in runs:
         rates = [f"{x:.2f}" if x is not None else "-" for x in (run.reward, run.heldout_pass_rate)]
         steps = f"{run.step}/{run.steps}"
