@@ -18,7 +18,7 @@ def test_building_the_application_loads_neither_torch_nor_transformers() -> None
     check = (
         "import sys; from services.trainer.app import build; "
         "from services.trainer.config import TrainerConfig; "
-        "build(TrainerConfig(model='some/model')); "
+        "build(TrainerConfig(model='hf://some/model')); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
