@@ -1,4 +1,4 @@
-"""One real cluster on CPU for the whole session: Ray, Serve, engines, ranks, sandboxes."""
+"""One real cluster on CPU for all tests of this folder: Ray, Serve, engines, ranks, sandboxes."""
 
 import contextlib
 import os
@@ -105,7 +105,7 @@ def model_dir() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     port = free_port()
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
