@@ -1,0 +1,78 @@
+"""`make demo`'s command as a user runs it: it ends well, and it leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.cli.leftovers import adopt_orphans, descendants, shared_memory_segments
+
+ROOT = Path(__file__).parents[2]
+DEMO_S = 240
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A free port, which must be free again afterwards."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number = listener.getsockname()[1]
+    yield number
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", number))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Whatever a test starts is gone when it ends: orphans are handed to this process."""
+    adopt_orphans()
+    processes = set(descendants(os.getpid()))
+    segments, folders = shared_memory_segments(), set(Path("/tmp").glob("millrace-*"))
+    yield
+    left = set(descendants(os.getpid())) - processes
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
+    assert shared_memory_segments() <= segments
+    assert set(Path("/tmp").glob("millrace-*")) <= folders
+
+
+def start_demo(port: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "services.cli.main", "demo", "--steps", "2", "--port", str(port)]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_the_demo_trains_sums_up_and_leaves_nothing_behind(port: int) -> None:
+    demo = start_demo(port)
+    said, _ = demo.communicate(timeout=DEMO_S)
+    assert demo.returncode == 0, said
+    (summary_file,) = re.findall(r"runs/\S+/summary\.json", said)
+    summary = json.loads((ROOT / summary_file).read_text())
+    assert summary["train_steps"] == 2
+    assert summary["weight_pushes"] == 4
+    assert summary["policy_version"] == 2
+    assert summary["tokens_generated"] > 2000
+    run_dir = (ROOT / summary_file).parent
+    assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    answers = [json.loads(line) for line in (run_dir / "trajectories.jsonl").open()]
+    assert all(answer["verdict"] for answer in answers)
+
+
+def test_ctrl_c_during_start_up_leaves_nothing_behind(port: int) -> None:
+    demo = start_demo(port)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "deploying" in line:
+            break
+    demo.send_signal(signal.SIGINT)
+    said, _ = demo.communicate(timeout=DEMO_S)
+    assert demo.returncode == 130, said
+    assert "Traceback" not in said
