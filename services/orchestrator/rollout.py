@@ -20,6 +20,17 @@ from services.protocol.router import (
 from services.protocol.trajectory import Trajectory
 
 _UNAVAILABLE = (429, 502, 503, 504)
+_WHOLE_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sent with every rollout: what a request leaves out, vLLM takes from the model's own
+`generation_config.json`, and logprobs over a truncated or penalised distribution are not
+those that the trainer computes."""
 _DONE = b"[DONE]"
 
 Arrived = Callable[[int, Trajectory], None]
@@ -151,6 +162,7 @@ class RolloutClient:
             "temperature": request.temperature,
             "max_tokens": request.max_tokens,
             "seed": request.seed,
+            **_WHOLE_DISTRIBUTION,
             "stream": True,
             STREAM_BY: "choice",
             RETURN_TRAJECTORY: True,

@@ -15,6 +15,7 @@ from services.orchestrator.rollout import (
     RolloutRequest,
     sampling_seed,
 )
+from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 
 REQUEST = RolloutRequest(
     session="run-7-1",
@@ -93,6 +94,12 @@ async def test_the_request_is_plain_openai_with_two_open_extensions() -> None:
                 "temperature": 0.7,
                 "max_tokens": 9,
                 "seed": 5,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
                 "stream": True,
                 "stream_by": "choice",
                 "return_trajectory": True,
@@ -180,3 +187,34 @@ def test_seeds_differ_by_run_place_and_attempt_and_are_the_same_everywhere() -> 
     assert len(seeds) == 600
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert sampling_seed(0, 1, 2) == 1127100872
+
+
+async def test_the_model_s_own_sampling_defaults_never_reach_a_rollout() -> None:
+    # vLLM takes seconds to import, and only this test needs its request type.
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    async with answering(event(1), event(0), DONE) as (client, got):
+        await sample(client)
+    body = {name: got[0][0][name] for name in got[0][0].keys() - {STREAM_BY, RETURN_TRAJECTORY}}
+    own = {
+        "temperature": 0.6,
+        "top_p": 0.8,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.5,
+    }
+    own_stops = [151643, 151645]
+    request = ChatCompletionRequest.model_validate(body)
+    params = request.to_sampling_params(9, own | {"stop_token_ids": own_stops})
+    assert {name: getattr(params, name) for name in own} == {
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+    assert params.stop_token_ids == own_stops, "the model's own end tokens are needed"
