@@ -14,15 +14,19 @@ class Orchestrator:
     """One replica: it owns the active run, and a second one could not see it."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
-        self._runs = Runs(config, _peers)
+        self._runs = Runs(config, lambda: _peers(config))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP API, once the replica's event loop runs."""
         return http_api(self._runs)
 
 
-def _peers() -> Peers:
-    return Peers(trainer=TrainerPeer(), reward=RewardPeer(), bus=BusPeer())
+def _peers(config: OrchestratorConfig) -> Peers:
+    return Peers(
+        trainer=TrainerPeer(timeout_s=config.trainer_call_timeout_s),
+        reward=RewardPeer(timeout_s=config.score_timeout_s),
+        bus=BusPeer(),
+    )
 
 
 def build(config: OrchestratorConfig) -> serve.Application:

@@ -16,13 +16,17 @@ class OrchestratorConfig(StrictModel):
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
             doubled each time up to `backoff_max_s`.
         backoff_max_s: longest such pause, seconds.
-        score_batch: trajectories sent to the reward service in one call.
+        score_batch: trajectories sent to the reward service in one call, which returns when the
+            slowest of them is graded.
         score_wait_s: how long the first trajectory of a call waits for company, seconds.
         score_concurrency: calls to the reward service at a time.
         score_queue: trajectories that may wait to be scored.
         score_timeout_s: deadline for a score, retries included, seconds; then it counts as an
             infrastructure failure.
         evaluation_concurrency: held-out tasks rolled out at a time.
+        trainer_call_timeout_s: deadline for one call of the trainer, seconds; above the
+            trainer's own `call_timeout_s` plus `bus_timeout_s`, so that the trainer gives up
+            first and says why.
         trainer_timeout_s: how long a trainer that is gone may take to come back, seconds.
         replicas_timeout_s: how long rollout servers may take to hold a version, seconds.
         recoveries_in_row: trainer recoveries without a finished train step in between
@@ -41,12 +45,13 @@ class OrchestratorConfig(StrictModel):
     rollout_retries: int = Field(default=2, ge=0)
     backoff_s: float = Field(default=0.1, gt=0)
     backoff_max_s: float = Field(default=5.0, gt=0)
-    score_batch: int = Field(default=64, ge=1)
+    score_batch: int = Field(default=16, ge=1)
     score_wait_s: float = Field(default=0.005, ge=0)
     score_concurrency: int = Field(default=4, ge=1)
     score_queue: int = Field(default=65536, ge=1)
     score_timeout_s: float = Field(default=300.0, gt=0)
     evaluation_concurrency: int = Field(default=64, ge=1)
+    trainer_call_timeout_s: float = Field(default=780.0, gt=0)
     trainer_timeout_s: float = Field(default=300.0, gt=0)
     replicas_timeout_s: float = Field(default=300.0, gt=0)
     recoveries_in_row: int = Field(default=3, ge=1)
