@@ -78,11 +78,11 @@ class Run:
             progress=self.progress,
             samples=config.sample_trajectories,
         )
-        algorithm = run.algorithm.model_copy(update={"temperature": run.sampling.temperature})
         self._start = RunStart(
             run_id=run_id,
             checkpoint_dir=str(directory.checkpoints),
-            algorithm=algorithm,
+            algorithm=run.algorithm,
+            temperature=run.sampling.temperature,
             seed=run.seed,
         )
         self._loop = self._training_loop()

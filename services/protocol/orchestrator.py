@@ -44,9 +44,15 @@ class ScheduleConfig(StrictModel):
 
 class SamplingConfig(StrictModel):
     """How answers are sampled. Truncating samplers are left out on purpose: the trainer
-    could not reproduce their probabilities."""
+    could not reproduce their probabilities.
 
-    temperature: float = Field(default=1.0, gt=0, le=5)
+    Attributes:
+        temperature: divides the logits, in rollouts and in the trainer; the engine refuses
+            more than 2.
+        max_tokens: longest answer.
+    """
+
+    temperature: float = Field(default=1.0, gt=0, le=2)
     max_tokens: int = Field(default=256, ge=1)
 
 

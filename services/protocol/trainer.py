@@ -25,8 +25,6 @@ class AlgorithmConfig(StrictModel):
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
         weight_decay: AdamW's.
         grad_clip: largest global gradient norm.
-        temperature: divides the logits, so that current logprobs are of the distribution
-            that was sampled from; filled in by the orchestrator from the sampling settings.
     """
 
     advantage: Literal["grpo", "dr_grpo"] = "grpo"
@@ -39,7 +37,6 @@ class AlgorithmConfig(StrictModel):
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     grad_clip: float = Field(default=1.0, gt=0)
-    temperature: float = Field(default=1.0, gt=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +106,15 @@ class RunStart:
         checkpoint_dir: where its checkpoints are; the newest one is loaded, else the
             model's initial weights.
         algorithm: how to update.
+        temperature: that answers are sampled with; divides the trainer's logits, so that
+            current logprobs are of the distribution that was sampled from.
         seed: of everything random in the trainer.
     """
 
     run_id: str
     checkpoint_dir: str
     algorithm: AlgorithmConfig
+    temperature: float
     seed: int
 
 

@@ -131,7 +131,13 @@ class Learner:
             seed=f"{start.seed}/{batch.step}",
         )
         self._touched = True
-        step = TrainStep(self._policy, self._optimizer, self._algorithm, self._device)
+        step = TrainStep(
+            self._policy,
+            self._optimizer,
+            self._algorithm,
+            self._device,
+            temperature=start.temperature,
+        )
         done = step.run(rows, minibatches, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
         digests = self.snapshot(next_version)

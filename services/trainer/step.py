@@ -65,9 +65,12 @@ class TrainStep:
         optimizer: torch.optim.Optimizer,
         algorithm: AlgorithmConfig,
         device: torch.device,
+        *,
+        temperature: float,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
         self._algorithm, self._device = algorithm, device
+        self._temperature = temperature
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
 
@@ -115,7 +118,7 @@ class TrainStep:
 
     def _score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return self._policy(
-            micro.input_ids, micro.row, micro.column, micro.target, self._algorithm.temperature
+            micro.input_ids, micro.row, micro.column, micro.target, self._temperature
         )
 
     def _accumulate(

@@ -10,7 +10,10 @@ from tests.orchestrator.fakes import metric_lines, run_to_end, world
 
 async def test_the_run_directory_holds_what_people_look_for(tmp_path: Path) -> None:
     async with world(tmp_path) as cluster:
-        config = cluster.run_config(steps=3, evaluation={"tasks": 3, "every": 2}, seed=5)
+        sampling = {"temperature": 0.7, "max_tokens": 9}
+        config = cluster.run_config(
+            steps=3, evaluation={"tasks": 3, "every": 2}, seed=5, sampling=sampling
+        )
         status = await run_to_end(cluster, config)
         folder = Path(status.run_dir)
         summary = json.loads((folder / "summary.json").read_text())
@@ -36,7 +39,7 @@ async def test_the_run_directory_holds_what_people_look_for(tmp_path: Path) -> N
         assert all(a.body["messages"][0]["content"].startswith("heldout") for a in greedy)
         sampled = [asked for asked in cluster.router.asked if asked.body["temperature"] > 0]
         assert all(a.body["messages"][0]["content"].startswith("train") for a in sampled)
-        assert cluster.trainer.starts[0].algorithm.temperature == config.sampling.temperature
+        assert cluster.trainer.starts[0].temperature == config.sampling.temperature
 
 
 def test_a_last_line_cut_short_by_a_kill_is_left_out_and_steps_can_be_taken_back(

@@ -119,12 +119,15 @@ def _make_batch(
 
 @pytest.fixture
 def make_start(tmp_path: Path) -> Callable[..., RunStart]:
-    def make(checkpoints: str = "checkpoints", **algorithm: Any) -> RunStart:
+    def make(
+        checkpoints: str = "checkpoints", temperature: float = 1.0, **algorithm: Any
+    ) -> RunStart:
         settings = {"learning_rate": 1e-3} | algorithm
         return RunStart(
             run_id="run",
             checkpoint_dir=str(tmp_path / checkpoints),
             algorithm=AlgorithmConfig(**settings),
+            temperature=temperature,
             seed=5,
         )
 

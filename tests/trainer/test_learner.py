@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig, TrainBatch
+from services.protocol.trainer import RunStart, TrainBatch
 from services.trainer.advantages import group_advantages
 
 ONE_PASS = 100_000
@@ -72,8 +72,9 @@ def test_recomputing_activations_changes_nothing(
     assert largest_difference(plain[1], recomputed[1]) == 0.0
 
 
-def reference_loss(policy: Any, batch: TrainBatch, algorithm: AlgorithmConfig) -> torch.Tensor:
+def reference_loss(policy: Any, batch: TrainBatch, start: RunStart) -> torch.Tensor:
     """Nothing but transformers: one trajectory at a time, logits of the whole sequence."""
+    algorithm = start.algorithm
     total, tokens = torch.zeros(()), 0
     low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
     for group in batch.groups:
@@ -82,7 +83,7 @@ def reference_loss(policy: Any, batch: TrainBatch, algorithm: AlgorithmConfig) -
         for one, advantage in zip(group.trajectories, advantages, strict=True):
             trajectory = one.trajectory
             ids = torch.tensor([trajectory.prompt_token_ids + trajectory.response_token_ids])
-            logits = policy(input_ids=ids).logits[0, :-1] / algorithm.temperature
+            logits = policy(input_ids=ids).logits[0, :-1] / start.temperature
             scored = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
             current = scored[len(trajectory.prompt_token_ids) - 1 :]
             mask = torch.tensor(trajectory.loss_mask)
@@ -94,16 +95,17 @@ def reference_loss(policy: Any, batch: TrainBatch, algorithm: AlgorithmConfig) -
 
 
 def reference_steps(
-    model: Path, batches: list[TrainBatch], algorithm: AlgorithmConfig
+    model: Path, batches: list[TrainBatch], start: RunStart
 ) -> tuple[list[tuple[float, float]], dict[str, Any]]:
     """Loss and gradient norm of each step, and the weights after the last."""
+    algorithm = start.algorithm
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(
         policy.parameters(), betas=(0.9, 0.95), weight_decay=algorithm.weight_decay
     )
     done = []
     for index, batch in enumerate(batches):
-        loss = reference_loss(policy, batch, algorithm)
+        loss = reference_loss(policy, batch, start)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), algorithm.grad_clip)
         share = min(1.0, (index + 1) / algorithm.warmup_steps)
@@ -122,7 +124,7 @@ def test_steps_equal_plain_autograd_over_the_hugging_face_model(
     start = make_start(temperature=0.7, grad_clip=0.3, weight_decay=0.1, warmup_steps=2)
     batches = [make_batch(1), make_batch(2), make_batch(3)]
     reports, weights = run_steps(rank_groups[2], model, start, batches)
-    expected, expected_weights = reference_steps(model, batches, start.algorithm)
+    expected, expected_weights = reference_steps(model, batches, start)
     measured = [(one.metrics["loss"], one.metrics["grad_norm"]) for one in reports]
     assert np.array(measured) == pytest.approx(np.array(expected), rel=1e-4)
     assert largest_difference(weights, expected_weights) < 5e-5
