@@ -96,6 +96,7 @@ class BusMetrics:
 
     commits = _counter("bus_commits", "Versions committed on replicas", "replica")
     failures = _counter("bus_failures", "Updates that failed", "replica", "phase")
+    tick_failures = _counter("bus_tick_failures", "Looks for silent members that failed")
     dropped_reports = _counter("bus_dropped_reports", "Reports nobody waited for any more")
     newest_version = _gauge("bus_newest_version", "Highest version published")
     replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
@@ -129,6 +130,7 @@ class RunMetrics:
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")
     ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
+    end_failures = _counter("run_end_failures", "Last steps of a run that failed", "run", "part")
     phase = _seconds("run_phase_seconds", "Wall time of a phase of a train step", "run", "phase")
 
 

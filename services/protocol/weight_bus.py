@@ -43,6 +43,7 @@ class ReplicaHello:
         model: served model name.
         max_model_len: longest prompt plus response in tokens.
         pid: process id of the replica on its node.
+        commit_timeout_s: longest from an order to commit to the report of how it ended.
     """
 
     replica_id: str
@@ -52,6 +53,7 @@ class ReplicaHello:
     model: str
     max_model_len: int
     pid: int
+    commit_timeout_s: float
 
 
 @dataclass(frozen=True, kw_only=True)

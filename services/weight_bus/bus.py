@@ -14,9 +14,7 @@ from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.weight_bus import (
-    MemberTable as TableMessage,
-)
-from services.protocol.weight_bus import (
+    MemberTable,
     Order,
     Orders,
     Phase,
@@ -29,7 +27,7 @@ from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.delivery import Delivery, Surroundings
 from services.weight_bus.mailbox import Mailbox
-from services.weight_bus.members import MemberTable
+from services.weight_bus.replicas import Replicas
 from services.weight_bus.trainer_groups import TrainerGroups
 
 _TICK_S = 0.25
@@ -50,7 +48,7 @@ class Bus:
         self._config = config
         self._clock = clock
         self._changes = Changes()
-        self._table = MemberTable(config, clock=clock)
+        self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
@@ -61,7 +59,7 @@ class Bus:
         incarnation, numbers = secrets.token_hex(4), itertools.count()
         self._around = Surroundings(
             config=config,
-            table=self._table,
+            replicas=self._replicas,
             trainers=self._trainers,
             changes=self._changes,
             newest=lambda: self._manifest,
@@ -73,9 +71,10 @@ class Bus:
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
-        self._table.enter(hello)
+        self._replicas.enter(hello)
         self._mailboxes.setdefault(hello.replica_id, Mailbox())
-        if hello.replica_id not in self._deliveries:
+        known = self._deliveries.get(hello.replica_id)
+        if known is None or known[1].done():
             delivery = Delivery(hello.replica_id, self._around)
             task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.replica_id}")
             self._deliveries[hello.replica_id] = (delivery, task)
@@ -91,7 +90,7 @@ class Bus:
 
     async def leave(self, member_id: str) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
-        self._table.leave(member_id)
+        self._replicas.leave(member_id)
         self._trainers.leave(member_id)
         await self._end_delivery(member_id)
         self._mailboxes.pop(member_id, None)
@@ -128,18 +127,18 @@ class Bus:
         A restarted bus knows from its replicas which version is the newest, but has no
         manifest for it; it takes that one version again.
         """
-        newest, held = self._table.newest_version, self._manifest
+        newest, held = self._replicas.newest_version, self._manifest
         is_known_again = held is None and manifest.version == newest
         if newest is not None and manifest.version <= newest and not is_known_again:
             raise InvalidInput(
                 "version", manifest.version, f"Version {newest} exists; publish a higher one."
             )
         self._manifest = (manifest, self._clock())
-        self._table.raise_newest(manifest.version)
+        self._replicas.raise_newest(manifest.version)
         log.info("published", version=manifest.version, bytes=manifest.total_bytes)
         self._update()
 
-    async def watch(self, revision: int, wait_s: float) -> TableMessage:
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`.
 
         A watcher that knew a bus before a restart has a higher revision; it is answered at
@@ -156,7 +155,7 @@ class Bus:
         """
         if max_lag is not None and max_lag < 0:
             raise InvalidInput("max_lag", max_lag, "Use a number from 0, or null for no bound.")
-        self._table.max_lag = max_lag
+        self._replicas.max_lag = max_lag
         self._update()
 
     async def close(self) -> None:
@@ -174,12 +173,14 @@ class Bus:
 
     async def expire(self) -> None:
         """Act on members that have been silent for too long."""
-        for replica_id in self._table.expire():
+        for replica_id in self._replicas.expire():
             log.warning("replica is dead", replica=replica_id)
+            await self._end_delivery(replica_id)
+        for replica_id in self._deliveries.keys() - set(self._replicas.replica_ids):
             await self._end_delivery(replica_id)
         for member_id in self._trainers.expire(self._config.forget_after_s):
             self._mailboxes.pop(member_id, None)
-        for member_id in self._mailboxes.keys() - set(self._table.replica_ids):
+        for member_id in self._mailboxes.keys() - set(self._replicas.replica_ids):
             if not self._trainers.knows(member_id):
                 self._mailboxes.pop(member_id, None)
                 self._forget_series(member_id)
@@ -187,11 +188,16 @@ class Bus:
 
     async def _tick(self) -> None:
         while True:
-            await self.expire()
+            try:
+                await self.expire()
+            # Edge of the loop: without it a silent replica would keep its place for good.
+            except Exception:
+                log.exception("tick failed")
+                BusMetrics.tick_failures.inc()
             await asyncio.sleep(_TICK_S)
 
     def _seen(self, member_id: str) -> bool:
-        return self._table.seen(member_id) or self._trainers.seen(member_id)
+        return self._replicas.seen(member_id) or self._trainers.seen(member_id)
 
     def _post(self, member_id: str, order: Order) -> None:
         self._mailboxes[member_id].post(order)
@@ -208,21 +214,21 @@ class Bus:
         self._look()
         self._changes.announce()
 
-    def _look(self) -> TableMessage:
+    def _look(self) -> MemberTable:
         """The table as it is now, under a new revision if it is not as it was."""
         if self._message(revision=self._shown.revision) != self._shown:
             self._shown = self._message(revision=self._shown.revision + 1)
             self._export()
         return self._shown
 
-    def _message(self, *, revision: int) -> TableMessage:
-        return TableMessage(
+    def _message(self, *, revision: int) -> MemberTable:
+        return MemberTable(
             revision=revision,
-            newest_version=self._table.newest_version,
+            newest_version=self._replicas.newest_version,
             lease_s=self._config.lease_s,
-            members=self._table.members(),
+            members=self._replicas.members(),
             trainer_ready=self._trainers.current is not None,
-            pushes=self._table.pushes,
+            pushes=self._replicas.pushes,
         )
 
     def _export(self) -> None:

@@ -1,6 +1,8 @@
 """Configuration of the weight bus."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from services.protocol.strict import StrictModel
 
@@ -16,7 +18,8 @@ class WeightBusConfig(StrictModel):
         poll_s: longest that the bus holds a member's poll open.
         link_timeout_s: deadline of every operation on a link.
         stage_timeout_s: deadline from the order to send to the replica's vote.
-        commit_timeout_s: deadline from the order to commit to its report.
+        commit_margin_s: time beyond a replica's own deadline for a commit in which its
+            report must come.
         retry_s: pause before the first retry of a failed update; doubles up to
             `retry_max_s`.
         retry_max_s: longest pause between retries.
@@ -30,7 +33,19 @@ class WeightBusConfig(StrictModel):
     poll_s: float = Field(default=2.0, gt=0)
     link_timeout_s: float = Field(default=20.0, gt=0)
     stage_timeout_s: float = Field(default=120.0, gt=0)
-    commit_timeout_s: float = Field(default=90.0, gt=0)
+    commit_margin_s: float = Field(default=30.0, gt=0)
     retry_s: float = Field(default=0.2, gt=0)
     retry_max_s: float = Field(default=5.0, gt=0)
     num_cpus: float = Field(default=0.1, ge=0)
+
+    @model_validator(mode="after")
+    def _silence_has_an_order(self) -> Self:
+        """A member that polls as it should must never be suspect, nor one suspect be forgotten."""
+        order = ("poll_s", "heartbeat_timeout_s", "dead_after_s", "forget_after_s")
+        poll, heartbeat, dead, forget = (getattr(self, name) for name in order)
+        if not poll < heartbeat <= dead < forget:
+            raise ValueError(
+                "Use poll_s < heartbeat_timeout_s <= dead_after_s < forget_after_s; "
+                f"these are {poll:g}, {heartbeat:g}, {dead:g} and {forget:g} s"
+            )
+        return self

@@ -21,12 +21,14 @@ from services.protocol.weights import WeightManifest
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.mailbox import MailboxFull
-from services.weight_bus.members import MemberTable
+from services.weight_bus.replicas import Replicas
 from services.weight_bus.trainer_groups import TrainerGroups
 
 log = Log("weight_bus")
 
 _MAX_REPORTS = 256
+_STRIKES = 3
+"""Failed updates in a row after which a replica is no longer taken to be in service."""
 CATCHING_UP = ReplicaState.CATCHING_UP
 
 
@@ -44,10 +46,10 @@ class Surroundings:
 
     Attributes:
         config: deadlines.
-        table: where the replica's state is kept.
+        replicas: where the replica's state is kept.
         trainers: who sends.
         changes: announces every change of the three above and of `newest`.
-        clock: monotonic seconds, the same as the table's.
+        clock: monotonic seconds, the same as that of `replicas`.
         newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.
         store: host and port of the rendezvous store.
@@ -55,7 +57,7 @@ class Surroundings:
     """
 
     config: WeightBusConfig
-    table: MemberTable
+    replicas: Replicas
     trainers: TrainerGroups
     changes: Changes
     clock: Callable[[], float]
@@ -75,23 +77,31 @@ class Delivery:
         self._prefix = ""
         self._senders: tuple[str, ...] = ()
         self._awaited: tuple[Phase, int] | None = None
+        self._failures = 0  # in a row
 
     async def run(self) -> None:
-        """Deliver for as long as the replica is in the table; ends only by cancellation."""
-        failures = 0
+        """Deliver for as long as the replica is known; ends only by cancellation."""
         try:
             while True:
-                await self._around.changes.until(self._is_due, timeout_s=None)
-                manifest, published_at = self._newest()
                 try:
-                    await self._update(manifest, published_at)
-                    failures = 0
-                except UpdateFailed as failed:
-                    self._give_up(failed, manifest.version)
-                    await self._back_off(failures, manifest.version)
-                    failures += 1
+                    await self._bring_up_to_date()
+                # Edge of the loop: one that ended would leave the replica behind for good.
+                except Exception as error:
+                    log.exception("delivery failed", replica=self._replica_id)
+                    self._give_up(UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}"))
+                    await asyncio.sleep(self._around.config.retry_max_s)
         finally:
             self._drop_links()
+
+    async def _bring_up_to_date(self) -> None:
+        await self._around.changes.until(self._is_due, timeout_s=None)
+        manifest, published_at = self._newest()
+        try:
+            await self._update(manifest, published_at)
+            self._failures = 0
+        except UpdateFailed as failed:
+            self._give_up(failed)
+            await self._back_off(manifest.version)
 
     def take(self, report: Report) -> bool:
         """Hand in a report; False if nobody waits for it."""
@@ -106,20 +116,22 @@ class Delivery:
         return newest
 
     def _is_due(self) -> bool:
-        replica, newest = self._around.table.get(self._replica_id), self._around.newest()
-        if replica is None or newest is None or self._around.trainers.current is None:
+        replica, newest = self._around.replicas.get(self._replica_id), self._around.newest()
+        senders = self._around.trainers.current
+        # The trainer that published may be gone and another one, of another size, be there.
+        if replica is None or newest is None or len(senders or ()) != newest[0].world_size:
             return False
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version
         return is_behind or replica.state is not ReplicaState.LIVE
 
     async def _update(self, manifest: WeightManifest, published_at: float) -> None:
-        replica = self._around.table.get(self._replica_id)
+        replica = self._around.replicas.get(self._replica_id)
         started = published_at if replica is None else max(published_at, replica.registered_at)
-        await self._open_epoch(manifest)
+        self._open_epoch()
         await self._stage(manifest)
         paused_s = await self._commit(manifest.version)
-        self._around.table.commit(self._replica_id, manifest.version)
+        self._around.replicas.commit(self._replica_id, manifest.version)
         tags = {"replica": self._replica_id}
         BusMetrics.commits.inc(tags=tags)
         BusMetrics.push.observe(self._around.clock() - started, tags=tags)
@@ -133,11 +145,10 @@ class Delivery:
         )
         self._around.changes.announce()
 
-    async def _open_epoch(self, manifest: WeightManifest) -> None:
+    def _open_epoch(self) -> None:
         """Have a prefix and its senders: those of the last update while they are the same."""
         senders = self._around.trainers.current
-        if senders is None or len(senders) != manifest.world_size:
-            raise UpdateFailed(Phase.SEND, "the trainer that published is not there")
+        assert senders is not None, "_is_due"
         if self._prefix and senders != self._senders:
             self._drop_links()
         if not self._prefix:
@@ -158,8 +169,14 @@ class Delivery:
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
         self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
-        report = await self._await_report(self._around.config.commit_timeout_s)
+        report = await self._await_report(self._commit_timeout_s())
         return report.paused_s
+
+    def _commit_timeout_s(self) -> float:
+        """The replica gives up by itself first, and says what went wrong."""
+        replica = self._around.replicas.get(self._replica_id)
+        own_s = replica.hello.commit_timeout_s if replica is not None else 0.0
+        return own_s + self._around.config.commit_margin_s
 
     async def _await_report(self, timeout_s: float) -> Report:
         """The replica's report of the awaited phase.
@@ -190,7 +207,7 @@ class Delivery:
         return self._awaited[0] is Phase.STAGE and report.prefix.startswith(self._prefix)
 
     async def _links(self) -> tuple[Link, ...]:
-        replica = self._around.table.get(self._replica_id)
+        replica = self._around.replicas.get(self._replica_id)
         if replica is None:
             raise UpdateFailed(Phase.STAGE, "the replica left")
         host, port = await self._around.store()
@@ -207,30 +224,35 @@ class Delivery:
             for rank in range(len(self._senders))
         )
 
-    def _give_up(self, failed: UpdateFailed, version: int) -> None:
-        """A failed stage leaves the old version served; silence or a failed commit does not."""
+    def _give_up(self, failed: UpdateFailed) -> None:
+        """A failed stage leaves the old version served; silence or a failed commit does not.
+
+        Nor does failing again and again: those who wait for every replica in service to be
+        up to date must not wait for this one.
+        """
+        self._failures += 1
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": failed.phase})
         log.warning(
             "update failed",
             replica=self._replica_id,
-            version=version,
             phase=failed.phase,
             error=failed.error,
+            in_a_row=self._failures,
         )
         self._drop_links()
         # A replica without a lease gets it back by a commit only.
         live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
-        state = ReplicaState.LIVE if live else CATCHING_UP
+        state = ReplicaState.LIVE if live and self._failures < _STRIKES else CATCHING_UP
         if failed.silent or failed.phase is Phase.COMMIT:
             state = ReplicaState.SUSPECT
-        if self._around.table.get(self._replica_id) is not None:
-            self._around.table.fail(self._replica_id, state, str(failed))
+        if self._around.replicas.get(self._replica_id) is not None:
+            self._around.replicas.fail(self._replica_id, state, str(failed))
         self._around.changes.announce()
 
-    async def _back_off(self, failures: int, version: int) -> None:
+    async def _back_off(self, version: int) -> None:
         """Pause, but go on at once with a newer version or a new trainer."""
         config, trainers = self._around.config, self._around.trainers.current
-        pause_s = min(config.retry_s * 2 ** min(failures, 30), config.retry_max_s)
+        pause_s = min(config.retry_s * 2 ** min(self._failures - 1, 30), config.retry_max_s)
         await self._around.changes.until(
             lambda: (
                 self._newest()[0].version != version
@@ -258,11 +280,11 @@ class Delivery:
             raise UpdateFailed(phase, f"{member_id} takes no orders: {error}") from None
 
     def _enter(self, state: ReplicaState) -> None:
-        if self._around.table.get(self._replica_id) is None:
+        if self._around.replicas.get(self._replica_id) is None:
             raise UpdateFailed(Phase.STAGE, "the replica left")
-        self._around.table.begin(self._replica_id, state)
+        self._around.replicas.begin(self._replica_id, state)
         self._around.changes.announce()
 
     def _is(self, state: ReplicaState) -> bool:
-        replica = self._around.table.get(self._replica_id)
+        replica = self._around.replicas.get(self._replica_id)
         return replica is not None and replica.state is state

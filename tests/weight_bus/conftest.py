@@ -75,8 +75,10 @@ class Endpoint:
 class Replica(Endpoint):
     """A scripted rollout server."""
 
+    commit_timeout_s = 0.0
+
     async def register(self, committed_version: int | None = None) -> None:
-        await self.bus.register_replica(hello(self.id, committed_version))
+        await self.bus.register_replica(hello(self.id, committed_version, self.commit_timeout_s))
 
     async def vote(self, order: StageWeights, error: str | None = None) -> None:
         await self.report(
@@ -98,9 +100,12 @@ class World:
 
     def _bus(self) -> Bus:
         async def store() -> tuple[str, int]:
-            return "127.0.0.1", 29000
+            return await self.store()
 
         return Bus(self.config, store=store, clock=self.clock)
+
+    async def store(self) -> tuple[str, int]:
+        return "127.0.0.1", 29000
 
     async def restart_bus(self) -> None:
         await self.bus.close()
@@ -114,8 +119,11 @@ class World:
             )
         return self.ranks
 
-    async def replica(self, name: str, committed_version: int | None = None) -> Replica:
+    async def replica(
+        self, name: str, committed_version: int | None = None, commit_timeout_s: float = 0.0
+    ) -> Replica:
         endpoint = Replica(self.bus, name)
+        endpoint.commit_timeout_s = commit_timeout_s
         await endpoint.register(committed_version)
         return endpoint
 
@@ -130,7 +138,9 @@ class World:
         return table
 
 
-def hello(replica_id: str, committed_version: int | None = None) -> ReplicaHello:
+def hello(
+    replica_id: str, committed_version: int | None = None, commit_timeout_s: float = 0.0
+) -> ReplicaHello:
     return ReplicaHello(
         replica_id=replica_id,
         address=f"http://{replica_id}",
@@ -139,6 +149,7 @@ def hello(replica_id: str, committed_version: int | None = None) -> ReplicaHello
         model="policy",
         max_model_len=128,
         pid=1,
+        commit_timeout_s=commit_timeout_s,
     )
 
 
@@ -156,7 +167,7 @@ def manifest(version: int) -> WeightManifest:
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     config = WeightBusConfig(
-        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=DEADLINE_S, commit_timeout_s=DEADLINE_S
+        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=DEADLINE_S, commit_margin_s=DEADLINE_S
     )
     world = World(config)
     yield world
@@ -166,7 +177,7 @@ async def world() -> AsyncIterator[World]:
 @pytest.fixture
 async def impatient_world() -> AsyncIterator[World]:
     config = WeightBusConfig(
-        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=0.02, commit_timeout_s=0.02
+        retry_s=0.001, retry_max_s=0.002, stage_timeout_s=0.02, commit_margin_s=0.02
     )
     world = World(config)
     yield world

@@ -12,6 +12,8 @@ from services.protocol.weight_bus import (
     StageWeights,
     TrainerHello,
 )
+from services.weight_bus import bus as bus_module
+from services.weight_bus.config import WeightBusConfig
 
 from .conftest import World, manifest
 
@@ -162,3 +164,49 @@ async def test_a_member_that_leaves_is_gone_at_once(world: World) -> None:
     assert not (await world.bus.next_orders("r", 0, 0.0)).known
     await world.bus.leave("a/0")
     assert not (await world.table()).trainer_ready
+
+
+async def test_looking_for_silence_survives_what_nobody_thought_of(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "_TICK_S", 0.001)
+    await world.replica("r", committed_version=0)
+    expire, failed = world.bus.expire, asyncio.Event()
+
+    async def broken_once() -> None:
+        world.bus.expire = expire
+        failed.set()
+        raise KeyError("r")
+
+    world.bus.expire = broken_once
+    world.bus.start()
+    await asyncio.wait_for(failed.wait(), 5.0)
+    world.clock.now += world.config.dead_after_s + 1
+    table = await world.until(lambda t: t.members[0].state is ReplicaState.DEAD)
+    assert not table.leased
+
+
+async def test_a_replica_that_was_silent_through_everything_leaves_no_task(world: World) -> None:
+    await world.replica("r", committed_version=0)
+    _, task = world.bus._deliveries["r"]
+    world.clock.now += world.config.forget_after_s + 1
+    await world.bus.expire()
+    assert task.done()
+    assert world.bus._deliveries == {}
+
+
+@pytest.mark.parametrize(
+    "periods",
+    [
+        {"poll_s": 10.0},
+        {"heartbeat_timeout_s": 21.0},
+        {"dead_after_s": 60.0},
+        {"forget_after_s": 15.0},
+    ],
+)
+def test_deadlines_of_silence_that_contradict_each_other_are_refused(
+    periods: dict[str, float],
+) -> None:
+    with pytest.raises(InvalidInput, match="poll_s < heartbeat_timeout_s <= dead_after_s"):
+        WeightBusConfig.from_data(periods, source="weight_bus")
+    WeightBusConfig(heartbeat_timeout_s=20.0, dead_after_s=20.0)

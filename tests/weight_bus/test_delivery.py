@@ -1,5 +1,7 @@
 """One replica's updates, played against scripted members."""
 
+import asyncio
+
 import pytest
 
 from services.protocol.errors import InvalidInput
@@ -10,9 +12,10 @@ from services.protocol.weight_bus import (
     ReplicaState,
     SendWeights,
     StageWeights,
+    TrainerHello,
 )
 
-from .conftest import Replica, World, manifest
+from .conftest import DEADLINE_S, Replica, World, manifest
 
 
 async def deliver(world: World, replica: Replica, version: int) -> StageWeights:
@@ -173,6 +176,102 @@ async def test_a_version_published_during_an_update_comes_next_and_skips_those_b
     assert (await replica.receive(CommitWeights)).version == 0
     await replica.committed(0)
     assert (await replica.receive(StageWeights)).manifest.version == 2
+
+
+async def test_a_replica_that_fails_again_and_again_is_no_longer_in_service(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1))
+    states = []
+    for _ in range(3):
+        order = await replica.receive(StageWeights)
+        states.append(_row(await world.table(), replica).state)
+        await replica.vote(order, "no memory")
+        await replica.receive(DropLinks)
+    table = await world.until(lambda t: not t.leased)
+    assert states == [ReplicaState.STAGING] * 3, "the lease went too early"
+    assert _row(table, replica).state is ReplicaState.CATCHING_UP
+    assert "no memory" in _row(table, replica).last_error
+    order = await replica.receive(StageWeights)
+    assert not (await world.table()).leased, "a retry alone gave the lease back"
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    await replica.committed(1)
+    await world.until(lambda t: bool(t.leased))
+
+
+async def test_a_trainer_of_another_size_takes_no_leases(world: World) -> None:
+    await world.register_trainer()
+    await world.bus.publish(manifest(1))
+    lone = TrainerHello(member_id="b/0", group="b", rank=0, world_size=1)
+    await world.bus.register_trainer(lone)
+    replica = await world.replica("r", committed_version=0)
+    assert (await world.bus.next_orders(replica.id, 0, 0.05)).orders == ()
+    row = _row(await world.table(), replica)
+    assert (row.leased, row.last_error) == (True, "")
+
+
+async def test_a_delivery_survives_what_nobody_thought_of(world: World) -> None:
+    failures = [RuntimeError("the store cannot listen"), KeyError("r")]
+    store = world.store
+
+    async def broken() -> tuple[str, int]:
+        if failures:
+            raise failures.pop()
+        return await store()
+
+    world.store = broken
+    await world.register_trainer()
+    replica = await world.replica("r")
+    await world.bus.publish(manifest(0))
+    for _ in range(2):
+        await replica.receive(DropLinks)
+        for rank in world.ranks:
+            await rank.receive(DropLinks)
+    await deliver(world, replica, 0)
+
+
+async def test_a_replica_that_registers_again_gets_a_delivery_that_runs(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r")
+    _, task = world.bus._deliveries["r"]
+    task.cancel()
+    await asyncio.wait({task}, timeout=DEADLINE_S)
+    await replica.register()
+    await world.bus.publish(manifest(0))
+    await deliver(world, replica, 0)
+
+
+async def test_the_bus_waits_for_a_commit_as_long_as_the_replica_may_take(
+    impatient_world: World,
+) -> None:
+    world = impatient_world
+    await world.register_trainer()
+    replica = await world.replica("r", commit_timeout_s=DEADLINE_S)
+    await world.bus.publish(manifest(0))
+    order = await replica.receive(StageWeights)
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    answer = await world.bus.next_orders(
+        "r", replica.acknowledged, 5 * world.config.commit_margin_s
+    )
+    assert answer.orders == (), "the commit was given up within the replica's own deadline"
+    await replica.committed(0)
+    await world.until(lambda t: bool(t.leased))
+
+
+async def test_a_commit_without_a_report_is_given_up_after_the_replicas_own_deadline(
+    impatient_world: World,
+) -> None:
+    world = impatient_world
+    await world.register_trainer()
+    replica = await world.replica("r", commit_timeout_s=0.01)
+    await world.bus.publish(manifest(0))
+    order = await replica.receive(StageWeights)
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    await replica.receive(DropLinks)
+    assert "commit: no report in 0.03 s" in _row(await world.table(), replica).last_error
 
 
 async def test_replicas_are_updated_independently_of_one_that_stands_still(world: World) -> None:

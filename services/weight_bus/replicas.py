@@ -1,4 +1,4 @@
-"""The member table: which replica is alive, what it serves, and whether it may be given work."""
+"""Which replica is alive, what it serves, and whether it may be given work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Replica:
         hello: how it introduced itself.
         state: see `ReplicaState`.
         committed_version: version it serves, None before its first commit.
-        registered_at: when it first registered, by the table's clock.
+        registered_at: when it first registered, by the clock of `Replicas`.
         seen_at: when it was last heard of.
         last_error: why it was last suspected or failed.
     """
@@ -31,7 +31,7 @@ class Replica:
     last_error: str = ""
 
 
-class MemberTable:
+class Replicas:
     """All replicas and the versions they hold; no input or output, no tasks.
 
     Attributes:
