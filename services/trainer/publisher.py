@@ -35,6 +35,11 @@ class Publisher:
         """The ranks are new: they cannot send what was published before."""
         self._held = None
 
+    @property
+    def holds_snapshots(self) -> bool:
+        """The ranks can send the version last published."""
+        return self._held is not None
+
     async def next_version(self) -> int:
         """Above everything ever published, by this trainer or one before it; first 0."""
         newest = (await self.members()).newest_version

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
@@ -13,26 +13,14 @@ from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainR
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
 from services.trainer.config import TrainerConfig
+from services.trainer.group import Group
 from services.trainer.publisher import Publisher
-from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.rank_messages import RankRun, RankStep
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 
 T = TypeVar("T")
 _log = Log("trainer")
-
-
-class Group(Protocol):
-    """What the service needs of a `RankGroup`."""
-
-    lost: asyncio.Event
-    model: RankModel
-
-    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
-        """Call every rank; see `RankGroup.call`."""
-
-    async def close(self) -> None:
-        """Kill the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +49,11 @@ class TrainerService:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._supervisor: asyncio.Task[None] | None = None
+        self._first_publish: asyncio.Task[None] | None = None
         self._group: Group | None = None
         self._run: _Run | None = None
+        self._last_start: RunStart | None = None
+        self._restored: tuple[RunStart, int] | None = None  # what new ranks have loaded
         self._unsettled = False  # the ranks may be ahead of what was published
         self._parameters = 0
 
@@ -124,6 +115,17 @@ class TrainerService:
         return await self._in_turn(lambda: self._logprobs(sequences))
 
     async def _start_run(self, start: RunStart) -> TrainerState:
+        restored, self._restored = self._restored, None
+        if restored is not None and restored[0] == start:
+            step = restored[1]
+        else:
+            step = await self._load_and_publish(start)
+        self._last_start = start
+        self._run, self._unsettled = _Run(run_id=start.run_id, step=step), False
+        return await self.state()
+
+    async def _load_and_publish(self, start: RunStart) -> int:
+        """Load the run's newest checkpoint, publish it if it is not; returns its step."""
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
@@ -132,8 +134,7 @@ class TrainerService:
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
             await self._publisher.publish(manifest)
-        self._run, self._unsettled = _Run(run_id=start.run_id, step=runs[0].step), False
-        return await self.state()
+        return runs[0].step
 
     async def _train(self, batch: TrainBatch) -> TrainReport:
         started = time.perf_counter()
@@ -202,8 +203,9 @@ class TrainerService:
     def _install(self, group: Group) -> None:
         self._group = group
         self._publisher.forget_snapshots()
+        self._restored = None
         self._parameters = group.model.parameters
-        self._own(self._first_publish())
+        self._first_publish = self._own(self._publish_first())
 
     async def _supervise(self) -> None:
         """Replace a lost group, for as long as the service lives."""
@@ -211,6 +213,9 @@ class TrainerService:
             assert self._group is not None, "open() installed a group"
             await self._group.lost.wait()
             self._run = None
+            if self._first_publish is not None:
+                self._first_publish.cancel()
+                await asyncio.gather(self._first_publish, return_exceptions=True)
             await self._group.close()
             TrainerMetrics.restarts.inc()
             self._install(await self._restart())
@@ -226,22 +231,42 @@ class TrainerService:
                 await asyncio.sleep(pause)
                 pause = next(pauses, pause)
 
-    async def _first_publish(self) -> None:
-        """Give rollout servers real weights as soon as there are ranks.
-
-        Weights that some replica already serves are left alone: they are a run's, and
-        `start_run` will say what to load.
-        """
-        async with self._turn:
+    async def _publish_first(self) -> None:
+        """Give rollout servers weights as soon as there are ranks, however often it takes."""
+        pauses = iter(RESTART_PAUSES_S)
+        pause = next(pauses)
+        while True:
             try:
-                members = (await self._publisher.members()).members
-                if any(member.committed_version is not None for member in members):
-                    return
-                version = await self._publisher.next_version()
-                digests = await self._call("snapshot", version)
-                await self._publisher.publish(self._manifest(version, 0, digests))
-            except (NotReady, RuntimeError) as error:
-                _log.warning("first_publish_failed", why=str(error))
+                async with self._turn:
+                    await self._publish_unless_published()
+                return
+            except (NotReady, InvalidInput, RuntimeError) as error:
+                _log.warning("first_publish_failed", why=str(error), again_in_s=pause)
+            await asyncio.sleep(pause)
+            pause = next(pauses, pause)
+
+    async def _publish_unless_published(self) -> None:
+        """Publish what new ranks should hold: the last run's newest checkpoint, else the
+        model's initial weights.
+
+        Initial weights never follow other ones. If there are others and no run is
+        known, this trainer is younger than they are; `start_run` will say what to load.
+        The ranks hold no run afterwards either: whoever leads it must learn that they may
+        have gone back.
+        """
+        if self._publisher.holds_snapshots:
+            return
+        if self._last_start is not None:
+            step = await self._load_and_publish(self._last_start)
+            self._restored = self._last_start, step
+            return
+        if (await self._publisher.members()).newest_version is not None:
+            # The bus raises it to what its members serve, too.
+            _log.info("weights_of_an_unknown_run_left_alone")
+            return
+        version = await self._publisher.next_version()
+        digests = await self._call("snapshot", version)
+        await self._publisher.publish(self._manifest(version, 0, digests))
 
     def _manifest(self, version: int, step: int, digests: list[tuple[str, ...]]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"

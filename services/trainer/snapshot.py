@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.protocol.weights import Dtype, TensorSpec
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""
@@ -91,21 +91,4 @@ def tensor_specs(
             shard_numels=tuple(rank[index] for rank in numels),
         )
         for index, (name, parameter) in enumerate(parameters)
-    )
-
-
-def join_manifest(
-    version: int,
-    train_step: int,
-    tensors: tuple[TensorSpec, ...],
-    buckets: tuple[tuple[int, int], ...],
-    digests: Sequence[tuple[str, ...]],
-) -> WeightManifest:
-    """One manifest from the ranks' digests, in rank order."""
-    return WeightManifest(
-        version=version,
-        train_step=train_step,
-        tensors=tensors,
-        buckets=buckets,
-        digests=tuple(digests),
     )

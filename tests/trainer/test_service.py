@@ -297,12 +297,52 @@ async def test_lost_ranks_are_replaced_and_hold_no_run(open_service, make_start)
     await until(lambda: service._group is second)
     assert first.closed
     state = await service.state()
-    assert (state.ready, state.run_id, state.policy_version) == (True, None, 1)
+    assert (state.ready, state.run_id) == (True, None)
     with pytest.raises(NotReady, match="start_run"):
         await service.train(batch(2))
     state = await service.start_run(make_start())
     assert (state.step, state.policy_version) == (1, 2)  # new ranks hold no snapshot: published
     assert (await service.train(batch(2))).policy_version == 3
+
+
+async def test_new_ranks_give_replicas_the_last_runs_weights_without_being_asked(
+    open_service, make_start
+) -> None:
+    first, second, bus = FakeGroup(), FakeGroup(saved_step=4), FakeBus()
+    service = await open_service(bus, first, second)
+    await service.start_run(make_start())
+    bus.served = None  # every replica is gone, too
+    first.lost.set()
+    await until(lambda: bus.versions == [0, 1])
+    assert bus.manifests[1].digests == (("0/4",), ("1/4",)), "not the run's checkpoint"
+    assert (await service.state()).run_id is None, "whoever leads the run must start it again"
+    state = await service.start_run(make_start())
+    assert (state.step, state.policy_version, bus.versions) == (4, 1, [0, 1])
+    assert [call[0] for call in second.calls] == ["start_run"], "loaded twice"
+    assert (await service.train(batch(5))).policy_version == 2
+
+
+async def test_initial_weights_never_follow_those_of_a_run_that_nobody_remembers(
+    open_service, make_start
+) -> None:
+    bus, group = FakeBus(newest=9, served=None), FakeGroup(saved_step=3)
+    service = await open_service(bus, group)
+    state = await service.start_run(make_start())
+    assert (bus.versions, state.policy_version) == ([10], 10)
+    assert [call[0] for call in group.calls] == ["start_run"]
+
+
+@pytest.mark.parametrize(
+    "error", [NotReady("a rank is slow"), RuntimeError("no memory"), InvalidInput("x", 1, "y")]
+)
+async def test_the_first_publish_is_tried_until_it_succeeds(open_service, error) -> None:
+    bus, group = FakeBus(), FakeGroup()
+    group.error = error
+    await open_service(bus, group)
+    await until(lambda: len(group.calls) >= 3)
+    assert bus.versions == []
+    group.error = None
+    await until(lambda: bus.versions == [0])
 
 
 async def test_a_step_that_failed_needs_a_new_start(open_service, make_start) -> None:

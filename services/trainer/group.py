@@ -1,0 +1,19 @@
+"""The rank group as the service sees it."""
+
+import asyncio
+from typing import Any, Protocol
+
+from services.trainer.rank_messages import RankModel
+
+
+class Group(Protocol):
+    """What the service needs of a `RankGroup`."""
+
+    lost: asyncio.Event
+    model: RankModel
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Call every rank; see `RankGroup.call`."""
+
+    async def close(self) -> None:
+        """Kill the ranks."""
