@@ -21,21 +21,29 @@ class Fleet:
         self._bus = bus
         self._changes = changes
         self._max_lag: int | None = None
+        self._bound_due = False
         self._table: MemberTable | None = None
         self.pushes = 0
 
     async def watch(self) -> None:
-        """Follow the table until cancelled; a bus that is away is asked again."""
+        """Follow the table until cancelled; a bus that is away is asked again.
+
+        A bus that may have restarted knows no staleness bound: it is told again, until it
+        has heard it, before anything it says is believed.
+        """
         revision = 0
         while True:
             try:
+                await self._bound_if_due()
                 table = await self._bus.watch(revision, _WATCH_S)
             except NotReady as error:
                 _log.warning("bus_not_ready", error=str(error))
-                await asyncio.sleep(_RETRY_S)
-                await self._bound_again()
+                self._bound_due = True
                 revision = 0
+                await asyncio.sleep(_RETRY_S)
                 continue
+            # Only a new bus counts from 0 again.
+            self._bound_due = table.revision < revision
             revision = table.revision
             self._take(table)
 
@@ -52,6 +60,7 @@ class Fleet:
         Raises:
             NotReady: the bus is still away after `timeout_s`.
         """
+        self._max_lag = max_lag
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -61,14 +70,12 @@ class Fleet:
                     raise
                 await asyncio.sleep(_RETRY_S)
             else:
-                self._max_lag = max_lag
                 return
 
-    async def _bound_again(self) -> None:
-        try:
+    async def _bound_if_due(self) -> None:
+        if self._bound_due:
             await self._bus.bound_lag(self._max_lag)
-        except NotReady:
-            return  # The next turn of `watch` meets the same absence and logs it.
+            self._bound_due = False
 
     @property
     def leased(self) -> tuple[Member, ...]:
