@@ -1,15 +1,21 @@
-"""Task files: JSON lines, one task a line."""
+"""Task files: JSON lines, one task a line.
+
+Anybody who may start a run may name any file as its task file, so an error says where it
+is and what is expected there, and never what the file holds.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import Grader
 from services.protocol.strict import StrictModel
+
+_NOT_SHOWN = "(not shown)"
 
 
 class Task(StrictModel):
@@ -32,14 +38,14 @@ def load_tasks(path: str | Path) -> list[Task]:
     """Read a task file.
 
     Raises:
-        InvalidInput: naming the line, field, value and fix.
+        InvalidInput: naming the line, the field and the fix.
     """
     tasks: list[Task] = []
     seen: set[str] = set()
     for source, row in _rows(Path(path)):
-        task = Task.from_data(row, source=source)
+        task = _task(row, source)
         if task.task_id in seen:
-            raise InvalidInput(f"{source}: task_id", task.task_id, "It is used twice.")
+            raise InvalidInput(f"{source}: task_id", _NOT_SHOWN, "It is used twice.")
         seen.add(task.task_id)
         tasks.append(task)
     for split in ("train", "heldout"):
@@ -48,11 +54,28 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
+def _task(row: Any, source: str) -> Task:
+    try:
+        return Task.model_validate(row)
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        place, fix = problem["loc"], problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            place, fix = place[:-1], "There is a key that a task does not have"
+        if problem["type"] == "union_tag_invalid":
+            fix = f"The kind must be one of {problem['ctx']['expected_tags']}"
+        field = ".".join(str(part) for part in place) or "(whole line)"
+        raise InvalidInput(f"{source}: {field}", _NOT_SHOWN, f"{fix}.") from None
+
+
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput("task file", str(path), f"It cannot be read: {error}.") from None
+    except OSError as error:
+        fix = f"It cannot be read: {error.strerror}."
+        raise InvalidInput("task file", str(path), fix) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("task file", str(path), "It is not UTF-8 text.") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -60,4 +83,4 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         try:
             yield source, json.loads(line)
         except json.JSONDecodeError as error:
-            raise InvalidInput(source, line[:60], f"It is not JSON: {error.msg}.") from None
+            raise InvalidInput(source, _NOT_SHOWN, f"It is not JSON: {error.msg}.") from None
