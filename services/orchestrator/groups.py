@@ -114,8 +114,8 @@ class Groups:
     def _abandon(self, group_id: int) -> None:
         self._results.pop(group_id, None)
         rolling = self._rolling.pop(group_id, None)
-        if rolling is None or rolling.task is None:
-            return
+        if rolling is None or rolling.task is None or rolling.task.done():
+            return  # A task that is done has told the ledger, though `_ended` comes later.
         rolling.task.cancel()
         self._ledger.rolled_out(group_id, oldest_version=None, tokens=rolling.tokens)
 

@@ -14,6 +14,7 @@ class Progress:
         tokens: response tokens received so far, of training rollouts (failed attempts
             included) and of evaluations.
         heldout_before: held-out pass rate before the first train step.
+        saved_step: newest train step of which there is a checkpoint.
         evaluated_step: train step that `heldout` was measured at.
         recoveries: times the trainer was brought back.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
@@ -24,6 +25,7 @@ class Progress:
     steps: int
     state: RunState = RunState.STARTING
     step: int = 0
+    saved_step: int = 0
     reward: float | None = None
     heldout_before: float | None = None
     heldout: float | None = None

@@ -4,7 +4,7 @@ from statistics import fmean
 from typing import Any
 
 from services.observability.log import Log
-from services.observability.metrics import RunMetrics
+from services.observability.metrics import Gauge, RunMetrics
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.results import Graded, GroupResult
@@ -116,6 +116,12 @@ class RunRecord:
     def rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
         self._directory.truncate_metrics(step)
+
+    def forget(self) -> None:
+        """Let the run's gauges disappear: they are of a run in progress."""
+        for metric in vars(RunMetrics).values():
+            if isinstance(metric, Gauge):
+                metric.forget(self.tags)
 
     def summarise(self, *, seed: int, pushes: int) -> RunSummary:
         """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""

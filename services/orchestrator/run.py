@@ -9,6 +9,7 @@ from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.ending import RunEnding
 from services.orchestrator.evaluation import evaluate
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
@@ -33,7 +34,6 @@ from services.protocol.task import Task
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 from services.protocol.weight_bus import WeightBus
 
-_RELEASE_S = 10.0
 _log = Log("orchestrator")
 
 
@@ -86,9 +86,17 @@ class Run:
             seed=run.seed,
         )
         self._loop = self._training_loop()
+        self._ending = RunEnding(
+            trainer=peers.trainer,
+            fleet=self._fleet,
+            ledger=self._ledger,
+            record=self._record,
+            directory=directory,
+            progress=self.progress,
+        )
         self._stop = asyncio.Event()
         self._keep_progress = True
-        self._ended_counts: LedgerCounts | None = None
+        self._counts = LedgerCounts()
 
     def _training_loop(self) -> TrainingLoop:
         schedule = Schedule(self._run.schedule, batch_groups=self._run.batch_groups)
@@ -122,8 +130,9 @@ class Run:
 
     def status(self) -> RunStatus:
         """Where the run is."""
-        counts = self._ended_counts or self._ledger.counts()
-        return self.progress.status(ledger=counts, live_replicas=len(self._fleet.leased))
+        if self.progress.active:
+            self._counts = self._ledger.counts()
+        return self.progress.status(ledger=self._counts, live_replicas=len(self._fleet.leased))
 
     def trajectories(self, limit: int) -> list[dict[str, object]]:
         """The newest trajectories kept for people."""
@@ -146,8 +155,9 @@ class Run:
             for task in (work, stop):
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
-            await self._release_replicas()
-        await self._end(*self._outcome(work))
+            await self._ending.release_replicas()
+        counts = await self._ending.close(*self._outcome(work), seed=self._run.seed)
+        self._counts = counts or self._counts
 
     def _outcome(self, work: asyncio.Task[None]) -> tuple[RunState, str]:
         if work.cancelled():
@@ -168,10 +178,10 @@ class Run:
             async with asyncio.timeout(self._config.stop_timeout_s):
                 async with self._loop.stepping:
                     work.cancel()
-                    if self._keep_progress and self.progress.state is RunState.TRAINING:
-                        await self._peers.trainer.save(self.progress.run_id)
-        except (TimeoutError, NotReady) as error:
-            _log.warning("stopped_without_checkpoint", run=self.progress.run_id, error=repr(error))
+                    if self._keep_progress:
+                        await self._ending.save()
+        except TimeoutError as error:
+            self._ending.failed("checkpoint", error)
         work.cancel()
 
     async def _work(self) -> None:
@@ -212,7 +222,7 @@ class Run:
         ending = "all steps done"
         if progress.step < self._run.steps:
             ending = progress.detail
-            await self._peers.trainer.save(progress.run_id)
+            progress.saved_step = await self._peers.trainer.save(progress.run_id)
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
         await self._evaluate("after training")
@@ -230,7 +240,8 @@ class Run:
         self._ledger.rollback(state.step)
         self._record.rolled_back(state.step)
         progress = self.progress
-        progress.step, progress.policy_version = state.step, state.policy_version
+        progress.step = progress.saved_step = state.step
+        progress.policy_version = state.policy_version
         progress.heldout_before = self._ledger.fact("heldout_before")
         progress.tokens = self._ledger.fact("tokens", 0)
         progress.recoveries = self._ledger.fact("recoveries", 0)
@@ -267,28 +278,3 @@ class Run:
         _log.info("evaluated", run=progress.run_id, when=when, **vars(result))
         progress.enter(state, progress.detail)
         return result.pass_rate
-
-    async def _release_replicas(self) -> None:
-        try:
-            await self._fleet.bound_lag(None, _RELEASE_S)
-        except NotReady as error:
-            _log.warning("lag_bound_left", run=self.progress.run_id, error=str(error))
-
-    async def _end(self, state: RunState, detail: str) -> None:
-        """Write what remains of the run, then show its last state."""
-        progress = self.progress
-        progress.detail = "writing the summary"
-        if state is RunState.FINISHED:
-            for group in self._ledger.in_flight():
-                self._ledger.close_group(group.group_id, "expired", reason="the run is over")
-        summary = self._record.summarise(seed=self._run.seed, pushes=self._fleet.pushes)
-        await asyncio.to_thread(
-            self._directory.draw_learning_curve,
-            before=summary.heldout_pass_rate_before,
-            after=summary.heldout_pass_rate_after,
-        )
-        self._ended_counts = summary.ledger
-        self._ledger.close()
-        progress.summary = summary
-        progress.enter(state, detail)
-        _log.info("run_ended", run=progress.run_id, state=state, detail=detail)

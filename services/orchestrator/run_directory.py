@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -43,6 +44,7 @@ class RunDirectory:
             text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
             directory._config.write_text(text, encoding="utf-8")
         except OSError as error:
+            directory.remove()
             fix = f"Choose a folder that can be written: {error.strerror}."
             raise InvalidInput("run_root", config.run_root, fix) from None
         return directory
@@ -65,6 +67,10 @@ class RunDirectory:
                 fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
                 raise InvalidInput(name, now, fix)
         return directory
+
+    def remove(self) -> None:
+        """Take the folder of a run that never began away, as far as that can be done."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one train step."""

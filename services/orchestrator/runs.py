@@ -1,18 +1,20 @@
 """All runs of this orchestrator, of which one at a time is active."""
 
 import asyncio
+import builtins
 import secrets
+import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers, Run
 from services.orchestrator.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
-from services.protocol.task import load_tasks
+from services.protocol.task import Task, load_tasks
 
 _BUS_ANSWER_S = 1.0
 
@@ -32,10 +34,19 @@ class NoSuchRun(KeyError):
     """This orchestrator knows no run of that id."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Entry:
-    run: Run
-    life: asyncio.Task[None]
+class EndedRun:
+    """What stays of a run that is over: its last status, and its folder."""
+
+    def __init__(self, final: RunStatus) -> None:
+        self._final = final
+
+    def status(self) -> RunStatus:
+        """How it ended."""
+        return self._final
+
+    def trajectories(self, limit: int) -> list[dict[str, Any]]:
+        """The newest trajectories kept for people."""
+        return RunDirectory(self._final.run_dir).trajectories(limit)
 
 
 class Runs:
@@ -44,7 +55,9 @@ class Runs:
     def __init__(self, config: OrchestratorConfig, peers: Callable[[], Peers]) -> None:
         self._config = config
         self._peers = peers
-        self._runs: dict[str, _Entry] = {}
+        self._ended: dict[str, EndedRun] = {}
+        self._active: Run | None = None
+        self._life: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
 
     async def start(self, request: RunRequest) -> RunStatus:
@@ -61,13 +74,27 @@ class Runs:
             tasks = await asyncio.to_thread(load_tasks, run.task_file)
             peers = self._peers()
             await _check_model(run, peers)
-            if request.resume is None:
-                run_id = _new_id(run.name)
-                directory = RunDirectory.create(run, run_id)
-            else:
-                run_id = request.resume
-                directory = RunDirectory.reopen(run, run_id)
-            started = Run(
+            started = self._make(request, tasks, peers)
+            self._ended.pop(started.progress.run_id, None)
+            self._active = started
+            self._life = asyncio.create_task(started.execute(), name=started.progress.run_id)
+            self._life.add_done_callback(lambda _: self._bury(started))
+            return started.status()
+
+    def _refuse_second(self) -> None:
+        if self._active is not None:
+            raise RunActive(self._active.progress.run_id)
+
+    def _make(self, request: RunRequest, tasks: list[Task], peers: Peers) -> Run:
+        run = request.config
+        if request.resume is None:
+            run_id = _new_id(run.name)
+            directory = RunDirectory.create(run, run_id)
+        else:
+            run_id = request.resume
+            directory = RunDirectory.reopen(run, run_id)
+        try:
+            return Run(
                 run_id=run_id,
                 run=run,
                 config=self._config,
@@ -75,28 +102,33 @@ class Runs:
                 peers=peers,
                 directory=directory,
             )
-            life = asyncio.create_task(started.execute(), name=run_id)
-            self._runs[run_id] = _Entry(run=started, life=life)
-            return started.status()
+        except sqlite3.Error as error:
+            if request.resume is None:
+                directory.remove()
+            fix = f"The run's ledger cannot be opened there: {error}."
+            raise InvalidInput("run_root", run.run_root, fix) from None
 
-    def _refuse_second(self) -> None:
-        for run_id, entry in self._runs.items():
-            if not entry.life.done():
-                raise RunActive(run_id)
+    def _bury(self, run: Run) -> None:
+        """Keep of an ended run only what is asked for: tasks and peers are let go."""
+        self._active = self._life = None
+        self._ended[run.progress.run_id] = EndedRun(run.status())
 
-    def list(self) -> list[RunStatus]:
+    def list(self) -> builtins.list[RunStatus]:
         """Every run of this orchestrator's life, oldest first."""
-        return [entry.run.status() for entry in self._runs.values()]
+        active = [] if self._active is None else [self._active.status()]
+        return [run.status() for run in self._ended.values()] + active
 
-    def get(self, run_id: str) -> Run:
+    def get(self, run_id: str) -> Run | EndedRun:
         """A run.
 
         Raises:
             NoSuchRun: there is none of that id.
         """
-        if run_id not in self._runs:
+        if self._active is not None and self._active.progress.run_id == run_id:
+            return self._active
+        if run_id not in self._ended:
             raise NoSuchRun(run_id)
-        return self._runs[run_id].run
+        return self._ended[run_id]
 
     async def stop(self, run_id: str) -> RunStatus:
         """End a run and wait until it has ended, within its own deadline.
@@ -104,7 +136,9 @@ class Runs:
         Raises:
             NoSuchRun: there is none of that id.
         """
-        self.get(run_id).stop()
+        run = self.get(run_id)
+        if isinstance(run, Run):
+            run.stop()
         return await self.ended(run_id)
 
     async def ended(self, run_id: str) -> RunStatus:
@@ -114,15 +148,15 @@ class Runs:
             NoSuchRun: there is none of that id.
         """
         run = self.get(run_id)
-        await asyncio.shield(self._runs[run_id].life)
+        if isinstance(run, Run) and self._life is not None:
+            await asyncio.wait({self._life})
         return run.status()
 
     async def close(self) -> None:
         """End everything at once, for shutdown: the runs can be resumed later."""
-        for entry in self._runs.values():
-            entry.run.stop(keep_progress=False)
-        lives = [entry.life for entry in self._runs.values()]
-        await asyncio.gather(*lives, return_exceptions=True)
+        if self._active is not None and self._life is not None:
+            self._active.stop(keep_progress=False)
+            await asyncio.wait({self._life})
 
 
 def _new_id(name: str) -> str:
@@ -138,7 +172,7 @@ def _check_paths(run: RunConfig) -> None:
 
 
 async def _check_model(run: RunConfig, peers: Peers) -> None:
-    """Refuse a model that no rollout server serves, where servers are known already."""
+    """Refuse what no rollout server can do, where servers are known already."""
     try:
         table = await peers.bus.watch(-1, _BUS_ANSWER_S)
     except NotReady:
@@ -146,3 +180,7 @@ async def _check_model(run: RunConfig, peers: Peers) -> None:
     served = sorted({member.model for member in table.members})
     if served and run.model not in served:
         raise InvalidInput("model", run.model, f"The rollout servers serve {', '.join(served)}.")
+    longest = min((member.max_model_len for member in table.members), default=None)
+    if longest is not None and run.sampling.max_tokens >= longest:
+        fix = f"Prompt and answer together may have {longest} tokens (the servers' max_model_len)."
+        raise InvalidInput("sampling.max_tokens", run.sampling.max_tokens, fix)

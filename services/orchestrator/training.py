@@ -229,7 +229,8 @@ class TrainingLoop:
             seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
             if step % self._run.checkpoint.every == 0 or step == self._run.steps:
                 try:
-                    _, seconds["save"] = await ask(self._trainer.save(self._progress.run_id))
+                    save = self._trainer.save(self._progress.run_id)
+                    self._progress.saved_step, seconds["save"] = await ask(save)
                 except TrainerLost as error:
                     lost = error
         self._recoveries_in_row = 0
@@ -263,7 +264,7 @@ class TrainingLoop:
         self._schedule.reset()
         self._again = deque(self._ledger.in_flight())
         self._record.rolled_back(state.step)
-        self._progress.step = state.step
+        self._progress.step = self._progress.saved_step = state.step
         self._progress.policy_version = state.policy_version
         self._trainer_version = -1 if state.policy_version is None else state.policy_version
         RunMetrics.recoveries.inc(1, self._record.tags)

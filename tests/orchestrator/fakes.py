@@ -103,7 +103,7 @@ class FakeBus:
             committed_version=version,
             leased=self._may_serve(version),
             model="tiny",
-            max_model_len=64,
+            max_model_len=4096,
             pid=1,
         )
 

@@ -1,17 +1,36 @@
 """`/v1/runs` over HTTP, below its route prefix as Serve mounts it."""
 
 import asyncio
+import gc
+import json
+import sqlite3
+import weakref
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from services.orchestrator import run as run_module
 from services.orchestrator.api import http_api
+from services.orchestrator.run import Run
 from services.orchestrator.runs import Runs
+from services.protocol.orchestrator import RunRequest
 from tests.orchestrator.fakes import World, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
+
+
+TASK = {
+    "task_id": "password",
+    "messages": [{"role": "user", "content": "password"}],
+    "split": "train",
+    "grader": {
+        "kind": "python_function",
+        "entry_point": "f",
+        "tests": [{"args": ["password"], "expected": "password"}],
+    },
+}
 
 
 @asynccontextmanager
@@ -78,6 +97,9 @@ async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: P
         ({"stepz": 3}, "run: config.stepz", "No such key"),
         ({"steps": 0}, "run: config.steps", "greater than or equal to 1"),
         ({"schedule": {"preset": "fast"}}, "run: config.schedule.preset", "sync"),
+        ({"sampling": {"temperature": 2.5}}, "run: config.sampling.temperature", "equal to 2"),
+        ({"sampling": {"max_tokens": 4096}}, "sampling.max_tokens", "max_model_len"),
+        ({"algorithm": {"temperature": 1.0}}, "run: config.algorithm.temperature", "No such key"),
         ({"model": "other"}, "model", "tiny"),
         ({"task_file": "tasks.jsonl"}, "task_file", "absolute"),
         ({"task_file": "/nowhere/tasks.jsonl"}, "task file", "cannot be read"),
@@ -105,6 +127,65 @@ async def test_a_body_that_is_not_json_gets_the_same_shape(tmp_path: Path) -> No
         answer = await http.post("/v1/runs", content=b"{")
         assert answer.status_code == 400
         assert answer.json()["error"]["field"] == "request body"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "password",
+        '"password"',
+        '{"password": "password"}',
+        '{"task_id": ["password"], "messages": "password", "split": "password", "grader": 1}',
+        json.dumps(TASK | {"password": 1}),
+        json.dumps(TASK | {"split": "password"}),
+        json.dumps(TASK | {"grader": {"kind": "password"}}),
+        json.dumps(TASK | {"grader": TASK["grader"] | {"password": 1}}),
+        f"{json.dumps(TASK)}\n{json.dumps(TASK)}",
+    ],
+)
+async def test_a_file_that_holds_no_tasks_is_refused_without_telling_what_it_holds(
+    tmp_path: Path, content: str
+) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        secret = tmp_path / "secret"
+        secret.write_text(content)
+        answer = await http.post("/v1/runs", json=body(cluster, task_file=str(secret)))
+        assert answer.status_code == 400
+        assert f"{secret}, line {content.count(chr(10)) + 1}" in answer.json()["error"]["field"]
+        assert "password" not in answer.text
+
+
+async def test_a_run_that_cannot_be_opened_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path) -> None:
+        path.write_text("half a ledger")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async with serving(tmp_path) as (cluster, http):
+        with monkeypatch.context() as patch:
+            patch.setattr(run_module, "Ledger", broken)
+            answer = await http.post("/v1/runs", json=body(cluster))
+        assert answer.status_code == 400
+        assert answer.json()["error"]["field"] == "run_root"
+        assert "disk I/O error" in answer.json()["error"]["fix"]
+        assert list(cluster.run_root.iterdir()) == []
+        assert (await http.get("/v1/runs")).json() == []
+        assert (await http.post("/v1/runs", json=body(cluster))).status_code == 201
+
+
+async def test_of_an_ended_run_only_its_last_status_is_kept(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
+        alive = weakref.ref(runs.get(started.run_id))
+        assert isinstance(alive(), Run)
+        async with asyncio.timeout(20):
+            final = await runs.ended(started.run_id)
+        gc.collect()
+        assert alive() is None
+        assert runs.get(started.run_id).status() == final
+        assert runs.list() == [final]
 
 
 async def test_an_unknown_run_is_named(tmp_path: Path) -> None:

@@ -444,7 +444,7 @@ async def test_a_killed_orchestrator_goes_back_to_the_checkpoint(tmp_path: Path)
         cluster.trainer.train_s = 0.01
         await until(run, lambda status: status.step == 3)
         # Nothing of a killed process runs on: no checkpoint, no summary, no closing.
-        life = runs._runs[first.run_id].life
+        life = runs._life
         life.cancel()
         await asyncio.gather(life, return_exceptions=True)
         status = await run_to_end(cluster, config, resume=first.run_id)

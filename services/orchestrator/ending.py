@@ -1,0 +1,111 @@
+"""What is left to do when a run is over: each part on its own, and none may raise.
+
+A run that broke on a full disk breaks here again; it must still be seen to have ended.
+"""
+
+import asyncio
+import sqlite3
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.progress import Progress
+from services.orchestrator.record import RunRecord
+from services.orchestrator.recovery import TrainerLost, ask
+from services.orchestrator.run_directory import RunDirectory
+from services.protocol.orchestrator import LedgerCounts, RunState, RunSummary
+from services.protocol.trainer import Trainer
+
+_RELEASE_S = 10.0
+_log = Log("orchestrator")
+
+
+class RunEnding:
+    """The last steps of one run; a part that fails is logged and counted."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        fleet: Fleet,
+        ledger: Ledger,
+        record: RunRecord,
+        directory: RunDirectory,
+        progress: Progress,
+    ) -> None:
+        self._trainer = trainer
+        self._fleet = fleet
+        self._ledger = ledger
+        self._record = record
+        self._directory = directory
+        self._progress = progress
+
+    async def save(self) -> None:
+        """Write a checkpoint if there are train steps that none holds."""
+        # While the trainer recovers, the weights of the last steps are gone already.
+        lost = self._progress.state is RunState.RECOVERING
+        if lost or self._progress.step <= self._progress.saved_step:
+            return
+        try:
+            self._progress.saved_step, _ = await ask(self._trainer.save(self._progress.run_id))
+        except TrainerLost as error:
+            self.failed("checkpoint", error)
+
+    async def release_replicas(self) -> None:
+        """Take the run's staleness bound off the rollout servers."""
+        try:
+            await self._fleet.bound_lag(None, _RELEASE_S)
+        except Exception as error:  # noqa: BLE001  the edge of a run's life
+            self.failed("lag_bound", error)
+
+    async def close(self, state: RunState, detail: str, *, seed: int) -> LedgerCounts | None:
+        """Write the summary, close the ledger and only then show the last state.
+
+        Returns the ledger as it was closed, None where it cannot be read any more.
+        """
+        self._progress.detail = "writing the summary"
+        try:
+            summary = self._summarise(state, seed)
+        except Exception as error:  # noqa: BLE001  the edge of a run's life
+            self.failed("summary", error)
+            state = RunState.FAILED if state is RunState.FINISHED else state
+            detail = f"{detail}; its summary could not be written: {error!r}"
+        else:
+            self._progress.summary = summary
+            await self._draw(summary)
+        counts = self._close_ledger()
+        self._record.forget()
+        self._progress.enter(state, detail)
+        _log.info("run_ended", run=self._progress.run_id, state=state, detail=detail)
+        return counts
+
+    def failed(self, part: str, error: Exception) -> None:
+        """Log and count that a part did not succeed."""
+        _log.warning("run_end_failed", **self._record.tags, part=part, error=repr(error))
+        RunMetrics.end_failures.inc(1, self._record.tags | {"part": part})
+
+    def _summarise(self, state: RunState, seed: int) -> RunSummary:
+        if state is RunState.FINISHED:
+            for group in self._ledger.in_flight():
+                self._ledger.close_group(group.group_id, "expired", reason="the run is over")
+        return self._record.summarise(seed=seed, pushes=self._fleet.pushes)
+
+    async def _draw(self, summary: RunSummary) -> None:
+        try:
+            await asyncio.to_thread(
+                self._directory.draw_learning_curve,
+                before=summary.heldout_pass_rate_before,
+                after=summary.heldout_pass_rate_after,
+            )
+        except Exception as error:  # noqa: BLE001  a picture must not cost a run its end
+            self.failed("learning_curve", error)
+
+    def _close_ledger(self) -> LedgerCounts | None:
+        try:
+            counts = self._ledger.counts()
+            self._ledger.close()
+        except sqlite3.Error as error:
+            self.failed("ledger", error)
+            return None
+        return counts
