@@ -44,7 +44,7 @@ class ClientRequest:
         created: Unix time of the request in seconds.
         model: served model name, None for any.
         session: value of the session header.
-        choices: `n` as far as it can be read before rendering, for counting load.
+        choices: how many answers (`n`) the client wants.
         stream: answer in server-sent events.
         stream_by: an event per chunk of tokens, or one per finished choice.
         include_usage: a usage event at the end of a stream.
@@ -78,8 +78,10 @@ class ClientRequest:
         return self.stream and self.stream_by == "token"
 
     @classmethod
-    def parse(cls, endpoint: Endpoint, body: Any, headers: Mapping[str, str]) -> "ClientRequest":
-        """Read a parsed JSON body.
+    def parse(
+        cls, endpoint: Endpoint, body: Any, headers: Mapping[str, str], *, max_choices: int
+    ) -> "ClientRequest":
+        """Read a parsed JSON body that may ask for up to `max_choices` answers.
 
         Raises:
             RequestFailed: 400, with the field at fault.
@@ -99,7 +101,7 @@ class ClientRequest:
             raise bad_request("continuous_usage_stats is not supported", "stream_options")
         asked = body.get("logprobs")
         top = body.get("top_logprobs") if endpoint == "chat" else asked
-        choices, model = body.get("n"), body.get("model")
+        model = body.get("model")
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
         return cls(
             endpoint=endpoint,
@@ -108,7 +110,7 @@ class ClientRequest:
             created=int(time.time()),
             model=model if isinstance(model, str) and model else None,
             session=headers.get(SESSION_HEADER) or None,
-            choices=choices if isinstance(choices, int) and choices > 0 else 1,
+            choices=_choices(body.get("n"), max_choices),
             stream=stream,
             stream_by=stream_by,
             include_usage=bool(options.get("include_usage")),
@@ -144,6 +146,15 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 def _refuse_several_prompts(prompt: Any) -> None:
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         raise _several_prompts()
+
+
+def _choices(asked: Any, most: int) -> int:
+    # A replica would also read "300": what is counted here has to be what it will run.
+    if asked is None:
+        return 1
+    if type(asked) is not int or not 1 <= asked <= most:
+        raise bad_request(f"n must be an integer from 1 to {most}", "n")
+    return asked
 
 
 def _several_prompts() -> RequestFailed:

@@ -30,6 +30,8 @@ class RouterConfig(StrictModel):
         eject_max_s: longest such pause.
         slow_start_s: how long after an ejection a replica's share grows back to normal.
         max_open_requests: more are refused with status 429.
+        max_choices: a request for more answers at once (`n`) is refused with status 400;
+            it bounds what one open request costs.
         max_connections: open connections to all replicas together.
         max_body_bytes: largest request body.
         num_cpus: what Ray reserves for the router.
@@ -52,6 +54,7 @@ class RouterConfig(StrictModel):
     eject_max_s: float = Field(default=30.0, gt=0)
     slow_start_s: float = Field(default=10.0, gt=0)
     max_open_requests: int = Field(default=4096, ge=1)
+    max_choices: int = Field(default=256, ge=1)
     max_connections: int = Field(default=8192, ge=1)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
     num_cpus: float = Field(default=0.1, ge=0)

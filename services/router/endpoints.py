@@ -72,7 +72,12 @@ class AnswerEndpoint:
     async def _serve(self, scope: Scope, raw: bytes, answer: "_Answer", began: float) -> str:
         try:
             with self._gate:
-                ask = ClientRequest.parse(self._endpoint, _parsed(raw), Headers(scope=scope))
+                ask = ClientRequest.parse(
+                    self._endpoint,
+                    _parsed(raw),
+                    Headers(scope=scope),
+                    max_choices=self._replicas.config.max_choices,
+                )
                 request = OpenRequest(ask, self._replicas)
                 async with aclosing(self._timed(request, began)) as pieces:
                     if ask.stream:

@@ -167,9 +167,10 @@ class Seats:
         health = self.chooser.health(seat.replica_id)
         if error is None:
             health.completed()
-        elif isinstance(error, UpstreamBroken):
+        elif isinstance(error, UpstreamBroken) and error.reason != "lease_lost":
             health.failed(time.monotonic())
         else:
+            # A lease ends for the bus's reasons: the replica may be in perfect health.
             health.released()
 
     def _lose(self, gone: set[str]) -> None:

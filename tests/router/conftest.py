@@ -14,6 +14,7 @@ import zlib
 from collections import deque
 from dataclasses import dataclass, field, replace
 
+import httpx
 import openai
 import pytest
 import uvicorn
@@ -327,13 +328,29 @@ class Bus:
 
 
 class _Server(uvicorn.Server):
+    """Starts and stops on events, where uvicorn itself looks ten times a second."""
+
     def __init__(self, config):
         super().__init__(config)
-        self.listening = asyncio.Event()
+        self.listening, self.leaving = asyncio.Event(), asyncio.Event()
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
         self.listening.set()
+
+    async def main_loop(self):
+        await self.on_tick(0)
+        await self.leaving.wait()
+
+    async def shutdown(self, sockets=None):
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        if self.server_state.tasks:
+            await asyncio.wait(set(self.server_state.tasks), timeout=5)
+        assert not self.server_state.tasks, "a request outlived its client"
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self):
@@ -364,30 +381,42 @@ class Cluster:
         return self
 
     async def _listen(self):
-        listener = socket.socket()
+        # With the protocol named, asyncio switches Nagle's delay (40 ms an answer) off.
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = _Server(
-            uvicorn.Config(self.app, log_level="error", lifespan="on", timeout_graceful_shutdown=1)
-        )
+        server = _Server(uvicorn.Config(self.app, log_level="error", lifespan="on"))
         task = asyncio.create_task(server.serve(sockets=[listener]))
         async with asyncio.timeout(10):
             await server.listening.wait()
 
         async def stop():
-            server.should_exit = True
+            server.leaving.set()
             async with asyncio.timeout(10):
                 await task
 
         self._stack.push_async_callback(stop)
+        # Without TLS settings: reading the machine's certificates costs more than a test.
+        self.http = httpx.AsyncClient(timeout=20, verify=False)
         self.client = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20
+            base_url=f"{self.url}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=20,
+            http_client=self.http,
         )
-        self._stack.push_async_callback(self.client.close)
+        self._stack.push_async_callback(self.http.aclose)
 
     @property
     def seats(self):
         return self.app.state.replicas.seats
+
+    async def until_leased(self, *replica_ids):
+        """The router has come to see leases of exactly these replicas."""
+        membership = self.seats.membership
+        async with asyncio.timeout(5):
+            while set(membership.leased(None)) != set(replica_ids):
+                await membership.wait_for_change(0.05)
 
     async def stalled(self):
         """The replica that has just stalled on purpose."""

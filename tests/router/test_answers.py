@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import openai
 import pytest
 
@@ -112,7 +111,7 @@ async def test_choices_of_a_group_come_as_they_finish(cluster):
         "return_trajectory": True,
         "stream_options": {"include_usage": True},
     }
-    events = await _events(f"{cluster.url}/v1/chat/completions", body)
+    events = await _events(cluster, body)
     *choices, usage = [json.loads(event) for event in events[:-1]]
     assert events[-1] == "[DONE]"
     assert {c["choices"][0]["index"] for c in choices} == {0, 1, 2}
@@ -127,11 +126,9 @@ async def test_choices_of_a_group_come_as_they_finish(cluster):
     assert usage["usage"]["completion_tokens"] == 3 * 17
 
 
-async def _events(url, body):
-    async with (
-        httpx.AsyncClient(timeout=20) as client,
-        client.stream("POST", url, json=body) as got,
-    ):
+async def _events(cluster, body):
+    url = f"{cluster.url}/v1/chat/completions"
+    async with cluster.http.stream("POST", url, json=body) as got:
         assert got.status_code == 200
         return [line[6:] async for line in got.aiter_lines() if line]
 
@@ -141,10 +138,20 @@ async def test_models_lists_what_leased_replicas_serve(cluster):
     models = await cluster.client.models.list()
     assert [model.id for model in models.data] == ["test-model"]
     await cluster.bus.put(*(replica.member(leased=False) for replica in cluster.replicas))
-    await cluster.seats.membership.wait_for_change(5)
+    await cluster.until_leased()
     assert (await cluster.client.models.list()).data == []
-    async with httpx.AsyncClient() as client:
-        assert (await client.get(f"{cluster.url}/health")).status_code == 503
+
+
+async def test_health_counts_members_and_fails_without_a_lease(cluster):
+    await cluster.start()
+    await cluster.bus.put(cluster.replicas[0].member(leased=False))
+    await cluster.until_leased("replica-1")
+    got = await cluster.http.get(f"{cluster.url}/health")
+    assert (got.status_code, got.json()) == (200, {"leased_replicas": 1, "members": 2})
+    await cluster.bus.put(cluster.replicas[1].member(leased=False))
+    await cluster.until_leased()
+    got = await cluster.http.get(f"{cluster.url}/health")
+    assert (got.status_code, got.json()) == (503, {"leased_replicas": 0, "members": 2})
 
 
 async def test_a_replicas_own_refusal_is_passed_on(cluster):
@@ -180,8 +187,7 @@ async def test_a_model_nobody_serves_is_not_found(cluster):
 async def test_what_is_not_supported_is_refused_with_its_field(cluster, path, change, field):
     await cluster.start(replicas=1)
     body = {"model": "test-model", "messages": ASK} | change
-    async with httpx.AsyncClient() as client:
-        got = await client.post(f"{cluster.url}/v1/{path}", json=body)
+    got = await cluster.http.post(f"{cluster.url}/v1/{path}", json=body)
     assert got.status_code == 400
     assert got.json()["error"]["param"] == field
     assert not cluster.replicas[0].bodies

@@ -3,7 +3,6 @@
 import asyncio
 import json
 
-import httpx
 import openai
 import pytest
 
@@ -18,8 +17,7 @@ EVERY_POSITION = [0, 1, 3, 4, 9, 10, 11, TOKENS - 2, TOKENS - 1]
 
 async def _whole(cluster, **body):
     body = {"model": "test-model", "messages": ASK, "return_trajectory": True, **body}
-    async with httpx.AsyncClient(timeout=20) as client:
-        got = await client.post(f"{cluster.url}/v1/chat/completions", json=body)
+    got = await cluster.http.post(f"{cluster.url}/v1/chat/completions", json=body)
     assert got.status_code == 200, got.text
     choices = sorted(got.json()["choices"], key=lambda choice: choice["index"])
     return [_record(c, c["message"]["content"], c["logprobs"]) for c in choices]
@@ -30,21 +28,21 @@ async def _streamed(cluster, **body):
     body = {"model": "test-model", "messages": ASK, "return_trajectory": True, **body}
     body["stream"] = True
     texts, entries, last = {}, {}, {}
-    async with httpx.AsyncClient(timeout=20) as client:
-        async with client.stream("POST", f"{cluster.url}/v1/chat/completions", json=body) as got:
-            assert got.status_code == 200, await got.aread()
-            async for line in got.aiter_lines():
-                if not line or line == "data: [DONE]":
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                (choice,) = event["choices"]
-                index = choice["index"]
-                texts[index] = texts.get(index, "") + choice["delta"]["content"]
-                if choice["logprobs"]:
-                    entries.setdefault(index, []).extend(choice["logprobs"]["content"])
-                if choice["finish_reason"]:
-                    last[index] = choice
+    url = f"{cluster.url}/v1/chat/completions"
+    async with cluster.http.stream("POST", url, json=body) as got:
+        assert got.status_code == 200, await got.aread()
+        async for line in got.aiter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            assert "error" not in event, event
+            (choice,) = event["choices"]
+            index = choice["index"]
+            texts[index] = texts.get(index, "") + choice["delta"]["content"]
+            if choice["logprobs"]:
+                entries.setdefault(index, []).extend(choice["logprobs"]["content"])
+            if choice["finish_reason"]:
+                last[index] = choice
     return [
         _record(last[i], texts[i], {"content": entries[i]} if i in entries else None)
         for i in sorted(last)
@@ -165,7 +163,7 @@ async def test_losing_only_the_lease_does_not_disturb_an_open_request(cluster, f
     running = asyncio.create_task(_whole(cluster))
     await cluster.stalled()
     await cluster.bus.put(replica.member(leased=False))
-    await cluster.seats.membership.wait_for_change(5)
+    await cluster.until_leased()
     assert not running.done()
     assert len(cluster.seats._taken["replica-0"]) == 1
     running.cancel()
@@ -183,8 +181,7 @@ async def test_a_choice_that_had_its_end_token_is_not_resubmitted(cluster, fault
     )
     requests = sum(len(replica.bodies) for replica in cluster.replicas)
     cluster.faults.append(fault("mute", 1000))
-    async with httpx.AsyncClient(timeout=20) as client:
-        got = await client.post(f"{cluster.url}/v1/completions", json=body)
+    got = await cluster.http.post(f"{cluster.url}/v1/completions", json=body)
     choice = got.json()["choices"][0]
     assert choice["text"] == expected.choices[0].text
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", reason)

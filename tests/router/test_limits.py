@@ -1,6 +1,7 @@
 """Leases, bounds, deadlines and clients that leave."""
 
 import asyncio
+import time
 
 import httpx
 import openai
@@ -8,6 +9,7 @@ import pytest
 
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.protocol.weight_bus import ReplicaState
+from services.router.errors import UpstreamBroken
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -45,16 +47,12 @@ async def test_leases_end_when_the_bus_falls_silent(cluster):
     await cluster.start(lease_s=0.4, lease_wait_s=0.1)
     await _chat(cluster)
     cluster.bus.talking.clear()
-    async with asyncio.timeout(5):
-        while cluster.seats.membership.leased(None):
-            await cluster.seats.membership.wait_for_change(0.05)
+    await cluster.until_leased()
     with pytest.raises(openai.InternalServerError, match="no replica held a lease"):
         await _chat(cluster)
     cluster.bus.talking.set()
     await cluster.bus.put()
-    async with asyncio.timeout(5):
-        while not cluster.seats.membership.leased(None):
-            await cluster.seats.membership.wait_for_change(0.05)
+    await cluster.until_leased("replica-0", "replica-1")
     await _chat(cluster)
 
 
@@ -81,18 +79,28 @@ async def test_a_lease_lost_between_choice_and_sending_is_respected(cluster):
     assert len((second if lost[0] is first else first).bodies) == 1
 
 
+async def test_a_lost_lease_is_no_failure_of_the_replica(cluster):
+    """A replica that stages weights again and again is not ejected for it."""
+    await cluster.start(eject_after=1, eject_s=60.0)
+    seats = cluster.seats
+    for _ in range(3):
+        seat = await seats.take(None, session=None, weight=1)
+        seat.lose()
+        with pytest.raises(UpstreamBroken, match="lease_lost"), seat:
+            seat.check_lease()
+        assert seats.chooser.health(seat.replica_id).admits(time.monotonic())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_ends_its_upstream_request(cluster, fault, stream):
     await cluster.start(replicas=1)
     cluster.faults.append(fault("stall", 2))
     body = {"model": "test-model", "messages": ASK, "stream": stream}
-    async with httpx.AsyncClient() as client:
-        request = asyncio.create_task(
-            _read_some(client, f"{cluster.url}/v1/chat/completions", body)
-        )
-        replica = await cluster.stalled()
-        request.cancel()
-        await asyncio.gather(request, return_exceptions=True)
+    url = f"{cluster.url}/v1/chat/completions"
+    request = asyncio.create_task(_read_some(cluster.http, url, body))
+    replica = await cluster.stalled()
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
     await asyncio.wait_for(replica.hung_up.wait(), 5)
     await _until(lambda: cluster.seats.chooser.in_flight("replica-0") == 0)
 
@@ -149,14 +157,31 @@ async def test_nothing_hangs_when_every_replica_stalls(cluster, fault):
         await asyncio.wait_for(replica.hung_up.wait(), 5)
 
 
+@pytest.mark.parametrize("wanted", [5, 0, -1, "3", 2.0, True])
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_more_choices_than_allowed_are_refused_before_any_work(cluster, path, wanted):
+    """Also those that a replica would read as a number: they would be counted as one."""
+    await cluster.start(max_choices=4)
+    body = {"model": "test-model", "prompt": "x", "messages": ASK, "n": wanted}
+    got = await cluster.http.post(f"{cluster.url}/v1/{path}", json=body)
+    assert got.status_code == 400
+    assert got.json()["error"]["param"] == "n"
+    assert "from 1 to 4" in got.json()["error"]["message"]
+    assert not any(replica.bodies for replica in cluster.replicas)
+
+
+async def test_as_many_choices_as_allowed_are_served(cluster):
+    await cluster.start(max_choices=4)
+    assert len((await _chat(cluster, n=4)).choices) == 4
+
+
 @pytest.mark.parametrize(
     ("content", "status"),
     [(b"{", 400), (b"[1]", 400), (b'"x"', 400), (b"x" * 2000, 413)],
 )
 async def test_a_bad_body_is_one_clear_error(cluster, content, status):
     await cluster.start(replicas=0, max_body_bytes=1024)
-    async with httpx.AsyncClient() as client:
-        got = await client.post(f"{cluster.url}/v1/completions", content=content)
+    got = await cluster.http.post(f"{cluster.url}/v1/completions", content=content)
     assert got.status_code == status
     assert got.json()["error"]["code"] == status
 
@@ -175,10 +200,10 @@ async def test_a_session_stays_and_moves_only_when_it_must(cluster):
     assert [await call() for _ in range(3)] == [(home, "hit")] * 3
     (gone,) = [replica for replica in cluster.replicas if replica.replica_id == home]
     await cluster.bus.put(gone.member(state=ReplicaState.SUSPECT, leased=False))
-    await _until(lambda: home not in cluster.seats.membership.leased(None))
+    (stays,) = {replica.replica_id for replica in cluster.replicas} - {home}
+    await cluster.until_leased(stays)
     other, kind = await call()
-    assert other != home
-    assert kind == "moved"
+    assert (other, kind) == (stays, "moved")
     await cluster.bus.put(gone.member())
-    await _until(lambda: home in cluster.seats.membership.leased(None))
+    await cluster.until_leased(home, stays)
     assert await call() == (other, "hit")

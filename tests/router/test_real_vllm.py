@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -83,7 +84,12 @@ def vllm_url(tmp_path_factory):
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
     url = f"http://127.0.0.1:{port}"
-    with (folder / "log").open("wb") as log:
+    with (
+        (folder / "log").open("wb") as log,
+        # vLLM leaves its sockets behind; a socket's path must be short.
+        tempfile.TemporaryDirectory(prefix="vllm-") as sockets,
+    ):
+        environment["VLLM_RPC_BASE_PATH"] = sockets
         server = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
