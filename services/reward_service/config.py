@@ -20,6 +20,9 @@ class RewardServiceConfig(StrictModel):
             with Landlock, seccomp and limits, which ordinary containers allow.
         use_bubblewrap: try namespaces at all.
         queue_bound: answers that may wait for a slot; more are an `infra_error`.
+        answer_deadline_s: seconds from an answer's arrival to its score, waiting included;
+            longer is an `infra_error` of this answer alone. Keep it below the deadline of
+            the callers, or one slow answer costs them all scores of its call.
         queue_wait_s: seconds an answer may wait; longer is an `infra_error`.
         cache_entries: verdicts remembered.
         slot_start_s: seconds a sandbox may take to start.
@@ -32,7 +35,8 @@ class RewardServiceConfig(StrictModel):
     require_tier: Literal["A", "B"] = "B"
     use_bubblewrap: bool = True
     queue_bound: int = Field(default=16384, ge=1)
-    queue_wait_s: float = Field(default=240.0, gt=0)
+    answer_deadline_s: float = Field(default=240.0, gt=0)
+    queue_wait_s: float = Field(default=180.0, gt=0)
     cache_entries: int = Field(default=65536, ge=1)
     slot_start_s: float = Field(default=30.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)

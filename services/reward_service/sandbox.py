@@ -113,7 +113,9 @@ class Sandbox:
         self._waiting += 1
         RewardMetrics.queue.set(self._waiting)
         try:
-            return await asyncio.wait_for(self._idle.get(), self._config.queue_wait_s)
+            # Not wait_for, which may swallow a cancellation and with it the answer's deadline.
+            async with asyncio.timeout(self._config.queue_wait_s):
+                return await self._idle.get()
         except TimeoutError:
             raise QueueFull(f"no slot in {self._config.queue_wait_s:g} s") from None
         finally:

@@ -32,6 +32,7 @@ class Scoring:
         self.sandbox = Sandbox(config)
         self._cache = VerdictCache(config.cache_entries)
         self._failures_in_a_row = 0
+        self._deadline_s = config.answer_deadline_s
         self._failures_allowed = config.failures_until_unhealthy
 
     async def start(self) -> None:
@@ -48,7 +49,10 @@ class Scoring:
         return self._failures_in_a_row < self._failures_allowed
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
-        """Grade jobs, answers in the order of the jobs; never raises for what a job does."""
+        """Grade jobs, answers in the order of the jobs; never raises for what a job does.
+
+        Takes at most `answer_deadline_s`: a job that is not graded by then is given up.
+        """
         return await asyncio.gather(*(self._score(job) for job in jobs))
 
     def close(self) -> None:
@@ -58,7 +62,11 @@ class Scoring:
     async def _score(self, job: ScoreJob) -> Score:
         started = time.monotonic()
         try:
-            grade, shared = await self._grade(job)
+            async with asyncio.timeout(self._deadline_s):
+                grade, shared = await self._grade(job)
+        except TimeoutError:
+            _log.warning("answer_deadline_passed", job=job.job_id)
+            grade, shared = infra_failure(f"not graded in {self._deadline_s:g} s"), False
         except Exception as error:  # noqa: BLE001 - the edge: counted, logged, never a reward
             _log.exception("grading_failed", job=job.job_id)
             grade, shared = infra_failure(f"{type(error).__name__}: {error}"[:200]), False

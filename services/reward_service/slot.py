@@ -151,7 +151,8 @@ class Slot:
         control, loop, readable = self._control, asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(control, readable.set)
         try:
-            await asyncio.wait_for(readable.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await readable.wait()
         finally:
             loop.remove_reader(control)
         message, extras, _, _ = control.recvmsg(

@@ -144,6 +144,24 @@ async def test_nobody_waits_for_a_slot_for_ever(
     assert (waiting.verdict, waiting.reward) == (Verdict.INFRA_ERROR, None)
 
 
+async def test_one_slow_answer_holds_back_no_other_score(
+    new_scoring: NewScoring, function_job: JobMaker, processes_of: Callable[[Scoring], set[int]]
+) -> None:
+    """At its own deadline it is given up alone, and its slot serves the next answer."""
+    scoring = await new_scoring("B", slots=1, answer_deadline_s=3)
+    try:
+        jobs = [function_job(RIGHT), function_job(BUSY, cpu_s=60), function_job(f"{RIGHT}\n# 2")]
+        right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 30)
+        assert (right.verdict, right.reward) == (Verdict.ACCEPTED, 1.0)
+        assert (slow.verdict, slow.reward) == (Verdict.INFRA_ERROR, None)
+        assert slow.detail == "not graded in 3 s"
+        assert (waiting.verdict, waiting.reward) == (Verdict.INFRA_ERROR, None)
+        await until(lambda: not processes_of(scoring))
+        assert (await score_one(scoring, function_job(RIGHT + "\n"))).verdict is Verdict.ACCEPTED
+    finally:
+        scoring.close()
+
+
 async def test_a_cancelled_call_stops_its_jobs_and_frees_the_slot(
     fresh: Scoring, function_job: JobMaker, processes_of: Callable[[Scoring], set[int]]
 ) -> None:
