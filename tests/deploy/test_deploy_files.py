@@ -3,12 +3,16 @@
 import copy
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from services.cli.deployment import Deployment
+from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
+from services.reward_service.config import RewardServiceConfig
+from services.trainer.config import TrainerConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 APPLICATIONS = {
@@ -77,7 +81,34 @@ def test_the_laptop_file_fits_two_cpus(laptop: dict[str, Any]) -> None:
 def test_requests_have_no_deadline_in_the_proxy(laptop: dict[str, Any]) -> None:
     for data in (laptop, yaml.safe_load((DEPLOY / "cluster.yaml").read_text())):
         assert data["http_options"]["request_timeout_s"] is None
-        assert data["proxy_location"] == "HeadOnly"
+
+
+@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+def test_the_orchestrator_reaches_the_router_wherever_it_runs(name: str) -> None:
+    data = yaml.safe_load((DEPLOY / name).read_text())
+    config = OrchestratorConfig.model_validate(_app(data, "orchestrator")["args"])
+    assert urlsplit(config.router_url).hostname == "127.0.0.1"
+    assert urlsplit(config.router_url).port == data["http_options"]["port"]
+    if name == "cluster.yaml":
+        assert data["proxy_location"] == "EveryNode"
+
+
+@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+def test_nobody_else_reaches_services_that_ask_for_no_password(name: str) -> None:
+    data = yaml.safe_load((DEPLOY / name).read_text())
+    assert data["http_options"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+def test_who_waits_for_a_service_waits_longer_than_it_may_take(name: str) -> None:
+    data = yaml.safe_load((DEPLOY / name).read_text())
+    orchestrator = OrchestratorConfig.model_validate(_app(data, "orchestrator")["args"])
+    trainer = TrainerConfig.model_validate(_app(data, "trainer")["args"])
+    reward = RewardServiceConfig.model_validate(_app(data, "reward_service")["args"])
+    longest_call_s = trainer.call_timeout_s + trainer.bus_timeout_s
+    assert orchestrator.trainer_call_timeout_s > longest_call_s
+    assert orchestrator.trainer_timeout_s > trainer.start_timeout_s
+    assert orchestrator.score_timeout_s > reward.answer_deadline_s > reward.queue_wait_s
 
 
 @pytest.mark.parametrize(

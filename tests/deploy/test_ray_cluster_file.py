@@ -30,6 +30,13 @@ def test_a_misspelt_key_in_a_node_type_is_refused(cluster: dict[str, Any]) -> No
         _check(cluster)
 
 
+def test_the_nodes_can_hold_the_tier_of_sandbox_that_is_required(cluster: dict[str, Any]) -> None:
+    deploy = yaml.safe_load((FILE.parents[1] / "cluster.yaml").read_text())
+    arguments = {app["name"]: app["args"] for app in deploy["applications"]}
+    assert arguments["reward_service"]["require_tier"] == "A"
+    assert any("install -y -q bubblewrap" in command for command in cluster["setup_commands"])
+
+
 def test_every_start_command_says_the_authentication_mode(cluster: dict[str, Any]) -> None:
     commands = cluster["head_start_ray_commands"] + cluster["worker_start_ray_commands"]
     for command in commands:
