@@ -5,7 +5,7 @@ on its own address, which it registers with the weight bus.
 """
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import serve
@@ -14,9 +14,6 @@ from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
 from services.rollout_server.preflight import available_memory, check_memory, check_model
-
-if TYPE_CHECKING:
-    pass
 
 _UNBOUNDED = 1_000_000
 
@@ -44,6 +41,7 @@ class RolloutServer:
             replica_id=serve.get_replica_context().replica_id.unique_id,
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             bus=BusPeer(),
+            on_end=_end_process,
         )
         await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
 
@@ -58,6 +56,12 @@ class RolloutServer:
             await replica.stop()
 
 
+def _end_process() -> None:
+    """Serve replaces a process that is gone at once, but one that is ill only when several
+    health checks have failed. Everything has been stopped, so nothing is left to unwind."""
+    os._exit(1)
+
+
 def build(config: RolloutServerConfig) -> serve.Application:
     """The application "rollout_server": `config.replicas` engines.
 
@@ -70,7 +74,7 @@ def build(config: RolloutServerConfig) -> serve.Application:
         name="rollout_server",
         num_replicas=config.replicas,
         max_ongoing_requests=_UNBOUNDED,
-        health_check_period_s=5.0,
+        health_check_period_s=1.0,
         health_check_timeout_s=60.0,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=30.0,

@@ -1,4 +1,4 @@
-"""Start a CPU engine's process as a fork: the one patch of how vLLM starts processes.
+"""Start a CPU engine's process as a fork: a patch of how vLLM starts processes.
 
 vLLM spawns the engine core on CPU (to bind OpenMP threads) and inside every Ray actor (to be
 safe with CUDA). A spawned process imports vLLM and torch all over again, which is most of

@@ -11,6 +11,7 @@ from services.protocol.weight_bus import StageWeights
 
 _POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
+_COMMIT_STEPS = 3  # pause, load, resume
 
 log = Log("rollout_server")
 
@@ -62,6 +63,12 @@ class EngineLoader:
         self._timeout_s = commit_timeout_s
         self.committed_version: int | None = None
         self.torn = False
+
+    @property
+    def longest_commit_s(self) -> float:
+        """Seconds after which `commit` has ended, well or badly."""
+        # Between load and resume the workers may be asked whether they are torn.
+        return _COMMIT_STEPS * self._timeout_s + _RPC_TIMEOUT_S
 
     async def stage(self, order: StageWeights) -> float:
         """Receive a version in the background of generation.

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 from vllm.usage.usage_lib import UsageContext
@@ -18,6 +19,8 @@ from services.rollout_server.engine_loader import EngineLoader
 from services.rollout_server.http_server import HttpServer
 from services.rollout_server.version_spans import put_spans_on_every_output
 
+_WATCH_S = 0.1
+_END_TIMEOUT_S = 10.0
 _ANY_HOST = ("0.0.0.0", "::")
 
 log = Log("rollout_server")
@@ -29,17 +32,29 @@ class RolloutReplica:
     Attributes:
         replica_id: name in the bus's member table.
         address: `http://host:port` of vLLM's OpenAI-compatible server.
+
+    Args:
+        on_end: called when a part ended by itself, after the others have been stopped.
     """
 
     def __init__(
-        self, config: RolloutServerConfig, *, replica_id: str, node_ip: str, bus: WeightBus
+        self,
+        config: RolloutServerConfig,
+        *,
+        replica_id: str,
+        node_ip: str,
+        bus: WeightBus,
+        on_end: Callable[[], None],
     ) -> None:
         self.replica_id = replica_id
+        self._on_end = on_end
+        self._watch_task: asyncio.Task[None] | None = None
         self._config = config
         self._node_ip = node_ip
         self._bus = bus
         self._engine: AsyncLLM | None = None
         self._member: BusMember | None = None
+        self._longest_commit_s = 0.0
         self._server = HttpServer(config.host or node_ip)
         reachable = node_ip if config.host in _ANY_HOST else config.host or node_ip
         self.address = f"http://{reachable}:{self._server.port}"
@@ -78,8 +93,10 @@ class RolloutReplica:
             in_flight=self._config.in_flight,
             commit_timeout_s=self._config.commit_timeout_s,
         )
+        self._longest_commit_s = loader.longest_commit_s
         self._member = BusMember(self._bus, loader, self._hello)
         self._member.start()
+        self._watch_task = asyncio.create_task(self._watch(), name="watch")
         log.info(
             "rollout server up",
             replica=self.replica_id,
@@ -104,12 +121,32 @@ class RolloutReplica:
 
     async def stop(self) -> None:
         """Leave the bus, close the server, end the engine's processes."""
+        watch, self._watch_task = self._watch_task, None
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
         if self._member is not None:
             await self._member.stop()
         await self._server.stop()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.shutdown)
             self._engine = None
+
+    async def _watch(self) -> None:
+        """Give up the lease as soon as a part has ended, without waiting to be asked."""
+        while True:
+            try:
+                await self.check_health()
+            # Edge of the loop: a part ended, and what happens now is the same for all.
+            except Exception:
+                log.exception("rollout server ends", replica=self.replica_id)
+                try:
+                    async with asyncio.timeout(_END_TIMEOUT_S):
+                        await self.stop()
+                finally:
+                    self._on_end()
+                return
+            await asyncio.sleep(_WATCH_S)
 
     def _hello(self, committed_version: int | None) -> ReplicaHello:
         return ReplicaHello(
@@ -120,4 +157,5 @@ class RolloutReplica:
             model=self._config.served_model_name,
             max_model_len=self._config.max_model_len,
             pid=os.getpid(),
+            commit_timeout_s=self._longest_commit_s,
         )

@@ -1,4 +1,4 @@
-"""Policy-version spans on every streamed chunk: the one patch of vLLM's internals.
+"""Policy-version spans on every streamed chunk: a patch of vLLM's output processor.
 
 vLLM tracks which weight version sampled which token, but attaches the spans only to the
 last output of a request. A router that continues a request elsewhere after a replica died

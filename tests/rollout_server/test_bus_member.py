@@ -118,6 +118,7 @@ class Scene:
             model="policy",
             max_model_len=16,
             pid=1,
+            commit_timeout_s=1.0,
         )
 
     async def next(self, queue: "asyncio.Queue[Any]") -> Any:
