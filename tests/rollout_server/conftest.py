@@ -1,6 +1,7 @@
 """Models small enough to build on the fly, and a sender that speaks the real wire format."""
 
 import hashlib
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +25,17 @@ from services.protocol.weights import (
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 5.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _sockets() -> Iterator[None]:
+    """Engines leave their sockets behind; a socket's path must be short."""
+    with (
+        tempfile.TemporaryDirectory(prefix="vllm-") as folder,
+        pytest.MonkeyPatch.context() as set_,
+    ):
+        set_.setenv("VLLM_RPC_BASE_PATH", folder)
+        yield
 
 
 @dataclass

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PROMPT = [40, 50, 60, 70, 80]
 TOLERANCE = 1e-5
+PIECE = 16
+"""Tokens that the engine prefills in one step."""
 
 
 class Served:
@@ -47,7 +49,9 @@ class Served:
         await self.loader.stage(order)
         return version
 
-    async def answer(self, tokens: int, request_id: str) -> AsyncIterator[Any]:
+    async def answer(
+        self, tokens: int, request_id: str, prompt_ids: list[int] = PROMPT
+    ) -> AsyncIterator[Any]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -58,7 +62,7 @@ class Served:
             seed=1,
             output_kind=RequestOutputKind.DELTA,
         )
-        prompt = {"prompt_token_ids": PROMPT}
+        prompt = {"prompt_token_ids": prompt_ids}
         async for output in self.engine.generate(prompt, sampling, request_id=request_id):
             yield output.outputs[0]
 
@@ -102,7 +106,12 @@ async def served(
 ) -> AsyncIterator[Served]:
     folder = build_model(tmp_path_factory.mktemp("model"), tied=request.param == "tied")
     config = RolloutServerConfig(
-        model=str(folder), max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.05
+        model=str(folder),
+        max_model_len=1024,
+        max_num_seqs=8,
+        kv_cache_gb=0.05,
+        # Small, so that prompts and what a commit makes recompute are prefilled in pieces.
+        engine_args={"max_num_batched_tokens": PIECE},
     )
     os.environ.update(environment(config))
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -129,6 +138,37 @@ async def test_each_token_has_the_logprob_of_the_version_it_is_labelled_with_acr
     assert second is not None
     assert [version for version, _, _ in answer.spans] == [str(first), str(await second)]
     assert served.worst_difference(answer) < TOLERANCE
+
+
+async def test_a_seeded_request_that_is_prefilled_in_pieces_does_not_end_the_engine(
+    served: Served, sender: Sender
+) -> None:
+    version = await served.push(sender, seed=8)
+    prompt = [40 + index % 200 for index in range(3 * PIECE + 5)]
+    answer = Answer()
+    async for chunk in served.answer(10, "pieces", prompt):
+        answer.add(chunk)
+    assert answer.spans == [(str(version), 0, 10)]
+    await served.engine.check_health()
+
+
+async def test_a_seeded_request_that_a_commit_makes_recompute_does_not_end_the_engine(
+    served: Served, sender: Sender
+) -> None:
+    await served.push(sender, seed=9)
+    staged = await served.stage(sender, seed=10)
+    answer = Answer()
+    commit: asyncio.Task[float] | None = None
+    async for chunk in served.answer(300, "recomputed"):
+        answer.add(chunk)
+        # More than one piece has to be recomputed.
+        if commit is None and len(answer.tokens) > 3 * PIECE:
+            commit = asyncio.create_task(served.loader.commit(staged))
+    assert commit is not None
+    await commit
+    assert answer.spans[-1] == (str(staged), answer.spans[-1][1], 300)
+    assert answer.spans[-1][1] > 3 * PIECE
+    await served.engine.check_health()
 
 
 async def test_a_failed_stage_leaves_the_served_version_bit_exact(
