@@ -86,10 +86,10 @@ def vllm_url(tmp_path_factory):
     url = f"http://127.0.0.1:{port}"
     with (
         (folder / "log").open("wb") as log,
-        # vLLM leaves its sockets behind; a socket's path must be short.
+        # vLLM leaves sockets and a file behind; a socket's path must be short.
         tempfile.TemporaryDirectory(prefix="vllm-") as sockets,
     ):
-        environment["VLLM_RPC_BASE_PATH"] = sockets
+        environment |= {"VLLM_RPC_BASE_PATH": sockets, "TMPDIR": sockets}
         server = subprocess.Popen(
             command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
