@@ -27,7 +27,6 @@ class ReplicaState(StrEnum):
     STAGING = "staging"
     COMMITTING = "committing"
     SUSPECT = "suspect"
-    DRAINING = "draining"
     DEAD = "dead"
 
 

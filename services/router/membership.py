@@ -16,7 +16,6 @@ from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 
 _LOG = Log("router")
-_GONE = (ReplicaState.DEAD, ReplicaState.DRAINING)
 _RETRY_S = 0.2
 
 
@@ -126,7 +125,7 @@ class Membership:
         before, restarted = self._members, table.revision < self._revision
         self._revision = table.revision
         self._members = {member.replica_id: member for member in table.members}
-        gone = {name for name, member in self._members.items() if member.state in _GONE}
+        gone = {name for name, member in self._members.items() if member.state == ReplicaState.DEAD}
         if not restarted:
             # A restarted bus knows nobody for a moment; that says nothing about replicas.
             gone |= before.keys() - self._members.keys()

@@ -44,7 +44,16 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def start_demo(port: int) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "services.cli.main", "demo", "--steps", "2", "--port", str(port)]
+    command = [
+        sys.executable,
+        "-m",
+        "services.cli.main",
+        "demo",
+        "--steps",
+        "2",
+        "--port",
+        str(port),
+    ]
     return subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -90,16 +90,15 @@ async def test_a_slow_answer_shortens_the_lease_because_it_may_be_old(monkeypatc
     assert not membership.leased(None)
 
 
-async def test_the_dead_the_draining_and_the_vanished_are_reported(watched):
+async def test_the_dead_and_the_vanished_are_reported(watched):
     membership, _, gone, say = watched
     everyone = [_member(name) for name in "abcd"]
     await say(_table(1, *everyone))
     assert gone == []
     dead = _member("a", state=ReplicaState.DEAD, leased=False)
-    draining = _member("b", state=ReplicaState.DRAINING, leased=False)
-    await say(_table(2, dead, draining, everyone[2]))
-    assert gone == [{"a", "b", "d"}]
-    assert set(membership.leased(None)) == {"c"}
+    await say(_table(2, dead, everyone[1], everyone[2]))
+    assert gone == [{"a", "d"}]
+    assert set(membership.leased(None)) == {"b", "c"}
 
 
 async def test_a_restarted_bus_that_knows_nobody_yet_breaks_no_open_request(watched):
