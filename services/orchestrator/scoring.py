@@ -74,13 +74,14 @@ class Scorer:
         """Ask until the deadline; what the service cannot say is an infrastructure error."""
         deadline = time.monotonic() + self._config.score_timeout_s
         pause = self._config.backoff_s
+        problem = "no answer"
         while True:
             left = deadline - time.monotonic()
             try:
                 scores = await asyncio.wait_for(self._reward.score(jobs), left)
                 return {score.job_id: score for score in scores}
             except TimeoutError:
-                problem = f"not scored in {self._config.score_timeout_s:g} s"
+                problem = f"not scored in {self._config.score_timeout_s:g} s: {problem}"
                 break
             except NotReady as error:
                 problem = str(error)
