@@ -211,6 +211,7 @@ class MemberTable:
     """Who is alive, at which version.
 
     Attributes:
+        bus_id: incarnation of the bus; another one has forgotten what was published.
         revision: grows with every change.
         newest_version: highest version ever published, None before the first.
         lease_s: how long the leases in this table hold without news from the bus, seconds.
@@ -218,6 +219,7 @@ class MemberTable:
         pushes: version commits on replicas so far, summed over replicas.
     """
 
+    bus_id: str
     revision: int
     newest_version: int | None
     lease_s: float

@@ -11,6 +11,7 @@ from services.protocol.weight_bus import MemberTable, WeightBus
 from services.protocol.weights import WeightManifest
 
 RETRY_S = 0.2
+WATCH_S = 10.0
 
 T = TypeVar("T")
 _log = Log("trainer")
@@ -65,6 +66,26 @@ class Publisher:
                 raise
         self._held, self.version = manifest, manifest.version
         _log.info("published", version=manifest.version, step=manifest.train_step)
+
+    async def keep_published(self) -> None:
+        """Tell a restarted bus again what it has forgotten, until cancelled.
+
+        Without it, the version published last would reach no late joiner, or nobody at all,
+        before the next one.
+        """
+        revision, known = -1, ""
+        while True:
+            try:
+                table = await self._bus.watch(revision, WATCH_S)
+                if table.bus_id != known and self._held is not None:
+                    await self._bus.publish(self._held)
+            except NotReady:
+                revision = -1
+                await asyncio.sleep(RETRY_S)
+                continue
+            except InvalidInput as has_it:
+                _log.info("bus_needs_no_manifest", why=str(has_it))
+            revision, known = table.revision, table.bus_id
 
     async def members(self) -> MemberTable:
         """The bus's table as it is now."""

@@ -48,7 +48,7 @@ class TrainerService:
         self._publisher = Publisher(bus, config.bus_timeout_s)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._supervisor: asyncio.Task[None] | None = None
+        self._loops: list[asyncio.Task[None]] = []
         self._first_publish: asyncio.Task[None] | None = None
         self._group: Group | None = None
         self._run: _Run | None = None
@@ -65,11 +65,14 @@ class TrainerService:
             NotReady: the ranks did not come up.
         """
         self._install(await self._start_group(self._config))
-        self._supervisor = asyncio.create_task(self._supervise())
+        self._loops = [
+            asyncio.create_task(self._supervise()),
+            asyncio.create_task(self._publisher.keep_published()),
+        ]
 
     async def close(self) -> None:
         """End the ranks and everything in flight."""
-        tasks = [*self._tasks, *([self._supervisor] if self._supervisor else [])]
+        tasks = [*self._tasks, *self._loops]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -78,8 +81,8 @@ class TrainerService:
 
     def check(self) -> None:
         """Raise when the service cannot heal itself any more."""
-        if self._supervisor is not None and self._supervisor.done():
-            raise RuntimeError("the trainer no longer looks after its ranks")
+        if any(loop.done() for loop in self._loops):
+            raise RuntimeError("the trainer no longer looks after its ranks or its versions")
 
     async def state(self) -> TrainerState:
         """See `Trainer.state`; answers during a train step."""

@@ -53,10 +53,10 @@ class Bus:
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
         self._manifest: tuple[WeightManifest, float] | None = None
+        # Also keeps link prefixes of a restarted bus apart from those before.
+        self._bus_id, numbers = secrets.token_hex(4), itertools.count()
         self._shown = self._message(revision=0)
         self._tick_task: asyncio.Task[None] | None = None
-        # The incarnation keeps prefixes of a restarted bus apart from those before.
-        incarnation, numbers = secrets.token_hex(4), itertools.count()
         self._around = Surroundings(
             config=config,
             replicas=self._replicas,
@@ -66,7 +66,7 @@ class Bus:
             post=self._post,
             store=store,
             clock=clock,
-            new_prefix=lambda replica: f"{replica}/{incarnation}.{next(numbers)}/",
+            new_prefix=lambda replica: f"{replica}/{self._bus_id}.{next(numbers)}/",
         )
 
     async def register_replica(self, hello: ReplicaHello) -> None:
@@ -223,6 +223,7 @@ class Bus:
 
     def _message(self, *, revision: int) -> MemberTable:
         return MemberTable(
+            bus_id=self._bus_id,
             revision=revision,
             newest_version=self._replicas.newest_version,
             lease_s=self._config.lease_s,

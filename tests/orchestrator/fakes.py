@@ -86,6 +86,7 @@ class FakeBus:
             await asyncio.wait({changed}, timeout=wait_s)
             changed.cancel()
         return MemberTable(
+            bus_id="b",
             revision=self.revision,
             newest_version=self.newest,
             lease_s=10.0,

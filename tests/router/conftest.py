@@ -312,6 +312,7 @@ class Bus:
                 await self._changed.wait_for(lambda: self.revision > revision)
         await self.talking.wait()
         return MemberTable(
+            bus_id="b",
             revision=self.revision,
             newest_version=1,
             lease_s=self.lease_s,

@@ -28,6 +28,7 @@ def _member(name, **changes):
 
 def _table(revision, *members, lease_s=30.0):
     return MemberTable(
+        bus_id="b",
         revision=revision,
         newest_version=1,
         lease_s=lease_s,

@@ -31,9 +31,15 @@ class FakeBus:
         self.manifests: list[WeightManifest] = []
         self.away = 0
         self.lose_answers = 0
+        self.bus_id = "first"
+        self.looked = asyncio.Event()
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         self._check_away()
+        if revision == 1:  # nothing new: held open, as the bus does
+            self.looked.clear()
+            await self.looked.wait()
+            self._check_away()
         member = Member(
             replica_id="r",
             address="",
@@ -45,6 +51,7 @@ class FakeBus:
             pid=1,
         )
         return MemberTable(
+            bus_id=self.bus_id,
             revision=1,
             newest_version=self.newest,
             lease_s=1.0,
@@ -62,6 +69,11 @@ class FakeBus:
         if self.lose_answers:
             self.lose_answers -= 1
             raise NotReady("the answer was lost")
+
+    def restart(self) -> None:
+        self.newest, self.bus_id, self.away = self.served, "second", 2
+        self.manifests.clear()
+        self.looked.set()
 
     def _check_away(self) -> None:
         if self.away:
@@ -256,6 +268,34 @@ async def test_a_publish_whose_answer_was_lost_is_not_published_again(
     assert bus.versions == [0, 1]
 
 
+async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    service = await open_service(bus, FakeGroup())
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    bus.restart()
+    await until(lambda: bus.versions == [1])
+    assert (await service.train(batch(2))).policy_version == 2
+    assert bus.versions == [1, 2]
+
+
+async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    service = await open_service(bus, FakeGroup())
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    bus.served = 7
+    bus.restart()
+    await until(lambda: bus.away == 0)
+    assert (await service.train(batch(2))).policy_version == 8
+    assert bus.versions == [8]
+    service.check()
+
+
 async def test_state_answers_during_a_train_step(open_service, make_start) -> None:
     group = FakeGroup()
     service = await open_service(FakeBus(), group)
@@ -374,8 +414,8 @@ async def test_save_names_the_run_and_returns_the_step(open_service, make_start)
 async def test_health_fails_when_nobody_looks_after_the_ranks(open_service) -> None:
     service = await open_service(FakeBus(), FakeGroup())
     service.check()
-    assert service._supervisor is not None
-    service._supervisor.cancel()
-    await asyncio.gather(service._supervisor, return_exceptions=True)
+    assert service._loops[0] is not None
+    service._loops[0].cancel()
+    await asyncio.gather(service._loops[0], return_exceptions=True)
     with pytest.raises(RuntimeError, match="looks after"):
         service.check()
