@@ -103,6 +103,9 @@ class BusMetrics:
     leased = _gauge("bus_leased_replicas", "Replicas that may be given work")
     push = _seconds("bus_push_seconds", "Publish to commit, per replica", "replica")
     paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
+    canary_gap = _gauge("bus_canary_gap", "Replica's logprobs beside the trainer's", "replica")
+    canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
+    canary_missed = _counter("bus_canary_missed", "Canaries without an answer", "replica")
     sent_bytes = _counter("bus_sent_bytes", "Weight bytes sent over links", "replica")
 
 

@@ -156,6 +156,7 @@ class Phase(StrEnum):
     SEND = "send"
     STAGE = "stage"
     COMMIT = "commit"
+    CANARY = "canary"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,10 @@ class Report:
         seconds: how long the phase took.
         paused_s: for a commit, how long generation stood still.
         sent_bytes: for a send, payload bytes.
+        canary_gap: for a canary, the largest difference between a logprob of the replica
+            and the trainer's, nats; None if the engine gave no answer (`error` says why).
+        canary_unmoved: for a canary, every logprob is bit for bit that of the version
+            before, although the weights are not.
         prefix: link prefix the phase used, empty for a commit.
     """
 
@@ -182,6 +187,8 @@ class Report:
     seconds: float
     paused_s: float = 0.0
     sent_bytes: int = 0
+    canary_gap: float | None = None
+    canary_unmoved: bool = False
     prefix: str = ""
 
 

@@ -54,6 +54,20 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Canary:
+    """Token sequences and the trainer's logprobs of them: what a delivery is proved by.
+
+    Attributes:
+        sequences: token ids, the same for every version.
+        logprobs: `logprobs[i][j]` belongs to token `j + 1` of sequence i, in nats, at
+            temperature 1 under the manifest's weights.
+    """
+
+    sequences: tuple[tuple[int, ...], ...]
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightManifest:
     """Everything a receiver needs to take and check one policy version.
 
@@ -63,6 +77,7 @@ class WeightManifest:
         tensors: in the order in which they travel.
         buckets: half-open ranges of indexes into `tensors`.
         digests: sha256 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
+        canary: what the weights must answer once they are loaded; None: nothing is asked.
     """
 
     version: int
@@ -70,6 +85,7 @@ class WeightManifest:
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[tuple[int, int], ...]
     digests: tuple[tuple[str, ...], ...]
+    canary: Canary | None = None
 
     @property
     def world_size(self) -> int:

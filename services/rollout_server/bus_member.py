@@ -20,6 +20,8 @@ from services.protocol.weight_bus import (
     StageWeights,
     WeightBus,
 )
+from services.protocol.weights import WeightManifest
+from services.rollout_server.canary import CanaryProver, Proof
 from services.rollout_server.engine_loader import EngineLoader
 
 _POLL_WAIT_S = 2.0
@@ -43,18 +45,21 @@ class BusMember:
         self,
         bus: WeightBus,
         loader: EngineLoader,
+        prover: CanaryProver,
         hello: Callable[[int | None], ReplicaHello],
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
         self._bus = bus
         self._loader = loader
+        self._prover = prover
         self._hello = hello
         self._id = hello(None).replica_id
         self._retry_s = retry_s
         self._acknowledged = 0
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
         self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
+        self._proving: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -77,6 +82,7 @@ class BusMember:
 
     async def stop(self) -> None:
         """End the tasks, then leave the bus: a poll under way would register again."""
+        await self._end_proof()
         tasks = [*self._tasks, *([self._staging[1]] if self._staging else [])]
         for task in tasks:
             task.cancel()
@@ -141,10 +147,44 @@ class BusMember:
         await self._report_end(Phase.STAGE, version, prefix, self._loader.stage(order))
 
     async def _commit(self, order: CommitWeights) -> None:
+        # A proof under way would be about tokens of two versions.
+        await self._end_proof()
         await self._report_end(Phase.COMMIT, order.version, "", self._loader.commit(order.version))
-        version = self._loader.committed_version
-        if version is not None:
-            RolloutMetrics.version.set(version, {"replica": self._id})
+        committed = self._loader.committed
+        if committed is None:
+            return
+        RolloutMetrics.version.set(committed.version, {"replica": self._id})
+        if committed.version == order.version and committed.canary is not None:
+            self._proving = asyncio.create_task(self._prove(committed), name="canary")
+
+    async def _prove(self, manifest: WeightManifest) -> None:
+        """In the background of generation: it waits for its turn like any other request."""
+        started, error, proof = time.monotonic(), None, Proof(gap=None, unmoved=False)
+        try:
+            proof = await self._prover.prove(manifest)
+        # Edge of the task: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning("canary failed", replica=self._id, version=manifest.version, error=error)
+        self._count(Phase.CANARY, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=self._id,
+                phase=Phase.CANARY,
+                version=manifest.version,
+                error=error,
+                seconds=time.monotonic() - started,
+                canary_gap=proof.gap,
+                canary_unmoved=proof.unmoved,
+            )
+        )
+
+    async def _end_proof(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.gather(self._proving, return_exceptions=True)
+            self._proving = None
 
     async def _drop(self, order: DropLinks) -> None:
         await self._end_staging()

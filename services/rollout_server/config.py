@@ -31,6 +31,8 @@ class RolloutServerConfig(StrictModel):
             "drain" lets them finish first.
         commit_timeout_s: deadline of each step of a commit, seconds; with "drain" the
             longest request must fit.
+        canary_timeout_s: longest that the proof of a delivery waits for its turn among
+            other requests.
         host: address to listen on; "" is the node's own, "0.0.0.0" all of them.
         engine_args: further vLLM engine or server arguments by vLLM's names.
         num_cpus: CPUs that Ray reserves per replica.
@@ -50,6 +52,7 @@ class RolloutServerConfig(StrictModel):
     seed: int = 0
     in_flight: Literal["keep", "keep_stale", "drain"] = "keep"
     commit_timeout_s: float = Field(default=60.0, gt=0)
+    canary_timeout_s: float = Field(default=60.0, gt=0)
     host: str = ""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     num_cpus: float = Field(default=0.1, ge=0)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from services.observability.log import Log
 from services.protocol.weight_bus import StageWeights
+from services.protocol.weights import WeightManifest
 
 _POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
@@ -44,12 +45,16 @@ class StageFailed(RuntimeError):
     """A version could not be received whole; the served version is untouched."""
 
 
+class NothingStaged(RuntimeError):
+    """A commit was ordered of a version that is not there."""
+
+
 class EngineLoader:
     """The versions of one engine: at most one staged, at most one committed.
 
     Attributes:
-        committed_version: the version served, None before the first commit and after a
-            commit that failed half-way.
+        committed: the version served, None before the first commit and after a commit
+            that failed half-way.
         torn: a commit failed half-way; generation stands still until one succeeds.
     """
 
@@ -61,8 +66,14 @@ class EngineLoader:
         self._mode = "wait" if in_flight == "drain" else "keep"
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
-        self.committed_version: int | None = None
+        self._staged: WeightManifest | None = None
+        self.committed: WeightManifest | None = None
         self.torn = False
+
+    @property
+    def committed_version(self) -> int | None:
+        """Number of the version served, None while none is whole."""
+        return self.committed.version if self.committed is not None else None
 
     @property
     def longest_commit_s(self) -> float:
@@ -81,6 +92,7 @@ class EngineLoader:
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
         """
         info = {"order": pickle.dumps(order), "host": self._host}
+        self._staged = None
         await self._rpc("drop_stage")
         await asyncio.wait_for(self._engine.start_weight_update(), _RPC_TIMEOUT_S)
         await asyncio.wait_for(self._engine.update_weights(_request(info)), _RPC_TIMEOUT_S)
@@ -92,6 +104,7 @@ class EngineLoader:
                 await self._rpc("drop_stage")
                 raise StageFailed(failed[0])
             if all(vote["state"] == "staged" for vote in votes):
+                self._staged = order.manifest
                 return max(float(vote["seconds"]) for vote in votes)
             await asyncio.sleep(_POLL_S)
 
@@ -102,27 +115,31 @@ class EngineLoader:
             Seconds for which generation stood still.
 
         Raises:
+            NothingStaged: the version is not complete here; generation was not stopped.
             TimeoutError: a step missed its deadline.
             Exception: whatever the engine raises. Unless `torn`, the served version is as
                 before and generation goes on.
         """
-        if self.committed_version == version:
-            return 0.0
+        staged = self._staged
+        if staged is None and self.committed_version == version:
+            return 0.0  # the order was delivered again
+        if staged is None or staged.version != version:
+            raise NothingStaged(f"version {version} is not staged")
         started = time.monotonic()
         try:
             await self._step(
                 self._engine.pause_generation(mode=self._mode, clear_cache=self._clear_cache)
             )
-            before, self.committed_version = self.committed_version, None
+            before, self.committed = self.committed, None
             # Until the workers say otherwise: a cancelled or late load may have begun.
             was_torn, self.torn = self.torn, True
             try:
                 await self._step(self._engine.finish_weight_update(str(version)))
             except Exception:
                 self.torn = was_torn or await self._workers_torn()
-                self.committed_version = None if self.torn else before
+                self.committed = None if self.torn else before
                 raise
-            self.torn, self.committed_version = False, version
+            self.torn, self.committed, self._staged = False, staged, None
         finally:
             if not self.torn:
                 await self._step(self._engine.resume_generation())
@@ -130,6 +147,7 @@ class EngineLoader:
 
     async def drop(self, prefix: str) -> None:
         """Forget links whose prefix starts with `prefix`, and what was staged."""
+        self._staged = None
         await self._rpc("drop_stage", prefix)
 
     async def digests(self) -> list[dict[str, Any]]:

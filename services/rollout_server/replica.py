@@ -12,6 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from services.observability.log import Log
 from services.protocol.weight_bus import ReplicaHello, WeightBus
 from services.rollout_server.bus_member import BusMember
+from services.rollout_server.canary import CanaryProver
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_arguments import engine_arguments, server_arguments
 from services.rollout_server.engine_fork import fork_engine_processes
@@ -94,7 +95,8 @@ class RolloutReplica:
             commit_timeout_s=self._config.commit_timeout_s,
         )
         self._longest_commit_s = loader.longest_commit_s
-        self._member = BusMember(self._bus, loader, self._hello)
+        prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
+        self._member = BusMember(self._bus, loader, prover, self._hello)
         self._member.start()
         self._watch_task = asyncio.create_task(self._watch(), name="watch")
         log.info(

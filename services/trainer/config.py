@@ -27,6 +27,8 @@ class TrainerConfig(StrictModel):
         num_cpus: Ray CPUs of the Serve replica that leads the ranks.
         rank_num_cpus: Ray CPUs of each rank.
         gpus_per_rank: Ray GPUs of each rank.
+        canary_sequences: token sequences scored with every version, by which its delivery
+            is proved; 0 turns the proof off.
         group_timeout_s: longest that a rank waits for another inside one collective.
         start_timeout_s: longest from starting the ranks to a loaded model.
         call_timeout_s: longest that one train step, checkpoint or load may take.
@@ -46,6 +48,7 @@ class TrainerConfig(StrictModel):
     num_cpus: float = Field(default=0.1, ge=0)
     rank_num_cpus: float = Field(default=0.1, ge=0)
     gpus_per_rank: float = Field(default=0.0, ge=0)
+    canary_sequences: int = Field(default=8, ge=0, le=1024)
     group_timeout_s: float = Field(default=60.0, gt=0)
     start_timeout_s: float = Field(default=180.0, gt=0)
     call_timeout_s: float = Field(default=600.0, gt=0)

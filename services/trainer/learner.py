@@ -16,6 +16,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.trainer import AlgorithmConfig, RunStart, TrainBatch
 from services.protocol.weights import Dtype, TensorSpec, plan_buckets
 from services.trainer.batching import plan_microbatches, plan_minibatches, rows_of
+from services.trainer.canary import canary_sequences
 from services.trainer.checkpoint import (
     Progress,
     load_checkpoint,
@@ -26,7 +27,7 @@ from services.trainer.collate import collate_sequences
 from services.trainer.config import TrainerConfig
 from services.trainer.model import load_policy
 from services.trainer.network import interface_of
-from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
 from services.trainer.step import TrainStep
 
@@ -76,6 +77,7 @@ class Learner:
         self._dtype = Dtype(config.dtype)
         self._tensors = self._describe()
         self._buckets = plan_buckets(self._tensors, config.bucket_bytes)
+        self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
         self._optimizer = self._make_optimizer()
@@ -88,16 +90,18 @@ class Learner:
             parameters=sum(math.prod(spec.shape) for spec in self._tensors),
             tensors=self._tensors,
             buckets=self._buckets,
+            canary=self._canary,
         )
 
-    def snapshot(self, version: int) -> tuple[str, ...]:
-        """Copy the weights as they are under the name `version`; returns bucket digests."""
+    def snapshot(self, version: int) -> RankSnapshot:
+        """Copy the weights as they are under the name `version`, and score the canary."""
+        canary = self.logprobs([list(one) for one in self._canary])
         self._policy.reshard_all()
         parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
         dtype = getattr(torch, self._dtype.value)
         taken = take_snapshot(version, parameters, self._buckets, dtype)
         self.shelf.put(taken)
-        return taken.digests
+        return RankSnapshot(digests=taken.digests, canary=canary)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
         """Load the newest checkpoint, else the initial weights, and take a snapshot."""
@@ -112,7 +116,7 @@ class Learner:
         if checkpoint is not None:
             self._touched = True
             self._progress = load_checkpoint(checkpoint, self._policy, self._optimizer)
-        return RankRun(step=self._progress.step, digests=self.snapshot(version))
+        return RankRun(step=self._progress.step, snapshot=self.snapshot(version))
 
     def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
         """Do one train step and take a snapshot named `next_version`.
@@ -140,7 +144,7 @@ class Learner:
         )
         done = step.run(rows, minibatches, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
-        digests = self.snapshot(next_version)
+        snapshot = self.snapshot(next_version)
         self._progress = Progress(
             step=batch.step,
             optimizer_steps=self._progress.optimizer_steps + done.optimizer_steps,
@@ -150,7 +154,7 @@ class Learner:
             tokens=done.tokens,
             metrics=done.metrics,
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
-            digests=digests,
+            snapshot=snapshot,
         )
 
     def save(self, version: int) -> int:

@@ -15,7 +15,7 @@ from services.peers import BusPeer
 from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.weight_bus import TrainerHello
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 
 if TYPE_CHECKING:
     from services.trainer.learner import Learner
@@ -69,7 +69,7 @@ class TrainerRank:
             raise RuntimeError("follow_bus before join")
         await self._member
 
-    async def snapshot(self, version: int) -> tuple[str, ...]:
+    async def snapshot(self, version: int) -> RankSnapshot:
         """See `Learner.snapshot`."""
         return await self._in_torch(lambda: self._loaded().snapshot(version))
 

@@ -35,7 +35,7 @@ class RankGroup:
     def __init__(self, name: str, ranks: Sequence[Any]) -> None:
         self.name = name
         self.lost = asyncio.Event()
-        self.model = RankModel(parameters=0, tensors=(), buckets=())
+        self.model = RankModel(parameters=0, tensors=(), buckets=(), canary=())
         self._ranks = list(ranks)
         self._watch: asyncio.Task[None] | None = None
 

@@ -13,11 +13,26 @@ class RankModel:
         parameters: of the whole model.
         tensors: what a snapshot consists of.
         buckets: half-open ranges of indexes into `tensors`.
+        canary: token sequences that are scored with every snapshot.
     """
 
     parameters: int
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[tuple[int, int], ...]
+    canary: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSnapshot:
+    """The weights of one version as one rank copied them.
+
+    Attributes:
+        digests: sha256 hex of the rank's buckets.
+        canary: logprobs of the canary sequences that this rank scored, by their index.
+    """
+
+    digests: tuple[str, ...]
+    canary: dict[int, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +41,11 @@ class RankRun:
 
     Attributes:
         step: train steps done in it.
-        digests: sha256 hex of the rank's snapshot buckets.
+        snapshot: what was loaded.
     """
 
     step: int
-    digests: tuple[str, ...]
+    snapshot: RankSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +56,10 @@ class RankStep:
         tokens: response tokens that carried a gradient.
         metrics: see `TrainReport`.
         seconds: `forward_backward`, `optimizer` and `snapshot`.
-        digests: sha256 hex of the rank's snapshot buckets.
+        snapshot: the result.
     """
 
     tokens: int
     metrics: dict[str, float]
     seconds: dict[str, float]
-    digests: tuple[str, ...]
+    snapshot: RankSnapshot

@@ -12,10 +12,11 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
+from services.trainer.canary import by_sequence, canary_of
 from services.trainer.config import TrainerConfig
 from services.trainer.group import Group
 from services.trainer.publisher import Publisher
-from services.trainer.rank_messages import RankRun, RankStep
+from services.trainer.rank_messages import RankRun, RankSnapshot, RankStep
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 
@@ -132,7 +133,7 @@ class TrainerService:
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
-        manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
+        manifest = self._manifest(version, runs[0].step, [run.snapshot for run in runs])
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
@@ -151,7 +152,7 @@ class TrainerService:
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed
             raise
-        manifest = self._manifest(version, batch.step, [step.digests for step in steps])
+        manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
         await self._publisher.publish(manifest)
         self._run, self._unsettled = replace(run, step=batch.step), False
         total = time.perf_counter() - started
@@ -172,8 +173,7 @@ class TrainerService:
 
     async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         parts: list[dict[int, list[float]]] = await self._call("logprobs", sequences)
-        scored = {index: values for part in parts for index, values in part.items()}
-        return [scored[index] for index in range(len(sequences))]
+        return by_sequence(parts)
 
     async def _in_turn(self, operation: Callable[[], Awaitable[T]]) -> T:
         if self._group is None or self._group.lost.is_set():
@@ -268,10 +268,10 @@ class TrainerService:
             _log.info("weights_of_an_unknown_run_left_alone")
             return
         version = await self._publisher.next_version()
-        digests = await self._call("snapshot", version)
-        await self._publisher.publish(self._manifest(version, 0, digests))
+        snapshots = await self._call("snapshot", version)
+        await self._publisher.publish(self._manifest(version, 0, snapshots))
 
-    def _manifest(self, version: int, step: int, digests: list[tuple[str, ...]]) -> WeightManifest:
+    def _manifest(self, version: int, step: int, snapshots: list[RankSnapshot]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"
         model = self._group.model
         return WeightManifest(
@@ -279,7 +279,8 @@ class TrainerService:
             train_step=step,
             tensors=model.tensors,
             buckets=model.buckets,
-            digests=tuple(digests),
+            digests=tuple(snapshot.digests for snapshot in snapshots),
+            canary=canary_of(model.canary, [snapshot.canary for snapshot in snapshots]),
         )
 
 

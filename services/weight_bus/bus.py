@@ -243,4 +243,5 @@ class Bus:
                 )
 
     def _forget_series(self, replica_id: str) -> None:
-        BusMetrics.replica_version.forget({"replica": replica_id})
+        for gauge in (BusMetrics.replica_version, BusMetrics.canary_gap):
+            gauge.forget({"replica": replica_id})

@@ -20,6 +20,9 @@ class WeightBusConfig(StrictModel):
         stage_timeout_s: deadline from the order to send to the replica's vote.
         commit_margin_s: time beyond a replica's own deadline for a commit in which its
             report must come.
+        canary_max_gap: largest difference between a logprob of a replica and the trainer's,
+            nats, before the replica loses its lease and is sent everything again. About
+            1e-5 is reached in float32; bfloat16 needs room.
         retry_s: pause before the first retry of a failed update; doubles up to
             `retry_max_s`.
         retry_max_s: longest pause between retries.
@@ -34,6 +37,7 @@ class WeightBusConfig(StrictModel):
     link_timeout_s: float = Field(default=20.0, gt=0)
     stage_timeout_s: float = Field(default=120.0, gt=0)
     commit_margin_s: float = Field(default=30.0, gt=0)
+    canary_max_gap: float = Field(default=0.5, gt=0)
     retry_s: float = Field(default=0.2, gt=0)
     retry_max_s: float = Field(default=5.0, gt=0)
     num_cpus: float = Field(default=0.1, ge=0)

@@ -18,26 +18,19 @@ from services.protocol.weight_bus import (
     StageWeights,
 )
 from services.protocol.weights import WeightManifest
+from services.weight_bus.canary import judge
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.mailbox import MailboxFull
-from services.weight_bus.replicas import Replicas
+from services.weight_bus.replicas import SERVING, Replicas
+from services.weight_bus.reports import Reports, UpdateFailed
 from services.weight_bus.trainer_groups import TrainerGroups
 
 log = Log("weight_bus")
 
-_MAX_REPORTS = 256
 _STRIKES = 3
 """Failed updates in a row after which a replica is no longer taken to be in service."""
 CATCHING_UP = ReplicaState.CATCHING_UP
-
-
-class UpdateFailed(Exception):
-    """One attempt to update the replica ended without a commit."""
-
-    def __init__(self, phase: Phase, error: str, *, silent: bool = False) -> None:
-        self.phase, self.error, self.silent = phase, error, silent
-        super().__init__(f"{phase}: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +66,11 @@ class Delivery:
     def __init__(self, replica_id: str, around: Surroundings) -> None:
         self._replica_id = replica_id
         self._around = around
-        self._reports: asyncio.Queue[Report] = asyncio.Queue(_MAX_REPORTS)
+        self._reports = Reports()
         self._prefix = ""
         self._senders: tuple[str, ...] = ()
-        self._awaited: tuple[Phase, int] | None = None
+        self._committing: int | None = None  # the version last ordered to be committed
+        self._proof: Report | None = None  # of that version, until it is judged
         self._failures = 0  # in a row
 
     async def run(self) -> None:
@@ -105,9 +99,14 @@ class Delivery:
 
     def take(self, report: Report) -> bool:
         """Hand in a report; False if nobody waits for it."""
-        if not self._concerns_update(report) or self._reports.full():
+        if report.phase is not Phase.CANARY:
+            return self._reports.take(report)
+        if report.version != self._committing:
             return False
-        self._reports.put_nowait(report)
+        self._proof = report
+        if self._in_service() and not self._is(ReplicaState.COMMITTING):
+            self._judge_in_service()
+        self._around.changes.announce()
         return True
 
     def _newest(self) -> tuple[WeightManifest, float]:
@@ -131,7 +130,11 @@ class Delivery:
         self._open_epoch()
         await self._stage(manifest)
         paused_s = await self._commit(manifest.version)
+        if manifest.canary is not None and not self._in_service():
+            await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest.version)
+        # One in service is judged whenever its answer comes: it may be full of requests.
+        self._judge_in_service()
         tags = {"replica": self._replica_id}
         BusMetrics.commits.inc(tags=tags)
         BusMetrics.push.observe(self._around.clock() - started, tags=tags)
@@ -158,53 +161,47 @@ class Delivery:
     async def _stage(self, manifest: WeightManifest) -> None:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
         links = await self._links()
-        self._awaited = (Phase.STAGE, manifest.version)
+        self._reports.expect(Phase.STAGE, manifest.version, self._prefix)
         self._post(self._replica_id, StageWeights(manifest=manifest, links=links), Phase.STAGE)
         for sender, link in zip(self._senders, links, strict=True):
             self._post(sender, SendWeights(version=manifest.version, link=link), Phase.SEND)
-        await self._await_report(self._around.config.stage_timeout_s)
+        await self._reports.wait(self._around.config.stage_timeout_s)
 
     async def _commit(self, version: int) -> float:
-        self._awaited = (Phase.COMMIT, version)
+        self._reports.expect(Phase.COMMIT, version)
+        self._committing, self._proof = version, None
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
         self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
-        report = await self._await_report(self._commit_timeout_s())
+        report = await self._reports.wait(self._commit_timeout_s())
         return report.paused_s
+
+    async def _pass_canary(self) -> None:
+        timeout_s = self._commit_timeout_s()
+        await self._around.changes.until(lambda: self._proof is not None, timeout_s=timeout_s)
+        proof, self._proof = self._proof, None
+        if proof is None:
+            raise UpdateFailed(Phase.CANARY, f"no proof in {timeout_s:g} s", silent=True)
+        problem = judge(proof, self._around.config.canary_max_gap) or proof.error
+        if problem is not None:
+            raise UpdateFailed(Phase.CANARY, problem)
+
+    def _judge_in_service(self) -> None:
+        """Take the lease from a replica whose answer is wrong; it is sent everything again."""
+        proof, self._proof = self._proof, None
+        problem = judge(proof, self._around.config.canary_max_gap) if proof else None
+        if problem is None:
+            return
+        BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
+        log.warning("canary died", replica=self._replica_id, why=problem)
+        self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
+        self._around.changes.announce()
 
     def _commit_timeout_s(self) -> float:
         """The replica gives up by itself first, and says what went wrong."""
         replica = self._around.replicas.get(self._replica_id)
         own_s = replica.hello.commit_timeout_s if replica is not None else 0.0
         return own_s + self._around.config.commit_margin_s
-
-    async def _await_report(self, timeout_s: float) -> Report:
-        """The replica's report of the awaited phase.
-
-        An error of either end of a link is final at once: nobody waits for the vote of a
-        replica that its sender has lost.
-        """
-        assert self._awaited is not None
-        awaited = self._awaited[0]
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    report = await self._reports.get()
-                    if not self._concerns_update(report):
-                        BusMetrics.dropped_reports.inc()
-                    elif report.error is not None:
-                        raise UpdateFailed(report.phase, report.error)
-                    elif report.phase is awaited:
-                        return report
-        except TimeoutError:
-            raise UpdateFailed(awaited, f"no report in {timeout_s:g} s", silent=True) from None
-
-    def _concerns_update(self, report: Report) -> bool:
-        if self._awaited is None or report.version != self._awaited[1]:
-            return False
-        if report.phase is Phase.COMMIT:
-            return self._awaited[0] is Phase.COMMIT
-        return self._awaited[0] is Phase.STAGE and report.prefix.startswith(self._prefix)
 
     async def _links(self) -> tuple[Link, ...]:
         replica = self._around.replicas.get(self._replica_id)
@@ -243,7 +240,7 @@ class Delivery:
         # A replica without a lease gets it back by a commit only.
         live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
         state = ReplicaState.LIVE if live and self._failures < _STRIKES else CATCHING_UP
-        if failed.silent or failed.phase is Phase.COMMIT:
+        if failed.silent or failed.phase in (Phase.COMMIT, Phase.CANARY):
             state = ReplicaState.SUSPECT
         if self._around.replicas.get(self._replica_id) is not None:
             self._around.replicas.fail(self._replica_id, state, str(failed))
@@ -263,7 +260,7 @@ class Delivery:
 
     def _drop_links(self) -> None:
         """Cancel whatever is under way; the next update gets links of its own."""
-        self._awaited = None
+        self._reports.forget()
         if not self._prefix:
             return
         for member in (self._replica_id, *self._senders):
@@ -284,6 +281,9 @@ class Delivery:
             raise UpdateFailed(Phase.STAGE, "the replica left")
         self._around.replicas.begin(self._replica_id, state)
         self._around.changes.announce()
+
+    def _in_service(self) -> bool:
+        return any(self._is(state) for state in SERVING)
 
     def _is(self, state: ReplicaState) -> bool:
         replica = self._around.replicas.get(self._replica_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from services.protocol.weight_bus import Member, ReplicaHello, ReplicaState
 from services.weight_bus.config import WeightBusConfig
 
-_SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
+SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
 """States with a lease: staging does not disturb generation, committing only delays it."""
 
 
@@ -62,7 +62,7 @@ class Replicas:
         known = self._replicas.get(hello.replica_id)
         if known is not None and known.state is not ReplicaState.DEAD:
             known.hello, known.seen_at = hello, self._clock()
-            if hello.committed_version is None and known.state in _SERVING:
+            if hello.committed_version is None and known.state in SERVING:
                 # It holds no whole version: a commit failed half-way.
                 known.state = ReplicaState.SUSPECT
             known.committed_version = hello.committed_version
@@ -125,7 +125,7 @@ class Replicas:
     def leased(self, replica: Replica) -> bool:
         """Whether the replica may be given work now."""
         version = replica.committed_version
-        if replica.state not in _SERVING or version is None or self.newest_version is None:
+        if replica.state not in SERVING or version is None or self.newest_version is None:
             return False
         if self._clock() - replica.seen_at > self._config.heartbeat_timeout_s:
             return False

@@ -18,8 +18,9 @@ from services.protocol.weight_bus import (
     Report,
     StageWeights,
 )
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import Canary, WeightManifest
 from services.rollout_server.bus_member import BusMember
+from services.rollout_server.canary import Proof
 
 DEADLINE_S = 5.0
 
@@ -75,7 +76,8 @@ class ScriptedLoader:
     """An engine loader whose stages end when the test says so."""
 
     def __init__(self) -> None:
-        self.committed_version: int | None = None
+        self.committed: WeightManifest | None = None
+        self.canary: Canary | None = None
         self.gates: dict[str, asyncio.Event] = {}
         self.stages: list[str] = []
         self.cancelled: list[str] = []
@@ -97,17 +99,49 @@ class ScriptedLoader:
     async def commit(self, version: int) -> float:
         if self.error is not None:
             raise self.error
-        self.committed_version = version
+        self.committed = manifest(version, self.canary)
         return 0.02
+
+    @property
+    def committed_version(self) -> int | None:
+        return self.committed.version if self.committed else None
 
     async def drop(self, prefix: str) -> None:
         self.dropped.append(prefix)
 
 
+class ScriptedProver:
+    """Proves with a gap of a tenth of the version, once the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.entered = asyncio.Event()
+        self.ended: asyncio.Queue[int] = asyncio.Queue()
+        self.error: Exception | None = None
+
+    async def prove(self, manifest: WeightManifest) -> Proof:
+        self.entered.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.ended.put_nowait(manifest.version)
+            raise
+        if self.error is not None:
+            raise self.error
+        return Proof(gap=manifest.version / 10, unmoved=True)
+
+
 class Scene:
     def __init__(self) -> None:
-        self.bus, self.loader = ScriptedBus(), ScriptedLoader()
-        self.member = BusMember(self.bus, self.loader, self.hello, retry_s=0.005)  # type: ignore[arg-type]
+        self.bus, self.loader, self.prover = ScriptedBus(), ScriptedLoader(), ScriptedProver()
+        self.member = BusMember(
+            self.bus,  # type: ignore[arg-type]
+            self.loader,  # type: ignore[arg-type]
+            self.prover,  # type: ignore[arg-type]
+            self.hello,
+            retry_s=0.005,
+        )
 
     def hello(self, committed_version: int | None) -> ReplicaHello:
         return ReplicaHello(
@@ -135,6 +169,15 @@ async def scene() -> AsyncIterator[Scene]:
     assert scene.bus.left == ["r"]
 
 
+CANARY = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
+
+
+def manifest(version: int, canary: Canary | None = None) -> WeightManifest:
+    return WeightManifest(
+        version=version, train_step=0, tensors=(), buckets=(), digests=((),), canary=canary
+    )
+
+
 def stage(version: int, prefix: str) -> StageWeights:
     link = Link(
         replica_id="r",
@@ -145,8 +188,7 @@ def stage(version: int, prefix: str) -> StageWeights:
         world_size=2,
         timeout_s=1,
     )
-    manifest = WeightManifest(version=version, train_step=0, tensors=(), buckets=(), digests=((),))
-    return StageWeights(manifest=manifest, links=(link,))
+    return StageWeights(manifest=manifest(version), links=(link,))
 
 
 async def test_stage_and_commit_are_reported_with_what_the_bus_needs(scene: Scene) -> None:
@@ -193,7 +235,7 @@ async def test_the_same_order_twice_is_carried_out_once(scene: Scene) -> None:
 
 
 async def test_a_bus_that_forgot_the_replica_is_told_what_it_serves(scene: Scene) -> None:
-    scene.loader.committed_version = 7
+    scene.loader.committed = manifest(7)
     scene.bus.known = False
     assert (await scene.next(scene.bus.hellos)).committed_version == 7
 
@@ -218,3 +260,35 @@ async def test_a_member_whose_task_ended_is_not_healthy() -> None:
     with pytest.raises(RuntimeError, match="bus poll ended"):
         scene.member.check()
     await scene.member.stop()
+
+
+async def test_every_commit_is_followed_by_its_proof(scene: Scene) -> None:
+    scene.loader.canary = CANARY
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    proof = await scene.next(scene.bus.reports)
+    assert (proof.phase, proof.version, proof.error) == (Phase.CANARY, 3, None)
+    assert (proof.canary_gap, proof.canary_unmoved) == (pytest.approx(0.3), True)
+
+
+async def test_an_engine_that_gives_no_proof_is_reported(scene: Scene) -> None:
+    scene.loader.canary = CANARY
+    scene.prover.error = TimeoutError("full")
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    proof = await scene.next(scene.bus.reports)
+    assert (proof.phase, proof.canary_gap) == (Phase.CANARY, None)
+    assert "full" in proof.error
+
+
+async def test_the_next_commit_ends_a_proof_that_still_waits(scene: Scene) -> None:
+    scene.loader.canary = CANARY
+    scene.prover.gate.clear()
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    await asyncio.wait_for(scene.prover.entered.wait(), DEADLINE_S)
+    scene.bus.orders.put_nowait(CommitWeights(version=4))
+    assert await scene.next(scene.prover.ended) == 3
+    scene.prover.gate.set()
+    reports = [await scene.next(scene.bus.reports) for _ in range(2)]
+    assert [(one.phase, one.version) for one in reports] == [(Phase.COMMIT, 4), (Phase.CANARY, 4)]

@@ -5,7 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.rollout_server.engine_loader import EngineLoader
+from services.protocol.weight_bus import StageWeights
+from services.protocol.weights import WeightManifest
+from services.rollout_server import engine_loader
+from services.rollout_server.engine_loader import EngineLoader, NothingStaged
 
 
 class ScriptedEngine:
@@ -39,6 +42,8 @@ class ScriptedEngine:
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
     ) -> list[Any]:
+        if method == "stage_vote":
+            return [{"state": "staged", "error": None, "seconds": 0.1}] * 2
         self.calls.append(method)
         if self.hang:
             raise TimeoutError
@@ -47,6 +52,19 @@ class ScriptedEngine:
 
 def loader(engine: ScriptedEngine, in_flight: str = "keep", timeout_s: float = 5.0) -> EngineLoader:
     return EngineLoader(engine, host="", in_flight=in_flight, commit_timeout_s=timeout_s)
+
+
+async def stage(one: EngineLoader, engine: ScriptedEngine, version: int) -> None:
+    manifest = WeightManifest(
+        version=version, train_step=version, tensors=(), buckets=(), digests=((),)
+    )
+    await one.stage(StageWeights(manifest=manifest, links=()))
+    engine.calls.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_loader, "_request", lambda info: info)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +78,7 @@ def loader(engine: ScriptedEngine, in_flight: str = "keep", timeout_s: float = 5
 async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: Any) -> None:
     engine = ScriptedEngine()
     one = loader(engine, in_flight)
+    await stage(one, engine, 4)
     await one.commit(4)
     assert engine.calls == [pause, ("finish", "4"), "resume"]
     assert one.committed_version == 4
@@ -68,6 +87,7 @@ async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: An
 async def test_a_commit_that_was_carried_out_is_not_carried_out_again() -> None:
     engine = ScriptedEngine()
     one = loader(engine)
+    await stage(one, engine, 4)
     await one.commit(4)
     engine.calls.clear()
     assert await one.commit(4) == 0.0
@@ -77,9 +97,11 @@ async def test_a_commit_that_was_carried_out_is_not_carried_out_again() -> None:
 async def test_a_refused_commit_leaves_the_version_and_goes_on() -> None:
     engine = ScriptedEngine()
     one = loader(engine)
+    await stage(one, engine, 4)
     await one.commit(4)
-    engine.finish_error = RuntimeError("nothing staged")
-    with pytest.raises(RuntimeError, match="nothing staged"):
+    await stage(one, engine, 5)
+    engine.finish_error = RuntimeError("no such tensor")
+    with pytest.raises(RuntimeError, match="no such tensor"):
         await one.commit(5)
     assert (one.committed_version, one.torn) == (4, False)
     assert engine.calls[-1] == "resume"
@@ -88,14 +110,17 @@ async def test_a_refused_commit_leaves_the_version_and_goes_on() -> None:
 async def test_one_torn_worker_keeps_the_engine_paused_until_a_commit_succeeds() -> None:
     engine = ScriptedEngine()
     one = loader(engine)
+    await stage(one, engine, 4)
     await one.commit(4)
     engine.calls.clear()
+    await stage(one, engine, 5)
     engine.finish_error, engine.torn = RuntimeError("half-way"), True
     with pytest.raises(RuntimeError):
         await one.commit(5)
     assert (one.committed_version, one.torn) == (None, True)
     assert "resume" not in engine.calls
     engine.finish_error, engine.torn = None, False
+    await stage(one, engine, 5)
     await one.commit(5)
     assert (one.committed_version, one.torn) == (5, False)
     assert engine.calls[-1] == "resume"
@@ -103,9 +128,31 @@ async def test_one_torn_worker_keeps_the_engine_paused_until_a_commit_succeeds()
 
 async def test_a_load_that_misses_its_deadline_counts_as_torn() -> None:
     engine = ScriptedEngine()
-    engine.hang = True
     one = loader(engine, timeout_s=0.02)
+    await stage(one, engine, 1)
+    engine.hang = True
     with pytest.raises(TimeoutError):
         await one.commit(1)
     assert one.torn
     assert "resume" not in engine.calls
+
+
+async def test_a_commit_of_what_is_not_staged_does_not_stop_generation() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    await stage(one, engine, 4)
+    await one.drop("e1")
+    for version in (4, 5):
+        engine.calls.clear()
+        with pytest.raises(NothingStaged, match=f"version {version}"):
+            await one.commit(version)
+        assert engine.calls == []
+
+
+async def test_a_version_that_is_sent_again_is_loaded_again() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    for _ in range(2):
+        await stage(one, engine, 4)
+        await one.commit(4)
+        assert ("finish", "4") in engine.calls

@@ -11,6 +11,8 @@ import pytest_asyncio
 import torch
 from transformers import PreTrainedModel
 
+from services.protocol.weights import Canary, WeightManifest
+from services.rollout_server.canary import CanaryProver
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
 from services.rollout_server.engine_loader import EngineLoader, StageFailed
@@ -140,6 +142,42 @@ async def test_each_token_has_the_logprob_of_the_version_it_is_labelled_with_acr
     assert served.worst_difference(answer) < TOLERANCE
 
 
+async def test_the_canary_proves_the_weights_that_are_served_and_no_others(
+    served: Served, sender: Sender
+) -> None:
+    prover = CanaryProver(served.engine, timeout_s=30)
+    first = await served.push(sender, seed=1)
+    right = await prover.prove(with_canary(first, served.policies[str(first)]))
+    assert right.gap is not None
+    assert right.gap < TOLERANCE
+    second = await served.push(sender, seed=2)
+    stale = await prover.prove(with_canary(second, served.policies[str(first)]))
+    assert stale.gap is not None
+    assert stale.gap > 100 * TOLERANCE, "other weights passed for the right ones"
+    assert not stale.unmoved
+    again = await prover.prove(with_canary(second + 1, served.policies[str(second)]))
+    assert again.unmoved, "nothing was delivered in between"
+
+
+def with_canary(version: int, model: PreTrainedModel) -> WeightManifest:
+    """A manifest that asks for what `model` answers."""
+    sequences = ((40, 50, 60, 70), (80, 41))
+    scored = []
+    for one in sequences:
+        ids = torch.tensor([one])
+        with torch.no_grad():
+            logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
+        scored.append(tuple(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()))
+    return WeightManifest(
+        version=version,
+        train_step=version,
+        tensors=(),
+        buckets=(),
+        digests=((str(version),),),
+        canary=Canary(sequences=sequences, logprobs=tuple(scored)),
+    )
+
+
 async def test_a_seeded_request_that_is_prefilled_in_pieces_does_not_end_the_engine(
     served: Served, sender: Sender
 ) -> None:
@@ -178,7 +216,7 @@ async def test_a_failed_stage_leaves_the_served_version_bit_exact(
     before = await _whole(served, 40, "before")
     with pytest.raises(StageFailed, match="digest of bucket 1"):
         await served.stage(sender, seed=4, fault=Fault(corrupt_bucket=1))
-    with pytest.raises(Exception, match="without a matching start"):
+    with pytest.raises(Exception, match="is not staged"):
         await served.loader.commit(version + 1)
     after = await _whole(served, 40, "after")
     assert not served.loader.torn

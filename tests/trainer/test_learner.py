@@ -135,10 +135,10 @@ def test_groups_without_variance_leave_the_weights_bit_exact(
 ) -> None:
     ranks = rank_groups[2]
     ranks.load(tiny_model)
-    before = ranks.call("start_run", make_start(weight_decay=0.5), 0)[0].digests
+    before = ranks.call("start_run", make_start(weight_decay=0.5), 0)[0].snapshot.digests
     batch = make_batch(1, rewards=lambda draw: 1.0)
     report = ranks.call("train", batch, 0, 1)[0]
-    assert report.digests == before
+    assert report.snapshot.digests == before
     assert report.tokens == 0
     assert report.metrics["grad_norm"] == 0.0
 
@@ -211,7 +211,9 @@ def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
     without_break, _ = run_steps(
         writer, tiny_model, make_start("none", warmup_steps=6), [make_batch(s) for s in (1, 2, 3)]
     )
-    assert expected[0].digests == without_break[2].digests  # saving changed nothing
+    assert (
+        expected[0].snapshot.digests == without_break[2].snapshot.digests
+    )  # saving changed nothing
 
     reader = rank_groups[size]
     reader.load(tiny_model)
@@ -239,11 +241,11 @@ def test_starting_again_without_a_checkpoint_goes_back_to_the_initial_weights(
 ) -> None:
     ranks = rank_groups[2]
     ranks.load(tiny_model)
-    initial = ranks.call("start_run", make_start(), 0)[0].digests
+    initial = ranks.call("start_run", make_start(), 0)[0].snapshot.digests
     first = ranks.call("train", make_batch(1), 0, 1)[0]
-    assert first.digests != initial
-    assert ranks.call("start_run", make_start(), 2)[0].digests == initial
-    assert ranks.call("train", make_batch(1), 2, 3)[0].digests == first.digests
+    assert first.snapshot.digests != initial
+    assert ranks.call("start_run", make_start(), 2)[0].snapshot.digests == initial
+    assert ranks.call("train", make_batch(1), 2, 3)[0].snapshot.digests == first.snapshot.digests
 
 
 def test_only_the_newest_complete_checkpoints_stay_and_a_torn_one_is_never_loaded(
@@ -269,7 +271,7 @@ def test_the_same_seed_gives_the_same_bytes(
     batches = [make_batch(1), make_batch(2)]
     first, _ = run_steps(rank_groups[2], tiny_model, start, batches)
     second, _ = run_steps(rank_groups[2], tiny_model, start, batches)
-    assert [one.digests for one in first] == [one.digests for one in second]
+    assert [one.snapshot.digests for one in first] == [one.snapshot.digests for one in second]
 
 
 def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
@@ -279,11 +281,11 @@ def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
     model = ranks.load(tied_model, bucket_mb=0.05)
     assert len(model.buckets) > 2
     assert "lm_head.weight" not in {spec.name for spec in model.tensors}
-    digests = ranks.call("snapshot", 11)
+    snapshots = ranks.call("snapshot", 11)
     shards = ranks.call("snapshot_bytes", 11)
     for rank in range(2):
         hashed = tuple(hashlib.sha256(bucket).hexdigest() for bucket in shards[rank])
-        assert digests[rank] == hashed
+        assert snapshots[rank].digests == hashed
     saved = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32).state_dict()
     for bucket, (first, last) in enumerate(model.buckets):
         at = [0, 0]

@@ -9,11 +9,11 @@ import pytest
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import TrainBatch
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
-from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.protocol.weights import Canary, Dtype, TensorSpec, WeightManifest
 from services.trainer import publisher
 from services.trainer import service as service_module
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_messages import RankModel, RankRun, RankStep
+from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.service import TrainerService
 
 CONFIG = TrainerConfig(model="model", world_size=2, bus_timeout_s=2.0)
@@ -21,6 +21,7 @@ MODEL = RankModel(
     parameters=4,
     tensors=(TensorSpec(name="w", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(2, 2)),),
     buckets=((0, 1),),
+    canary=((3, 4), (5, 6)),
 )
 DEADLINE_S = 5.0
 
@@ -108,18 +109,18 @@ class FakeGroup:
             raise self.error
         return [getattr(self, method)(rank, *args) for rank in range(2)]
 
-    def snapshot(self, rank: int, version: int) -> tuple[str, ...]:
-        return (f"{rank}/{self.weights}",)
+    def snapshot(self, rank: int, version: int) -> RankSnapshot:
+        return snapshot_of(rank, self.weights)
 
     def start_run(self, rank: int, start: Any, version: int) -> RankRun:
         self.weights = self.saved_step
-        return RankRun(step=self.saved_step, digests=self.snapshot(rank, version))
+        return RankRun(step=self.saved_step, snapshot=self.snapshot(rank, version))
 
     def train(self, rank: int, batch: TrainBatch, held: int, version: int) -> RankStep:
         self.weights += rank  # once for both ranks
-        digests = (f"{rank}/{batch.step}",)
+        snapshot = snapshot_of(rank, batch.step)
         metrics = {"loss": 0.5, "grad_norm": 1.0, "mismatch_max": 0.0}
-        return RankStep(tokens=3, metrics=metrics, seconds={"optimizer": 0.1}, digests=digests)
+        return RankStep(tokens=3, metrics=metrics, seconds={"optimizer": 0.1}, snapshot=snapshot)
 
     def save(self, rank: int, version: int) -> int:
         return self.weights
@@ -130,6 +131,11 @@ class FakeGroup:
     async def close(self) -> None:
         self.closed = True
         self.lost.set()
+
+
+def snapshot_of(rank: int, weights: int) -> RankSnapshot:
+    """The digests name the weights; each rank has scored the canary sequence of its index."""
+    return RankSnapshot(digests=(f"{rank}/{weights}",), canary={rank: [-float(rank)]})
 
 
 class Starter:
@@ -182,6 +188,9 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
     service = await open_service(bus, FakeGroup())
     await until(lambda: bus.versions == [0])
     assert bus.manifests[0].digests == (("0/0",), ("1/0",))
+    assert bus.manifests[0].canary == Canary(
+        sequences=((3, 4), (5, 6)), logprobs=((-0.0,), (-1.0,))
+    )
     assert (await service.state()).policy_version == 0
 
 

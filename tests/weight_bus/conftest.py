@@ -15,7 +15,7 @@ from services.protocol.weight_bus import (
     StageWeights,
     TrainerHello,
 )
-from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.protocol.weights import Canary, Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 
@@ -85,6 +85,9 @@ class Replica(Endpoint):
             Phase.STAGE, order.manifest.version, prefix=order.links[0].prefix, error=error
         )
 
+    async def proved(self, version: int, gap: float | None, error: str | None = None) -> None:
+        await self.report(Phase.CANARY, version, error=error, canary_gap=gap)
+
     async def committed(self, version: int, error: str | None = None) -> None:
         await self.report(Phase.COMMIT, version, error=error, paused_s=0.01)
 
@@ -153,7 +156,7 @@ def hello(
     )
 
 
-def manifest(version: int) -> WeightManifest:
+def manifest(version: int, canary: Canary | None = None) -> WeightManifest:
     spec = TensorSpec(name="w.weight", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(2, 2))
     return WeightManifest(
         version=version,
@@ -161,6 +164,7 @@ def manifest(version: int) -> WeightManifest:
         tensors=(spec,),
         buckets=((0, 1),),
         digests=(("0" * 64,), ("1" * 64,)),
+        canary=canary,
     )
 
 

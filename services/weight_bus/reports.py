@@ -1,0 +1,73 @@
+"""The reports of one replica's update: the one that is awaited, and those that came too late."""
+
+import asyncio
+
+from services.observability.metrics import BusMetrics
+from services.protocol.weight_bus import Phase, Report
+
+_MAX_REPORTS = 256
+
+
+class UpdateFailed(Exception):
+    """One attempt to update the replica ended without a commit."""
+
+    def __init__(self, phase: Phase, error: str, *, silent: bool = False) -> None:
+        self.phase, self.error, self.silent = phase, error, silent
+        super().__init__(f"{phase}: {error}")
+
+
+class Reports:
+    """A bounded queue that only takes what concerns the phase under way."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Report] = asyncio.Queue(_MAX_REPORTS)
+        self._awaited: tuple[Phase, int, str] | None = None
+
+    def expect(self, phase: Phase, version: int, prefix: str = "") -> None:
+        """From now on only reports of this phase count, and of sends when staging."""
+        self._awaited = phase, version, prefix
+
+    def forget(self) -> None:
+        """Nothing is awaited any more."""
+        self._awaited = None
+
+    def take(self, report: Report) -> bool:
+        """Hand in a report; False if nobody waits for it."""
+        if not self._concerns(report) or self._queue.full():
+            return False
+        self._queue.put_nowait(report)
+        return True
+
+    async def wait(self, timeout_s: float) -> Report:
+        """The replica's report of the awaited phase.
+
+        An error of either end of a link is final at once: nobody waits for the vote of a
+        replica that its sender has lost.
+
+        Raises:
+            UpdateFailed: a member reported an error, or nothing came in time.
+        """
+        assert self._awaited is not None, "expect() first"
+        phase = self._awaited[0]
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    report = await self._queue.get()
+                    if not self._concerns(report):
+                        BusMetrics.dropped_reports.inc()
+                    elif report.error is not None:
+                        raise UpdateFailed(report.phase, report.error)
+                    elif report.phase is phase:
+                        return report
+        except TimeoutError:
+            raise UpdateFailed(phase, f"no report in {timeout_s:g} s", silent=True) from None
+
+    def _concerns(self, report: Report) -> bool:
+        if self._awaited is None:
+            return False
+        phase, version, prefix = self._awaited
+        if report.version != version:
+            return False
+        if report.phase is Phase.COMMIT:
+            return phase is Phase.COMMIT
+        return phase is Phase.STAGE and report.prefix.startswith(prefix)

@@ -1,0 +1,97 @@
+"""What the bus makes of the proofs of its deliveries."""
+
+import asyncio
+
+from services.protocol.weight_bus import (
+    CommitWeights,
+    MemberTable,
+    Order,
+    ReplicaState,
+    StageWeights,
+)
+from services.protocol.weights import Canary
+
+from .conftest import DEADLINE_S, Replica, World, manifest
+
+CANARY = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
+
+
+async def commit(replica: Replica, version: int) -> None:
+    """Play one update up to the commit's report."""
+    await replica.vote(await next_of(replica, StageWeights))
+    await next_of(replica, CommitWeights)
+    await replica.committed(version)
+
+
+async def next_of(replica: Replica, kind: type[Order]) -> Order:
+    """The next order of a kind; orders to drop links in between are none of the test's."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            order = await replica.receive(Order)
+            if isinstance(order, kind):
+                return order
+
+
+def is_leased(table: MemberTable) -> bool:
+    return bool(table.leased)
+
+
+async def test_a_late_joiner_is_leased_only_when_its_outputs_are_the_trainers(world: World) -> None:
+    await world.register_trainer()
+    await world.bus.publish(manifest(0, CANARY))
+    replica = await world.replica("r")
+    await commit(replica, 0)
+    assert not is_leased(await world.table())
+    await replica.proved(0, gap=0.7)
+    table = await world.until(lambda t: t.members[0].state is ReplicaState.SUSPECT)
+    assert not is_leased(table)
+    assert "0.7" in table.members[0].last_error
+    await commit(replica, 0)
+    await replica.proved(0, gap=1e-6)
+    await world.until(is_leased)
+
+
+async def test_a_late_joiner_that_gives_no_proof_is_sent_everything_again(world: World) -> None:
+    await world.register_trainer()
+    await world.bus.publish(manifest(0, CANARY))
+    replica = await world.replica("r")
+    await commit(replica, 0)
+    await replica.proved(0, gap=None, error="EngineDeadError")
+    await commit(replica, 0)
+    assert not is_leased(await world.table())
+
+
+async def test_a_replica_in_service_keeps_its_lease_while_its_proof_waits(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1, CANARY))
+    await commit(replica, 1)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await replica.proved(1, gap=None, error="TimeoutError: full of requests")
+    assert is_leased(await world.table())
+
+
+async def test_a_replica_in_service_whose_outputs_are_wrong_loses_its_lease_until_they_are_right(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1, CANARY))
+    await commit(replica, 1)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await replica.proved(1, gap=3.0)
+    await world.until(lambda t: not t.leased)
+    await commit(replica, 1)
+    assert not is_leased(await world.table()), "a lease came back before the proof"
+    await replica.proved(1, gap=0.0)
+    await world.until(is_leased)
+
+
+async def test_a_proof_of_a_version_that_is_gone_changes_nothing(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1, CANARY))
+    await commit(replica, 1)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await replica.proved(0, gap=3.0)
+    assert is_leased(await world.table())
