@@ -13,6 +13,7 @@ from ray import serve
 from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
+from services.rollout_server.engine_sockets import engine_sockets
 from services.rollout_server.preflight import available_memory, check_memory, check_model
 
 _UNBOUNDED = 1_000_000
@@ -43,7 +44,8 @@ class RolloutServer:
             bus=BusPeer(),
             on_end=_end_process,
         )
-        await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
+        with engine_sockets():
+            await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
 
     async def check_health(self) -> None:
         """See `RolloutReplica.check_health`."""

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from services.protocol.weight_bus import Orders, ReplicaHello
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
+from services.rollout_server.engine_sockets import engine_sockets
 
 
 class QuietBus:
@@ -47,6 +49,11 @@ def parent(pid: int | None) -> int:
     return int(next(line.split()[1] for line in status if line.startswith("PPid:")))
 
 
+def socket_files() -> list[str]:
+    """Sockets that have a file in the temporary folder."""
+    return [str(path) for path in Path(tempfile.gettempdir()).rglob("*") if path.is_socket()]
+
+
 async def main(model: str) -> dict[str, Any]:
     config = RolloutServerConfig(model=model, max_model_len=256, kv_cache_gb=0.05, max_num_seqs=4)
     os.environ.update(environment(config))
@@ -54,10 +61,14 @@ async def main(model: str) -> dict[str, Any]:
 
     bus, ended = QuietBus(), asyncio.Event()
     replica = RolloutReplica(config, replica_id="r", node_ip="127.0.0.1", bus=bus, on_end=ended.set)
-    await replica.start()
+    with engine_sockets():
+        await replica.start()
     await asyncio.wait_for(bus.registered.wait(), 10)
     (engine,) = multiprocessing.active_children()
+    assert replica._engine is not None
     seen = {
+        "sockets_left": socket_files(),
+        "engine_answers": not await asyncio.wait_for(replica._engine.is_sleeping(), 10),
         "start_method": type(engine)._start_method,
         "parent_is_replica": parent(engine.pid) == os.getpid(),
         # A spawned process would have loaded its libraries elsewhere. (Its command line says

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a replica in a process of its own saw; forking this one would copy its threads."""
     model = build_model(tmp_path_factory.mktemp("model"), tied=True)
     command = [sys.executable, str(Path(__file__).with_name("replica_process.py")), str(model)]
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        # An engine that is killed leaves a file behind.
-        "TMPDIR": os.environ["VLLM_RPC_BASE_PATH"],
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    with tempfile.TemporaryDirectory(prefix="vllm-") as folder:
+        environment = os.environ | {
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "TMPDIR": folder,
+            "VLLM_RPC_BASE_PATH": folder,
+        }
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
@@ -37,6 +39,11 @@ def test_a_cpu_engine_is_a_fork_of_its_replica(seen: dict[str, Any]) -> None:
     assert seen["start_method"] == "fork"
     assert seen["parent_is_replica"]
     assert seen["memory_inherited"], "the engine imported everything again"
+
+
+def test_an_engine_needs_no_socket_file_once_it_is_up(seen: dict[str, Any]) -> None:
+    assert seen["sockets_left"] == []
+    assert seen["engine_answers"]
 
 
 def test_a_replica_whose_engine_dies_leaves_the_bus_and_ends_at_once(seen: dict[str, Any]) -> None:
