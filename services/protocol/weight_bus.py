@@ -43,6 +43,9 @@ class ReplicaHello:
         max_model_len: longest prompt plus response in tokens.
         pid: process id of the replica on its node.
         commit_timeout_s: longest from an order to commit to the report of how it ended.
+        keeps_copy: it keeps the bytes of what it serves in host memory: the base of changes,
+            and what a late joiner can be given.
+        copy: manifest of that copy, None while there is none.
     """
 
     replica_id: str
@@ -53,6 +56,8 @@ class ReplicaHello:
     max_model_len: int
     pid: int
     commit_timeout_s: float
+    keeps_copy: bool = False
+    copy: WeightManifest | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +104,18 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class SendWeights:
-    """To a trainer rank: send your shards of `version` over `link`, opening it if new."""
+    """To a trainer rank: send your shards of `version` over `link`, opening it if new.
+
+    To a replica that keeps a copy: send the shards of `link.trainer_rank` in its place.
+
+    Attributes:
+        base: version that the receiver holds a copy of, onto which changes may be sent;
+            None: send everything.
+    """
 
     version: int
     link: Link
+    base: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +125,13 @@ class StageWeights:
     Attributes:
         manifest: the version.
         links: one per trainer rank, in rank order; open those whose prefix is new.
+        base: version that changes may be sent onto; the replica refuses if its copy is of
+            another one.
     """
 
     manifest: WeightManifest
     links: tuple[Link, ...]
+    base: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +143,14 @@ class CommitWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class DropLinks:
-    """To any member: forget links whose prefix starts with `prefix`, and what was staged."""
+    """To any member: forget links whose prefix starts with `prefix`, and what came over them.
 
+    Attributes:
+        replica_id: the replica whose update they were for.
+        prefix: see `Link`.
+    """
+
+    replica_id: str
     prefix: str
 
 

@@ -10,12 +10,6 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-HEADER_FIELDS = 4
-"""A bucket is preceded by `HEADER_FIELDS` int64: magic, version, bucket index, bytes."""
-
-HEADER_MAGIC = 0x4D494C4C
-"""First header field; anything else means that the two ends disagree about the stream."""
-
 
 class Dtype(StrEnum):
     """Element types that travel, by torch's names."""

@@ -46,7 +46,7 @@ class BusMember:
         bus: WeightBus,
         loader: EngineLoader,
         prover: CanaryProver,
-        hello: Callable[[int | None], ReplicaHello],
+        hello: Callable[[WeightManifest | None, WeightManifest | None], ReplicaHello],
         *,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -54,12 +54,13 @@ class BusMember:
         self._loader = loader
         self._prover = prover
         self._hello = hello
-        self._id = hello(None).replica_id
+        self._id = hello(None, None).replica_id
         self._retry_s = retry_s
         self._acknowledged = 0
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
         self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
         self._proving: asyncio.Task[None] | None = None
+        self._sends: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -83,7 +84,8 @@ class BusMember:
     async def stop(self) -> None:
         """End the tasks, then leave the bus: a poll under way would register again."""
         await self._end_proof()
-        tasks = [*self._tasks, *([self._staging[1]] if self._staging else [])]
+        staging = [self._staging[1]] if self._staging else []
+        tasks = [*self._tasks, *self._sends.values(), *staging]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -108,7 +110,9 @@ class BusMember:
     async def _register(self) -> None:
         while True:
             try:
-                await self._bus.register_replica(self._hello(self._loader.committed_version))
+                await self._bus.register_replica(
+                    self._hello(self._loader.committed, self._loader.copy)
+                )
             except NotReady:
                 await asyncio.sleep(self._retry_s)
                 continue
@@ -127,7 +131,7 @@ class BusMember:
                 await self._drop(order)
             else:
                 assert isinstance(order, SendWeights)
-                log.warning("order for a trainer rank ignored", replica=self._id)
+                self._start_send(order)
 
     async def _start_staging(self, order: StageWeights) -> None:
         if self._staging is not None and self._staging[0] == order:
@@ -186,10 +190,43 @@ class BusMember:
             await asyncio.gather(self._proving, return_exceptions=True)
             self._proving = None
 
-    async def _drop(self, order: DropLinks) -> None:
-        await self._end_staging()
+    def _start_send(self, order: SendWeights) -> None:
+        prefix = order.link.prefix
+        if prefix in self._sends:
+            return  # delivered again
+        task = asyncio.create_task(self._send(order), name=f"seed {prefix}")
+        self._sends[prefix] = task
+        task.add_done_callback(lambda _: self._sends.pop(prefix, None))
+
+    async def _send(self, order: SendWeights) -> None:
+        """Stand in for a trainer rank; the receiver's vote tells the bus of success."""
+        started, error, sent = time.monotonic(), None, 0
         try:
-            await self._loader.drop(order.prefix)
+            sent = await self._loader.send(order)
+        # Edge of an order: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+        self._count(Phase.SEND, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=order.link.replica_id,
+                phase=Phase.SEND,
+                version=order.version,
+                error=error,
+                seconds=time.monotonic() - started,
+                sent_bytes=sent,
+                prefix=order.link.prefix,
+            )
+        )
+
+    async def _drop(self, order: DropLinks) -> None:
+        try:
+            if order.replica_id == self._id:
+                await self._end_staging()
+                await self._loader.drop(order.prefix)
+            else:
+                await self._loader.end_sends(order.prefix)
         # Nobody waits for a report of this order, so the failure is counted here.
         except Exception:
             log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)

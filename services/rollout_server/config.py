@@ -29,6 +29,9 @@ class RolloutServerConfig(StrictModel):
             them and recomputes their KV cache under the new weights, "keep_stale" keeps
             the KV cache (and turns prefix caching off, so that no new request meets it),
             "drain" lets them finish first.
+        keep_copy: keep the served version's bytes in host memory, in every engine worker, so
+            that changes can be sent instead of everything (`weight_bus.delta_anchor_every`)
+            and another replica can be caught up from this one when no trainer is there.
         commit_timeout_s: deadline of each step of a commit, seconds; with "drain" the
             longest request must fit.
         canary_timeout_s: longest that the proof of a delivery waits for its turn among
@@ -51,6 +54,7 @@ class RolloutServerConfig(StrictModel):
     enforce_eager: bool = True
     seed: int = 0
     in_flight: Literal["keep", "keep_stale", "drain"] = "keep"
+    keep_copy: bool = False
     commit_timeout_s: float = Field(default=60.0, gt=0)
     canary_timeout_s: float = Field(default=60.0, gt=0)
     host: str = ""

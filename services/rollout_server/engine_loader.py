@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from typing import Any, Protocol
 
 from services.observability.log import Log
-from services.protocol.weight_bus import StageWeights
+from services.protocol.weight_bus import SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
 
 _POLL_S = 0.01
@@ -45,6 +45,10 @@ class StageFailed(RuntimeError):
     """A version could not be received whole; the served version is untouched."""
 
 
+class SendFailed(RuntimeError):
+    """Another replica could not be given this one's copy."""
+
+
 class NothingStaged(RuntimeError):
     """A commit was ordered of a version that is not there."""
 
@@ -59,10 +63,16 @@ class EngineLoader:
     """
 
     def __init__(
-        self, engine: Engine, *, host: str, in_flight: str, commit_timeout_s: float
+        self,
+        engine: Engine,
+        *,
+        host: str,
+        in_flight: str,
+        commit_timeout_s: float,
+        keep_copy: bool = False,
     ) -> None:
         self._engine = engine
-        self._host = host
+        self._host, self._keep_copy = host, keep_copy
         self._mode = "wait" if in_flight == "drain" else "keep"
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
@@ -91,7 +101,11 @@ class EngineLoader:
         Raises:
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
         """
-        info = {"order": pickle.dumps(order), "host": self._host}
+        info = {
+            "order": pickle.dumps(order),
+            "host": self._host,
+            "keep_copy": self._keep_copy,
+        }
         self._staged = None
         await self._rpc("drop_stage")
         await asyncio.wait_for(self._engine.start_weight_update(), _RPC_TIMEOUT_S)
@@ -144,6 +158,34 @@ class EngineLoader:
             if not self.torn:
                 await self._step(self._engine.resume_generation())
         return time.monotonic() - started
+
+    @property
+    def copy(self) -> WeightManifest | None:
+        """The version that is kept in host memory besides being served."""
+        return self.committed if self._keep_copy else None
+
+    async def send(self, order: SendWeights) -> int:
+        """Hand the copy to another replica, in the place of one trainer rank.
+
+        Returns:
+            Payload bytes. Every link operation has its own deadline, so this ends.
+
+        Raises:
+            SendFailed: there is no such copy, the receiver is gone, or the send was called
+                off.
+        """
+        await self._rpc("send_copy", pickle.dumps(order), self._host)
+        while True:
+            state = (await self._rpc("send_state", order.link.prefix))[0]
+            if state["error"] is not None:
+                raise SendFailed(state["error"])
+            if state["done"]:
+                return int(state["sent_bytes"])
+            await asyncio.sleep(_POLL_S)
+
+    async def end_sends(self, prefix: str) -> None:
+        """Call off sends whose prefix starts with `prefix`."""
+        await self._rpc("end_sends", prefix)
 
     async def drop(self, prefix: str) -> None:
         """Forget links whose prefix starts with `prefix`, and what was staged."""

@@ -11,6 +11,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
 from services.protocol.weight_bus import ReplicaHello, WeightBus
+from services.protocol.weights import WeightManifest
 from services.rollout_server.bus_member import BusMember
 from services.rollout_server.canary import CanaryProver
 from services.rollout_server.config import RolloutServerConfig
@@ -93,6 +94,7 @@ class RolloutReplica:
             host=self._node_ip,
             in_flight=self._config.in_flight,
             commit_timeout_s=self._config.commit_timeout_s,
+            keep_copy=self._config.keep_copy,
         )
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
@@ -150,14 +152,16 @@ class RolloutReplica:
                 return
             await asyncio.sleep(_WATCH_S)
 
-    def _hello(self, committed_version: int | None) -> ReplicaHello:
+    def _hello(self, committed: WeightManifest | None, copy: WeightManifest | None) -> ReplicaHello:
         return ReplicaHello(
             replica_id=self.replica_id,
             address=self.address,
             tensor_parallel_size=self._config.tensor_parallel_size,
-            committed_version=committed_version,
+            committed_version=committed.version if committed is not None else None,
             model=self._config.served_model_name,
             max_model_len=self._config.max_model_len,
             pid=os.getpid(),
             commit_timeout_s=self._longest_commit_s,
+            keeps_copy=self._config.keep_copy,
+            copy=copy,
         )

@@ -11,7 +11,7 @@ worker extension below lives here.
 
 import hashlib
 import pickle
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from vllm.distributed.weight_transfer.base import (
@@ -21,12 +21,13 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from services.protocol.weight_bus import Link, StageWeights
+from services.protocol.weight_bus import Link, SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
 from services.rollout_server import layerwise_load
 from services.rollout_server.cpu_seeds import leave_draws_spent
-from services.rollout_server.weight_link import WeightLink
+from services.rollout_server.peer_sender import PeerSender
 from services.rollout_server.weight_staging import StagedVersion
+from services.transport.gloo import GlooLink
 
 BACKEND = "millrace_staged"
 """Name under which the engine is registered with vLLM."""
@@ -44,10 +45,12 @@ class StageInfo(WeightTransferUpdateInfo):
     Attributes:
         order: pickled `StageWeights`; it only travels within the replica's process tree.
         host: address of this node on which links listen.
+        keep_copy: keep the bytes of what is committed.
     """
 
     order: bytes
     host: str
+    keep_copy: bool
 
 
 class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
@@ -59,7 +62,10 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._links: dict[str, WeightLink] = {}
+        self._links: dict[str, GlooLink] = {}
+        self._keep_copy = False
+        self._copy: StagedVersion | None = None
+        self._sends: dict[str, PeerSender] = {}
         self._host = ""
         self._staged: StagedVersion | None = None
         self.torn = False
@@ -80,10 +86,16 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         """
         info = self.parse_update_info(update_info)
         order: StageWeights = pickle.loads(info.order)
-        self._host = info.host
+        self._host, self._keep_copy = info.host, info.keep_copy
         wanted = {link.prefix for link in order.links}
         self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
-        self._staged = StagedVersion(order.manifest, order.links, self._open)
+        base = self._copy
+        if order.base is not None and (base is None or base.manifest.version != order.base):
+            held = None if base is None else base.manifest.version
+            raise ValueError(f"base: {order.base} -> The copy here is of version {held}.")
+        self._staged = StagedVersion(
+            order.manifest, order.links, self._open, base=base if order.base is not None else None
+        )
 
     def receive_weights(self, update_info: StageInfo) -> None:
         """Never called: `update_weights` is overridden."""
@@ -112,11 +124,11 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         staged = self._staged
         if staged is None or not staged.complete:
             raise RuntimeError(f"no complete version is staged: {self.vote()}")
-        self.torn = True
+        self.torn, self._copy = True, None
         layerwise_load.load(self.model, self.model_config, staged.named_tensors())
         self.torn = False
         self.committed = {"version": staged.manifest.version, "digest": _digest(staged.manifest)}
-        self._staged = None
+        self._copy, self._staged = staged if self._keep_copy else None, None
 
     def abandon(self) -> None:
         """Drop what was staged, and links on which bytes may still be under way."""
@@ -132,17 +144,38 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         if prefix is not None:
             self._links = {p: link for p, link in self._links.items() if not p.startswith(prefix)}
 
+    def send_copy(self, order: SendWeights, host: str) -> None:
+        """Begin to hand the copy to another replica; worker 0 does it for all."""
+        if self.parallel_config.rank == 0:
+            self._sends[order.link.prefix] = PeerSender(order, self._copy, host)
+
+    def send_state(self, prefix: str) -> dict[str, Any] | None:
+        """How far a send is; a send that is done is forgotten. None on other workers."""
+        sender = self._sends.get(prefix)
+        if sender is None:
+            return None
+        if sender.state.done:
+            del self._sends[prefix]
+        return asdict(sender.state)
+
+    def end_sends(self, prefix: str) -> None:
+        """Call off sends whose prefix starts with `prefix`."""
+        for one, sender in self._sends.items():
+            if one.startswith(prefix):
+                sender.cancel()
+
     def shutdown(self) -> None:
         """Drop everything."""
+        self.end_sends("")
         self.abandon()
         self._links = {}
 
-    def _open(self, link: Link) -> WeightLink:
+    def _open(self, link: Link) -> GlooLink:
         """Called by receiving threads; each has a prefix of its own."""
         opened = self._links.get(link.prefix)
         if opened is None:
-            rank = self.parallel_config.rank
-            opened = WeightLink(link, worker_rank=rank, host=self._host)
+            opened = GlooLink(link, self._host, member=1 + self.parallel_config.rank)
+            opened.open()
             self._links[link.prefix] = opened
         return opened
 
@@ -164,6 +197,18 @@ class WeightReceiverExtension:
         """Abandon the open update; with `prefix`, also the links whose prefix starts so."""
         self.weight_transfer_engine.drop(prefix)
         self._weight_update_active = False
+
+    def send_copy(self, order: bytes, host: str) -> None:
+        """See `StagedWeightReceiver.send_copy`; `order` is a pickled `SendWeights`."""
+        self.weight_transfer_engine.send_copy(pickle.loads(order), host)
+
+    def send_state(self, prefix: str) -> dict[str, Any] | None:
+        """See `StagedWeightReceiver.send_state`."""
+        return self.weight_transfer_engine.send_state(prefix)
+
+    def end_sends(self, prefix: str) -> None:
+        """See `StagedWeightReceiver.end_sends`."""
+        self.weight_transfer_engine.end_sends(prefix)
 
     def weights_digest(self) -> dict[str, Any]:
         """Version and digest of the bytes that were loaded last, and whether it is torn."""

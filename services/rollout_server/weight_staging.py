@@ -10,9 +10,10 @@ import torch
 
 from services.protocol.weight_bus import Link
 from services.protocol.weights import TensorSpec, WeightManifest
-from services.rollout_server.weight_link import WeightLink
+from services.transport.bucket import Encoded, Kind, decode, whole
+from services.transport.gloo import GlooLink
 
-OpenLink = Callable[[Link], WeightLink]
+OpenLink = Callable[[Link], GlooLink]
 """Opens a link or returns the one that is already open under its prefix."""
 
 
@@ -24,15 +25,30 @@ class StagedVersion:
     """
 
     def __init__(
-        self, manifest: WeightManifest, links: tuple[Link, ...], open_link: OpenLink
+        self,
+        manifest: WeightManifest,
+        links: tuple[Link, ...],
+        open_link: OpenLink,
+        *,
+        base: "StagedVersion | None" = None,
     ) -> None:
         """Start receiving.
 
+        Args:
+            manifest: what must arrive.
+            links: one per trainer rank, in rank order.
+            open_link: called in the receiving threads.
+            base: the version onto which changes may be sent.
+
         Raises:
-            ValueError: the links do not match the manifest's ranks.
+            ValueError: the links do not match the manifest's ranks, or the base is of
+                another shape.
         """
         if len(links) != manifest.world_size:
             raise ValueError(f"{len(links)} links for {manifest.world_size} trainer ranks")
+        if base is not None and base.layout != (manifest.tensors, manifest.buckets):
+            raise ValueError("the version has other tensors or buckets than its base")
+        self._base = base
         self.manifest = manifest
         self.seconds = 0.0
         self._open_link = open_link
@@ -47,6 +63,11 @@ class StagedVersion:
             threading.Thread(
                 target=self._receive, args=(link,), name=f"weights {link.prefix}", daemon=True
             ).start()
+
+    @property
+    def layout(self) -> tuple[tuple[TensorSpec, ...], tuple[tuple[int, int], ...]]:
+        """What a version and the base of its changes must have in common."""
+        return self.manifest.tensors, self.manifest.buckets
 
     @property
     def error(self) -> str | None:
@@ -86,18 +107,43 @@ class StagedVersion:
         with self._lock:
             self._waiting_for.discard(link.trainer_rank)
             if not self._waiting_for:
+                self._base = None  # or every version would keep the one before
                 self.seconds = time.monotonic() - self._started
 
-    def _receive_bucket(self, link: WeightLink, rank: int, bucket: int) -> None:
-        payload = link.receive_bucket(
+    def _receive_bucket(self, link: GlooLink, rank: int, bucket: int) -> None:
+        encoded = link.receive_bucket(
             version=self.manifest.version,
             bucket=bucket,
             nbytes=self.manifest.bucket_bytes(rank, bucket),
         )
+        payload = encoded.payload
+        if encoded.kind is not Kind.FULL:
+            payload = decode(
+                encoded, self._old_bytes(encoded, rank, bucket), self._itemsize(bucket)
+            )
         digest = hashlib.sha256(payload.numpy().data).hexdigest()
         if digest != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         self._place(payload, rank, bucket)
+
+    def shard_bytes(self, rank: int, bucket: int) -> torch.Tensor:
+        """What trainer rank `rank` sends of a bucket: uint8, fresh."""
+        pieces = [torch.empty(0, dtype=torch.uint8)]
+        for index in range(*self.manifest.buckets[bucket]):
+            first = self._offsets[index][rank]
+            numel = self.manifest.tensors[index].shard_numels[rank]
+            pieces.append(self._tensors[index][first : first + numel].view(torch.uint8))
+        return torch.cat(pieces)
+
+    def _old_bytes(self, encoded: Encoded, rank: int, bucket: int) -> torch.Tensor:
+        base = self._base
+        if base is None or base.manifest.version != encoded.base:
+            held = "none" if base is None else base.manifest.version
+            raise ValueError(f"changes onto version {encoded.base} came, but the base is {held}")
+        return base.shard_bytes(rank, bucket)
+
+    def _itemsize(self, bucket: int) -> int:
+        return self.manifest.tensors[self.manifest.buckets[bucket][0]].dtype.itemsize
 
     def _place(self, payload: torch.Tensor, rank: int, bucket: int) -> None:
         at = 0
@@ -110,6 +156,28 @@ class StagedVersion:
             target = tensor[first : first + numel].view(torch.uint8)
             target.copy_(payload[at : at + nbytes])
             at += nbytes
+
+
+class CopySource:
+    """Implements `services.transport.bucket.BucketSource`: a replica's copy in the place of
+    the trainer rank that once sent it."""
+
+    def __init__(self, copy: StagedVersion, rank: int) -> None:
+        self._copy, self._rank = copy, rank
+
+    @property
+    def version(self) -> int:
+        """See `BucketSource`."""
+        return self._copy.manifest.version
+
+    @property
+    def bucket_count(self) -> int:
+        """See `BucketSource`."""
+        return len(self._copy.manifest.buckets)
+
+    def encoded(self, bucket: int, base: int | None) -> Encoded:
+        """See `BucketSource`; always whole, for a copy knows no version before its own."""
+        return whole(self._copy.shard_bytes(self._rank, bucket))
 
 
 def _empty(spec: TensorSpec) -> torch.Tensor:

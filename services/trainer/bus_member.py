@@ -17,8 +17,8 @@ from services.protocol.weight_bus import (
     TrainerHello,
     WeightBus,
 )
-from services.trainer.link import LinkBroken, SendingLink
 from services.trainer.snapshot import SnapshotShelf
+from services.transport.gloo import GlooLink, LinkBroken
 
 POLL_S = 10.0
 RETRY_S = 0.2
@@ -31,31 +31,31 @@ _log = Log("trainer")
 class _Outlet:
     """A link with the one thread that uses it, and the versions it was told to send."""
 
-    def __init__(self, link: SendingLink) -> None:
+    def __init__(self, link: GlooLink) -> None:
         self.link = link
         self.versions: set[int] = set()
         self.dropped = False
         self._opened = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{link.link.replica_id}")
 
-    async def send(self, version: int, shelf: SnapshotShelf) -> int:
+    async def send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
         """Open if need be and send, in the link's own thread; returns payload bytes."""
         if self.dropped:
             raise LinkBroken("dropped")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._send, version, shelf)
+        return await loop.run_in_executor(self._thread, self._send, order, shelf)
 
-    def _send(self, version: int, shelf: SnapshotShelf) -> int:
+    def _send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
         if self.dropped:
             raise LinkBroken("dropped")
         if not self._opened:
             self._opened = True
             self.link.open()
-        snapshot = shelf.get(version)
-        if snapshot is None:
+        source = shelf.source(order.version)
+        if source is None:
             self.link.close()
             raise LinkBroken(SUPERSEDED)
-        return self.link.send(snapshot, cancelled=lambda: self.dropped)
+        return self.link.send(source, order.base, cancelled=lambda: self.dropped)
 
     def drop(self) -> None:
         """Forget the group as soon as the thread is done with it; never waits."""
@@ -74,7 +74,7 @@ class BusMember:
         shelf: SnapshotShelf,
         address: str,
         *,
-        open_link: Callable[[Link, str], SendingLink] = SendingLink,
+        open_link: Callable[[Link, str], GlooLink] = GlooLink,
     ) -> None:
         self._hello, self._bus, self._shelf = hello, bus, shelf
         self._address, self._open_link = address, open_link
@@ -135,7 +135,7 @@ class BusMember:
         started = time.perf_counter()
         error, sent = None, 0
         try:
-            sent = await outlet.send(order.version, self._shelf)
+            sent = await outlet.send(order, self._shelf)
         except LinkBroken as broken:
             error = str(broken)
         await self._report(

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Dtype, TensorSpec
+from services.transport.bucket import Encoded, encode, whole
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""
@@ -23,11 +24,13 @@ class Snapshot:
         version: policy version.
         buckets: uint8 host tensors, never written again; a bucket may be empty.
         digests: sha256 hex of each bucket.
+        itemsize: bytes per element.
     """
 
     version: int
     buckets: tuple[Tensor, ...]
     digests: tuple[str, ...]
+    itemsize: int
 
 
 class SnapshotShelf:
@@ -37,6 +40,8 @@ class SnapshotShelf:
         self._kept = kept
         self._lock = threading.Lock()
         self._snapshots: dict[int, Snapshot] = {}
+        self._encoding = threading.Lock()
+        self._encoded: dict[tuple[int, int, int], Encoded] = {}  # version, base, bucket
 
     def put(self, snapshot: Snapshot) -> None:
         """Add or replace a version; the oldest beyond the limit goes."""
@@ -50,6 +55,51 @@ class SnapshotShelf:
         """The version, or None when it is no longer or not yet here."""
         with self._lock:
             return self._snapshots.get(version)
+
+    def source(self, version: int) -> "SnapshotSource | None":
+        """The version as links send it, or None when it is no longer or not yet here."""
+        snapshot = self.get(version)
+        return SnapshotSource(snapshot, self) if snapshot is not None else None
+
+    def changes(self, snapshot: Snapshot, bucket: int, base: int) -> Encoded:
+        """A bucket for receivers that hold `base`; found once for all links."""
+        key = snapshot.version, base, bucket
+        old = self.get(base)
+        with self._encoding:
+            known = self._encoded.get(key)
+            if known is None:
+                new = snapshot.buckets[bucket]
+                known = (
+                    encode(new, old.buckets[bucket], base, snapshot.itemsize)
+                    if old is not None
+                    else whole(new)
+                )
+                self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= key[0]}
+                self._encoded[key] = known
+            return known
+
+
+class SnapshotSource:
+    """Implements `services.transport.bucket.BucketSource` with one snapshot of a shelf."""
+
+    def __init__(self, snapshot: Snapshot, shelf: SnapshotShelf) -> None:
+        self._snapshot, self._shelf = snapshot, shelf
+
+    @property
+    def version(self) -> int:
+        """See `BucketSource`."""
+        return self._snapshot.version
+
+    @property
+    def bucket_count(self) -> int:
+        """See `BucketSource`."""
+        return len(self._snapshot.buckets)
+
+    def encoded(self, bucket: int, base: int | None) -> Encoded:
+        """See `BucketSource`."""
+        if base is None:
+            return whole(self._snapshot.buckets[bucket])
+        return self._shelf.changes(self._snapshot, bucket, base)
 
 
 def take_snapshot(
@@ -76,6 +126,7 @@ def take_snapshot(
         version=version,
         buckets=tuple(copies),
         digests=tuple(hashlib.sha256(copy.numpy().data).hexdigest() for copy in copies),
+        itemsize=dtype.itemsize,
     )
 
 

@@ -25,9 +25,10 @@ from services.protocol.weight_bus import (
 from services.protocol.weights import WeightManifest
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
-from services.weight_bus.delivery import Delivery, Surroundings
+from services.weight_bus.delivery import Delivery
 from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.replicas import Replicas
+from services.weight_bus.surroundings import Surroundings
 from services.weight_bus.trainer_groups import TrainerGroups
 
 _TICK_S = 0.25
@@ -72,6 +73,10 @@ class Bus:
     async def register_replica(self, hello: ReplicaHello) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
         self._replicas.enter(hello)
+        copy = hello.copy
+        if copy and self._manifest is None and copy.version == self._replicas.newest_version:
+            # After a restart: what replicas hold, they can give to others without a trainer.
+            self._manifest = (copy, self._clock())
         self._mailboxes.setdefault(hello.replica_id, Mailbox())
         known = self._deliveries.get(hello.replica_id)
         if known is None or known[1].done():

@@ -1,15 +1,12 @@
 """Bringing one replica to the newest version, again and again, whatever fails in between."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.weight_bus import (
     CommitWeights,
     DropLinks,
-    Link,
     Order,
     Phase,
     ReplicaState,
@@ -18,46 +15,18 @@ from services.protocol.weight_bus import (
     StageWeights,
 )
 from services.protocol.weights import WeightManifest
+from services.weight_bus import route
 from services.weight_bus.canary import judge
-from services.weight_bus.changes import Changes
-from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.mailbox import MailboxFull
-from services.weight_bus.replicas import SERVING, Replicas
+from services.weight_bus.replicas import SERVING
 from services.weight_bus.reports import Reports, UpdateFailed
-from services.weight_bus.trainer_groups import TrainerGroups
+from services.weight_bus.surroundings import Surroundings
 
 log = Log("weight_bus")
 
 _STRIKES = 3
 """Failed updates in a row after which a replica is no longer taken to be in service."""
 CATCHING_UP = ReplicaState.CATCHING_UP
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a delivery needs of the bus.
-
-    Attributes:
-        config: deadlines.
-        replicas: where the replica's state is kept.
-        trainers: who sends.
-        changes: announces every change of the three above and of `newest`.
-        clock: monotonic seconds, the same as that of `replicas`.
-        newest: the newest manifest and when it was published by `clock`.
-        post: put an order into a member's mailbox.
-        store: host and port of the rendezvous store.
-        new_prefix: a link prefix for a replica that was never used before.
-    """
-
-    config: WeightBusConfig
-    replicas: Replicas
-    trainers: TrainerGroups
-    changes: Changes
-    clock: Callable[[], float]
-    newest: Callable[[], tuple[WeightManifest, float] | None]
-    post: Callable[[str, Order], None]
-    store: Callable[[], Awaitable[tuple[str, int]]]
-    new_prefix: Callable[[str], str]
 
 
 class Delivery:
@@ -116,9 +85,7 @@ class Delivery:
 
     def _is_due(self) -> bool:
         replica, newest = self._around.replicas.get(self._replica_id), self._around.newest()
-        senders = self._around.trainers.current
-        # The trainer that published may be gone and another one, of another size, be there.
-        if replica is None or newest is None or len(senders or ()) != newest[0].world_size:
+        if replica is None or newest is None or self._possible_senders(newest[0]) is None:
             return False
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version
@@ -130,9 +97,11 @@ class Delivery:
         self._open_epoch()
         await self._stage(manifest)
         paused_s = await self._commit(manifest.version)
+        if self._senders[0] not in (self._around.trainers.current or ()):
+            self._drop_links()  # a peer sends once
         if manifest.canary is not None and not self._in_service():
             await self._pass_canary()
-        self._around.replicas.commit(self._replica_id, manifest.version)
+        self._around.replicas.commit(self._replica_id, manifest)
         # One in service is judged whenever its answer comes: it may be full of requests.
         self._judge_in_service()
         tags = {"replica": self._replica_id}
@@ -148,9 +117,12 @@ class Delivery:
         )
         self._around.changes.announce()
 
+    def _possible_senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
+        return route.senders(self._around, self._replica_id, manifest, self._failures)
+
     def _open_epoch(self) -> None:
         """Have a prefix and its senders: those of the last update while they are the same."""
-        senders = self._around.trainers.current
+        senders = self._possible_senders(self._newest()[0])
         assert senders is not None, "_is_due"
         if self._prefix and senders != self._senders:
             self._drop_links()
@@ -160,11 +132,14 @@ class Delivery:
 
     async def _stage(self, manifest: WeightManifest) -> None:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
-        links = await self._links()
+        links = await route.links(self._around, self._replica_id, self._prefix, len(self._senders))
+        base = route.base_of_changes(self._around, self._replica_id, manifest, self._failures)
         self._reports.expect(Phase.STAGE, manifest.version, self._prefix)
-        self._post(self._replica_id, StageWeights(manifest=manifest, links=links), Phase.STAGE)
+        stage = StageWeights(manifest=manifest, links=links, base=base)
+        self._post(self._replica_id, stage, Phase.STAGE)
         for sender, link in zip(self._senders, links, strict=True):
-            self._post(sender, SendWeights(version=manifest.version, link=link), Phase.SEND)
+            send = SendWeights(version=manifest.version, link=link, base=base)
+            self._post(sender, send, Phase.SEND)
         await self._reports.wait(self._around.config.stage_timeout_s)
 
     async def _commit(self, version: int) -> float:
@@ -202,24 +177,6 @@ class Delivery:
         replica = self._around.replicas.get(self._replica_id)
         own_s = replica.hello.commit_timeout_s if replica is not None else 0.0
         return own_s + self._around.config.commit_margin_s
-
-    async def _links(self) -> tuple[Link, ...]:
-        replica = self._around.replicas.get(self._replica_id)
-        if replica is None:
-            raise UpdateFailed(Phase.STAGE, "the replica left")
-        host, port = await self._around.store()
-        return tuple(
-            Link(
-                replica_id=self._replica_id,
-                trainer_rank=rank,
-                store_host=host,
-                store_port=port,
-                prefix=f"{self._prefix}t{rank}",
-                world_size=1 + replica.hello.tensor_parallel_size,
-                timeout_s=self._around.config.link_timeout_s,
-            )
-            for rank in range(len(self._senders))
-        )
 
     def _give_up(self, failed: UpdateFailed) -> None:
         """A failed stage leaves the old version served; silence or a failed commit does not.
@@ -263,9 +220,10 @@ class Delivery:
         self._reports.forget()
         if not self._prefix:
             return
-        for member in (self._replica_id, *self._senders):
+        order = DropLinks(replica_id=self._replica_id, prefix=self._prefix)
+        for member in {self._replica_id, *self._senders}:
             try:
-                self._around.post(member, DropLinks(prefix=self._prefix))
+                self._around.post(member, order)
             except (MailboxFull, KeyError) as gone:
                 log.info("links of a member that is gone", member=member, why=str(gone))
         self._prefix, self._senders = "", ()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.protocol.weight_bus import Member, ReplicaHello, ReplicaState
+from services.protocol.weights import WeightManifest
 from services.weight_bus.config import WeightBusConfig
 
 SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
@@ -20,6 +21,7 @@ class Replica:
         committed_version: version it serves, None before its first commit.
         registered_at: when it first registered, by the clock of `Replicas`.
         seen_at: when it was last heard of.
+        copy: manifest of the version it keeps a copy of, None if it keeps none.
         last_error: why it was last suspected or failed.
     """
 
@@ -28,6 +30,7 @@ class Replica:
     committed_version: int | None
     registered_at: float
     seen_at: float
+    copy: WeightManifest | None = None
     last_error: str = ""
 
 
@@ -65,7 +68,7 @@ class Replicas:
             if hello.committed_version is None and known.state in SERVING:
                 # It holds no whole version: a commit failed half-way.
                 known.state = ReplicaState.SUSPECT
-            known.committed_version = hello.committed_version
+            known.committed_version, known.copy = hello.committed_version, hello.copy
         else:
             has_weights = hello.committed_version is not None
             self._replicas[hello.replica_id] = Replica(
@@ -74,6 +77,7 @@ class Replicas:
                 committed_version=hello.committed_version,
                 registered_at=self._clock(),
                 seen_at=self._clock(),
+                copy=hello.copy,
             )
         self.raise_newest(hello.committed_version)
 
@@ -84,6 +88,16 @@ class Replicas:
             return False
         replica.seen_at = self._clock()
         return True
+
+    def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
+        """A replica in service that keeps a copy of these very bytes."""
+        for replica_id, replica in self._replicas.items():
+            copy = replica.copy
+            holds = copy is not None and copy.digests == manifest.digests
+            same = holds and replica.committed_version == manifest.version
+            if same and replica_id != besides and self.leased(replica):
+                return replica_id
+        return None
 
     def leave(self, replica_id: str) -> None:
         """Forget a replica."""
@@ -98,10 +112,11 @@ class Replicas:
         replica = self._replicas[replica_id]
         replica.state, replica.last_error = state, error
 
-    def commit(self, replica_id: str, version: int) -> None:
-        """The replica serves `version` from now on."""
-        replica = self._replicas[replica_id]
+    def commit(self, replica_id: str, manifest: WeightManifest) -> None:
+        """The replica serves this version from now on."""
+        replica, version = self._replicas[replica_id], manifest.version
         replica.state, replica.committed_version = ReplicaState.LIVE, version
+        replica.copy = manifest if replica.hello.keeps_copy else None
         self.pushes += 1
         self.raise_newest(version)
 

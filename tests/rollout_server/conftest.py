@@ -16,12 +16,12 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from services.protocol.weight_bus import Link, StageWeights
 from services.protocol.weights import (
-    HEADER_MAGIC,
     Dtype,
     TensorSpec,
     WeightManifest,
     plan_buckets,
 )
+from services.transport.bucket import HEADER_MAGIC, NO_BASE, Kind
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 5.0
@@ -155,7 +155,9 @@ class Sender:
             if fault.die_before_bucket == bucket:
                 self.groups.pop(link.prefix)
                 return
-            header = torch.tensor([HEADER_MAGIC, version, bucket, payload.numel()])
+            header = torch.tensor(
+                [HEADER_MAGIC, version, bucket, Kind.FULL, NO_BASE, payload.numel()]
+            )
             _broadcast(group, header)
             if payload.numel():
                 wrong = payload.clone()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from services.protocol.weight_bus import (
     Phase,
     ReplicaHello,
     Report,
+    SendWeights,
     StageWeights,
 )
 from services.protocol.weights import Canary, WeightManifest
@@ -82,6 +84,8 @@ class ScriptedLoader:
         self.stages: list[str] = []
         self.cancelled: list[str] = []
         self.dropped: list[str] = []
+        self.sends: list[str] = []
+        self.ended: list[str] = []
         self.error: Exception | None = None
 
     async def stage(self, order: StageWeights) -> float:
@@ -105,6 +109,20 @@ class ScriptedLoader:
     @property
     def committed_version(self) -> int | None:
         return self.committed.version if self.committed else None
+
+    @property
+    def copy(self) -> WeightManifest | None:
+        return self.committed
+
+    async def send(self, order: SendWeights) -> int:
+        self.sends.append(order.link.prefix)
+        await self.gates.setdefault(order.link.prefix, asyncio.Event()).wait()
+        if self.error is not None:
+            raise self.error
+        return 8
+
+    async def end_sends(self, prefix: str) -> None:
+        self.ended.append(prefix)
 
     async def drop(self, prefix: str) -> None:
         self.dropped.append(prefix)
@@ -143,12 +161,12 @@ class Scene:
             retry_s=0.005,
         )
 
-    def hello(self, committed_version: int | None) -> ReplicaHello:
+    def hello(self, committed: WeightManifest | None, copy: WeightManifest | None) -> ReplicaHello:
         return ReplicaHello(
             replica_id="r",
             address="http://r",
             tensor_parallel_size=1,
-            committed_version=committed_version,
+            committed_version=committed.version if committed else None,
             model="policy",
             max_model_len=16,
             pid=1,
@@ -216,7 +234,7 @@ async def test_a_failure_is_reported_and_the_member_goes_on(scene: Scene) -> Non
 
 async def test_an_order_to_drop_links_ends_the_receiving_under_way(scene: Scene) -> None:
     scene.bus.orders.put_nowait(stage(3, "e1/t0"))
-    scene.bus.orders.put_nowait(DropLinks(prefix="e1/"))
+    scene.bus.orders.put_nowait(DropLinks(replica_id="r", prefix="e1/"))
     scene.bus.orders.put_nowait(CommitWeights(version=2))
     await scene.next(scene.bus.reports)
     assert scene.loader.dropped == ["e1/"]
@@ -292,3 +310,24 @@ async def test_the_next_commit_ends_a_proof_that_still_waits(scene: Scene) -> No
     scene.prover.gate.set()
     reports = [await scene.next(scene.bus.reports) for _ in range(2)]
     assert [(one.phase, one.version) for one in reports] == [(Phase.COMMIT, 4), (Phase.CANARY, 4)]
+
+
+async def test_a_replica_with_a_copy_stands_in_for_a_trainer_rank(scene: Scene) -> None:
+    link = replace(stage(3, "other/1/t0").links[0], replica_id="other")
+    scene.loader.gates[link.prefix] = asyncio.Event()
+    scene.loader.gates[link.prefix].set()
+    scene.bus.orders.put_nowait(SendWeights(version=3, link=link))
+    sent = await scene.next(scene.bus.reports)
+    assert (sent.phase, sent.member_id, sent.replica_id) == (Phase.SEND, "r", "other")
+    assert (sent.version, sent.prefix, sent.error, sent.sent_bytes) == (3, link.prefix, None, 8)
+
+
+async def test_another_replicas_dropped_links_leave_what_is_staged_here(scene: Scene) -> None:
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))
+    scene.bus.orders.put_nowait(DropLinks(replica_id="other", prefix="other/"))
+    scene.bus.orders.put_nowait(stage(3, "e1/t0"))  # delivered again: changes nothing
+    scene.bus.orders.put_nowait(CommitWeights(version=2))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    assert (scene.loader.ended, scene.loader.cancelled) == (["other/"], [])
+    scene.loader.gates["e1/t0"].set()
+    assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE

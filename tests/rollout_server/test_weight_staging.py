@@ -1,5 +1,6 @@
 """Receiving a version over real Gloo links, without an engine."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -8,9 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.protocol.weight_bus import Link, StageWeights
-from services.rollout_server.weight_link import WeightLink
+from services.protocol.weight_bus import Link, SendWeights, StageWeights
+from services.rollout_server.peer_sender import PeerSender
 from services.rollout_server.weight_staging import StagedVersion
+from services.transport.bucket import Encoded, Kind, encode
+from services.transport.gloo import GlooLink, LinkBroken
 
 from .conftest import HOST, Fault, Sender
 
@@ -24,12 +27,13 @@ def tensors() -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
+def open_link(link: Link) -> GlooLink:
+    opened = GlooLink(link, HOST, member=1)
+    opened.open()
+    return opened
+
+
 def stage(order: StageWeights) -> StagedVersion:
-    links: dict[str, WeightLink] = {}
-
-    def open_link(link: Link) -> WeightLink:
-        return links.setdefault(link.prefix, WeightLink(link, worker_rank=0, host=HOST))
-
     return StagedVersion(order.manifest, order.links, open_link)
 
 
@@ -103,3 +107,93 @@ def test_links_that_do_not_match_the_ranks_are_refused(sender: Sender) -> None:
     order, _ = sender.order(tensors(), 3, "e")
     with pytest.raises(ValueError, match="1 links for 2 trainer ranks"):
         StagedVersion(order.manifest, order.links[:1], lambda link: pytest.fail("opened"))
+
+
+class Changes:
+    """One rank's bytes of a version, sent as changes onto the version before."""
+
+    def __init__(self, version: int, new: list[torch.Tensor], old: list[torch.Tensor]) -> None:
+        self.version, self.bucket_count = version, len(new)
+        self._new, self._old = new, old
+        self.kinds: list[Kind] = []
+
+    def encoded(self, bucket: int, base: int | None) -> Encoded:
+        assert base is not None
+        got = encode(self._new[bucket], self._old[bucket], base, itemsize=4)
+        self.kinds.append(got.kind)
+        return got
+
+
+def send(order: StageWeights, sources: list[Changes], base: int) -> list[threading.Thread]:
+    def run(link: Link, source: Changes) -> None:
+        end = GlooLink(link, HOST)
+        # The receiver may hang up on what it refuses.
+        with contextlib.suppress(LinkBroken):
+            end.open()
+            end.send(source, base)
+
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in zip(order.links, sources, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def two_versions(sender: Sender) -> tuple[StagedVersion, StageWeights, list[Changes]]:
+    """A version that is here, and the order and the changes of the next one."""
+    before, after = tensors(), tensors()
+    after["c.weight"][3, 4] += 1
+    after["a.weight"] += 1
+    first, old = sender.order(before, 3, "e", target_bytes=64)
+    sender.send(first, old)
+    held = stage(first)
+    wait_until(lambda: held.complete or held.error)
+    assert held.error is None
+    order, new = sender.order(after, 4, "f", target_bytes=64)
+    return held, order, [Changes(4, *pair) for pair in zip(new, old, strict=True)]
+
+
+def test_changes_onto_the_version_that_is_here_become_the_very_bytes(sender: Sender) -> None:
+    held, order, sources = two_versions(sender)
+    threads = send(order, sources, base=3)
+    staged = StagedVersion(order.manifest, order.links, open_link, base=held)
+    wait_until(lambda: staged.complete or staged.error)
+    assert staged.error is None
+    assert {kind for source in sources for kind in source.kinds} == set(Kind)
+    expected = tensors()
+    expected["c.weight"][3, 4] += 1
+    expected["a.weight"] += 1
+    received = dict(staged.named_tensors())
+    assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
+@pytest.mark.parametrize("announced", [2, 3])
+def test_changes_onto_another_version_or_onto_nothing_are_refused(
+    sender: Sender, announced: int
+) -> None:
+    held, order, sources = two_versions(sender)
+    threads = send(order, sources, base=announced)
+    base = held if announced == 2 else None
+    staged = StagedVersion(order.manifest, order.links, open_link, base=base)
+    wait_until(lambda: staged.error)
+    assert f"changes onto version {announced} came" in str(staged.error)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+
+
+def test_a_copy_gives_another_replica_every_ranks_bytes(sender: Sender) -> None:
+    held, _, _ = two_versions(sender)
+    order, _ = sender.order(tensors(), 3, "peer", target_bytes=64)
+    orders = [SendWeights(version=3, link=link) for link in order.links]
+    senders = [PeerSender(one, held, HOST) for one in orders]
+    staged = stage(order)
+    wait_until(lambda: staged.complete or staged.error)
+    assert staged.error is None
+    wait_until(lambda: all(one.state.done for one in senders))
+    assert sum(one.state.sent_bytes for one in senders) == order.manifest.total_bytes
+    assert PeerSender(SendWeights(version=4, link=order.links[0]), held, HOST).state.error == (
+        "superseded"
+    )

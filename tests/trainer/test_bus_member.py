@@ -20,8 +20,8 @@ from services.protocol.weight_bus import (
     TrainerHello,
 )
 from services.trainer.bus_member import SUPERSEDED, BusMember
-from services.trainer.link import LinkBroken
-from services.trainer.snapshot import Snapshot, SnapshotShelf
+from services.trainer.snapshot import Snapshot, SnapshotShelf, SnapshotSource
+from services.transport.gloo import LinkBroken
 
 HELLO = TrainerHello(member_id="trainer/a/0", group="a", rank=0, world_size=1)
 DEADLINE_S = 5.0
@@ -94,11 +94,11 @@ class FakeLink:
     def open(self) -> None:
         self.opened += 1
 
-    def send(self, snapshot: Snapshot, *, cancelled: Any) -> int:
+    def send(self, source: SnapshotSource, base: int | None, *, cancelled: Any) -> int:
         assert self.gate.wait(DEADLINE_S)
         if self.broken or cancelled():
             raise LinkBroken("gone")
-        self.sent.append(snapshot.version)
+        self.sent.append(source.version)
         return 4
 
     def close(self) -> None:
@@ -118,7 +118,8 @@ def link_to(replica_id: str, prefix: str) -> Link:
 
 
 def snapshot_of(version: int) -> Snapshot:
-    return Snapshot(version=version, buckets=(torch.zeros(4, dtype=torch.uint8),), digests=("",))
+    buckets = (torch.zeros(4, dtype=torch.uint8),)
+    return Snapshot(version=version, buckets=buckets, digests=("",), itemsize=4)
 
 
 @pytest.fixture
@@ -206,7 +207,9 @@ async def test_dropped_links_are_closed_and_only_those(bus, member) -> None:
     )
     await bus.next_report()
     await bus.next_report()
-    bus.give(DropLinks(prefix="r/"), SendWeights(version=2, link=link_to("s", "s/1")))
+    bus.give(
+        DropLinks(replica_id="r", prefix="r/"), SendWeights(version=2, link=link_to("s", "s/1"))
+    )
     await bus.next_report()
     dropped, kept = FakeLink.made
     assert await asyncio.to_thread(dropped.closed.wait, DEADLINE_S)
@@ -214,7 +217,9 @@ async def test_dropped_links_are_closed_and_only_those(bus, member) -> None:
 
 
 async def test_a_send_whose_link_is_dropped_at_once_is_still_reported(bus, member) -> None:
-    bus.give(SendWeights(version=1, link=link_to("r", "r/1")), DropLinks(prefix="r/1"))
+    bus.give(
+        SendWeights(version=1, link=link_to("r", "r/1")), DropLinks(replica_id="r", prefix="r/1")
+    )
     assert (await bus.next_report()).error == "dropped"
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -76,9 +77,16 @@ class Replica(Endpoint):
     """A scripted rollout server."""
 
     commit_timeout_s = 0.0
+    keeps_copy = False
 
     async def register(self, committed_version: int | None = None) -> None:
-        await self.bus.register_replica(hello(self.id, committed_version, self.commit_timeout_s))
+        held = manifest(committed_version) if committed_version is not None else None
+        introduced = replace(
+            hello(self.id, committed_version, self.commit_timeout_s),
+            keeps_copy=self.keeps_copy,
+            copy=held if self.keeps_copy else None,
+        )
+        await self.bus.register_replica(introduced)
 
     async def vote(self, order: StageWeights, error: str | None = None) -> None:
         await self.report(
@@ -123,9 +131,15 @@ class World:
         return self.ranks
 
     async def replica(
-        self, name: str, committed_version: int | None = None, commit_timeout_s: float = 0.0
+        self,
+        name: str,
+        committed_version: int | None = None,
+        commit_timeout_s: float = 0.0,
+        *,
+        keeps_copy: bool = False,
     ) -> Replica:
         endpoint = Replica(self.bus, name)
+        endpoint.keeps_copy = keeps_copy
         endpoint.commit_timeout_s = commit_timeout_s
         await endpoint.register(committed_version)
         return endpoint

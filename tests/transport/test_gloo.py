@@ -1,4 +1,4 @@
-"""Snapshots over real Gloo links."""
+"""Buckets over real Gloo links."""
 
 import hashlib
 import subprocess
@@ -13,9 +13,8 @@ import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.protocol.weight_bus import Link
-from services.protocol.weights import HEADER_MAGIC
-from services.trainer.link import LinkBroken, SendingLink, gloo_options
-from services.trainer.snapshot import Snapshot, SnapshotShelf
+from services.transport.bucket import HEADER_FIELDS, HEADER_MAGIC, Encoded, Kind, whole
+from services.transport.gloo import GlooLink, LinkBroken, gloo_options
 
 HOST = "127.0.0.1"
 
@@ -37,13 +36,23 @@ def make_link(store: TCPStore, prefix: str = "r/1", timeout_s: float = 5.0) -> L
     )
 
 
-def make_snapshot(version: int, sizes: list[int]) -> Snapshot:
+class Source:
+    """Random buckets, always sent whole."""
+
+    def __init__(self, version: int, buckets: tuple[torch.Tensor, ...]) -> None:
+        self.version, self.buckets, self.bucket_count = version, buckets, len(buckets)
+        self.digests = [hashlib.sha256(bucket.numpy().tobytes()).hexdigest() for bucket in buckets]
+
+    def encoded(self, bucket: int, base: int | None) -> Encoded:
+        return whole(self.buckets[bucket])
+
+
+def make_source(version: int, sizes: list[int]) -> Source:
     generator = torch.Generator().manual_seed(version)
     buckets = tuple(
         torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator) for size in sizes
     )
-    digests = tuple(hashlib.sha256(bucket.numpy().tobytes()).hexdigest() for bucket in buckets)
-    return Snapshot(version=version, buckets=buckets, digests=digests)
+    return Source(version, buckets)
 
 
 class Receiver(threading.Thread):
@@ -60,9 +69,9 @@ class Receiver(threading.Thread):
         store = PrefixStore(self._link.prefix, self._store)
         self.group = group = ProcessGroupGloo(store, 1, 2, gloo_options(HOST, timeout))
         for _ in range(self._buckets):
-            header = torch.empty(4, dtype=torch.int64)
+            header = torch.empty(HEADER_FIELDS, dtype=torch.int64)
             self._receive(group, header, timeout)
-            payload = torch.empty(int(header[3]), dtype=torch.uint8)
+            payload = torch.empty(int(header[5]), dtype=torch.uint8)
             if payload.numel():
                 self._receive(group, payload, timeout)
             self.headers.append(header.tolist())
@@ -75,31 +84,33 @@ class Receiver(threading.Thread):
 
 
 def test_every_bucket_arrives_with_its_header_and_digest(store) -> None:
-    link, snapshot = make_link(store), make_snapshot(7, [1000, 0, 3_000_001])
+    link, source = make_link(store), make_source(7, [1000, 0, 3_000_001])
     receiver = Receiver(store, link, buckets=3)
     receiver.start()
-    sending = SendingLink(link, HOST)
+    sending = GlooLink(link, HOST)
     sending.open()
-    assert sending.send(snapshot) == 3_001_001
+    assert sending.send(source, None) == 3_001_001
     receiver.join(10)
-    assert receiver.headers == [[HEADER_MAGIC, 7, i, n] for i, n in enumerate([1000, 0, 3_000_001])]
-    assert tuple(receiver.digests) == snapshot.digests
+    assert receiver.headers == [
+        [HEADER_MAGIC, 7, i, Kind.FULL, -1, n] for i, n in enumerate([1000, 0, 3_000_001])
+    ]
+    assert receiver.digests == source.digests
 
 
 def test_one_link_carries_version_after_version(store) -> None:
     link = make_link(store)
     receiver = Receiver(store, link, buckets=4)
     receiver.start()
-    sending = SendingLink(link, HOST)
+    sending = GlooLink(link, HOST)
     sending.open()
     for version in (1, 2):
-        sending.send(make_snapshot(version, [100, 200]))
+        sending.send(make_source(version, [100, 200]), None)
     receiver.join(10)
     assert [header[1] for header in receiver.headers] == [1, 1, 2, 2]
 
 
 def test_a_receiver_that_never_comes_breaks_the_link_at_its_deadline(store) -> None:
-    sending = SendingLink(make_link(store, timeout_s=0.5), HOST)
+    sending = GlooLink(make_link(store, timeout_s=0.5), HOST)
     started = time.monotonic()
     with pytest.raises(LinkBroken, match="not met"):
         sending.open()
@@ -122,61 +133,50 @@ os._exit(9)
 def test_a_receiver_that_dies_breaks_only_its_own_link(store) -> None:
     dead_link, live_link = make_link(store, "dead/1", 20.0), make_link(store, "live/1")
     child = subprocess.Popen([sys.executable, "-c", MEET_AND_VANISH, str(store.port), "dead/1"])
-    snapshot = make_snapshot(1, [500_000] * 8)
-    to_dead = SendingLink(dead_link, HOST)
+    source = make_source(1, [500_000] * 8)
+    to_dead = GlooLink(dead_link, HOST)
     to_dead.open()
     child.wait(timeout=20)
     receiver = Receiver(store, live_link, buckets=8)
     receiver.start()
-    to_live = SendingLink(live_link, HOST)
+    to_live = GlooLink(live_link, HOST)
     to_live.open()
     started = time.monotonic()
     with pytest.raises(LinkBroken, match="after"):
-        to_dead.send(snapshot)
+        to_dead.send(source, None)
     assert time.monotonic() - started < 5.0  # noticed, not timed out
-    assert to_live.send(snapshot) == 4_000_000
+    assert to_live.send(source, None) == 4_000_000
     receiver.join(10)
-    assert tuple(receiver.digests) == snapshot.digests
+    assert receiver.digests == source.digests
 
 
 def test_a_silent_receiver_breaks_the_link_at_its_deadline(store) -> None:
     link = make_link(store, timeout_s=1.0)
     receiver = Receiver(store, link, buckets=0)  # meets, stays connected, never receives
     receiver.start()
-    sending = SendingLink(link, HOST)
+    sending = GlooLink(link, HOST)
     sending.open()
     receiver.join(10)
     started = time.monotonic()
     with pytest.raises(LinkBroken, match="Timed out"):
-        sending.send(make_snapshot(1, [20_000_000] * 3))
+        sending.send(make_source(1, [20_000_000] * 3), None)
     assert time.monotonic() - started < 5.0
 
 
 def test_a_broken_link_stays_broken(store) -> None:
-    sending = SendingLink(make_link(store, timeout_s=0.3), HOST)
+    sending = GlooLink(make_link(store, timeout_s=0.3), HOST)
     with pytest.raises(LinkBroken, match="closed"):
-        sending.send(make_snapshot(1, [10]))
+        sending.send(make_source(1, [10]), None)
 
 
 def test_a_send_that_is_called_off_ends_between_buckets(store) -> None:
     link = make_link(store)
     receiver = Receiver(store, link, buckets=1)
     receiver.start()
-    sending = SendingLink(link, HOST)
+    sending = GlooLink(link, HOST)
     sending.open()
     answers = iter([False, True])
     with pytest.raises(LinkBroken, match="dropped"):
-        sending.send(make_snapshot(1, [10, 10]), cancelled=lambda: next(answers))
+        sending.send(make_source(1, [10, 10]), None, cancelled=lambda: next(answers))
     receiver.join(10)
     assert len(receiver.headers) == 1
-
-
-def test_the_shelf_keeps_the_newest_two_and_replaces_a_version_in_place() -> None:
-    shelf = SnapshotShelf(kept=2)
-    for version in (1, 2, 3):
-        shelf.put(make_snapshot(version, [4]))
-    again = make_snapshot(3, [8])
-    shelf.put(again)
-    assert shelf.get(1) is None
-    assert shelf.get(2) is not None
-    assert shelf.get(3) is again

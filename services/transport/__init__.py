@@ -1,0 +1,1 @@
+"""How weight bytes travel over one link; the only place that knows the wire."""

@@ -1,0 +1,110 @@
+"""One bucket on the wire: whole, as the elements that changed, or as nothing at all."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+HEADER_MAGIC = 0x4D494C4C
+"""First header field; anything else means that the two ends disagree about the stream."""
+
+HEADER_FIELDS = 6
+"""A bucket is preceded by int64: magic, version, bucket index, kind, base version, bytes."""
+
+NO_BASE = -1
+DELTA_LIMIT = 0.75
+"""A delta larger than this share of the bucket is not worth its work."""
+
+_INDEX_BYTES = 4
+
+
+class Kind(IntEnum):
+    """What the payload is."""
+
+    FULL = 0
+    DELTA = 1
+    SAME = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """A bucket as it is sent.
+
+    Attributes:
+        kind: see `Kind`.
+        base: version that the receiver must hold to decode it; `NO_BASE` for `FULL`.
+        payload: uint8. For a delta int32 element indexes and then the elements' values
+            (not differences: decoding twice does no harm).
+    """
+
+    kind: Kind
+    base: int
+    payload: Tensor
+
+
+class BucketSource(Protocol):
+    """One rank's bytes of one version, as they are sent."""
+
+    @property
+    def version(self) -> int:
+        """Policy version."""
+
+    @property
+    def bucket_count(self) -> int:
+        """Buckets of the version."""
+
+    def encoded(self, bucket: int, base: int | None) -> Encoded:
+        """The bucket for a receiver that holds `base`; whole if that does not help."""
+
+
+def whole(payload: Tensor) -> Encoded:
+    """The bucket as it is."""
+    return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload)
+
+
+def encode(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded:
+    """The smallest of a bucket's forms for a receiver that holds `old`.
+
+    Args:
+        new: uint8, the bucket's bytes.
+        old: uint8 of the same size, its bytes in version `base`.
+        base: version of `old`.
+        itemsize: bytes per element, 2 or 4.
+    """
+    values = new.view(_unit(itemsize))
+    changed = torch.nonzero(values != old.view(_unit(itemsize))).flatten()
+    if not len(changed):
+        return Encoded(kind=Kind.SAME, base=base, payload=new[:0])
+    if len(changed) * (_INDEX_BYTES + itemsize) > DELTA_LIMIT * new.numel():
+        return whole(new)
+    index_bytes = changed.to(torch.int32).view(torch.uint8)
+    payload = torch.cat([index_bytes, values[changed].view(torch.uint8)])
+    return Encoded(kind=Kind.DELTA, base=base, payload=payload)
+
+
+def decode(encoded: Encoded, old: Tensor, itemsize: int) -> Tensor:
+    """The bucket's bytes, from its bytes in the base version, which stay as they are.
+
+    Raises:
+        ValueError: the payload is not what `encode` makes.
+    """
+    if encoded.kind is Kind.SAME:
+        return old
+    count, rest = divmod(encoded.payload.numel(), _INDEX_BYTES + itemsize)
+    if rest:
+        raise ValueError(f"a delta of {encoded.payload.numel()} bytes ends inside an element")
+    split = count * _INDEX_BYTES
+    index = encoded.payload[:split].view(torch.int32).long()
+    new = old.clone()
+    elements = new.view(_unit(itemsize))
+    if count and not 0 <= int(index.min()) <= int(index.max()) < elements.numel():
+        raise ValueError("a delta points outside its bucket")
+    # A copy of its own: values start where their type may not be aligned.
+    elements[index] = encoded.payload[split:].clone().view(_unit(itemsize))
+    return new
+
+
+def _unit(itemsize: int) -> torch.dtype:
+    return torch.int16 if itemsize == 2 else torch.int32

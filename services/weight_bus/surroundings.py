@@ -1,0 +1,38 @@
+"""What the delivery to one replica sees of the rest of the bus."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.protocol.weight_bus import Order
+from services.protocol.weights import WeightManifest
+from services.weight_bus.changes import Changes
+from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.replicas import Replicas
+from services.weight_bus.trainer_groups import TrainerGroups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a delivery needs of the bus.
+
+    Attributes:
+        config: deadlines.
+        replicas: where the replica's state is kept.
+        trainers: who sends.
+        changes: announces every change of the three above and of `newest`.
+        clock: monotonic seconds, the same as that of `replicas`.
+        newest: the newest manifest and when it was published by `clock`.
+        post: put an order into a member's mailbox.
+        store: host and port of the rendezvous store.
+        new_prefix: a link prefix for a replica that was never used before.
+    """
+
+    config: WeightBusConfig
+    replicas: Replicas
+    trainers: TrainerGroups
+    changes: Changes
+    clock: Callable[[], float]
+    newest: Callable[[], tuple[WeightManifest, float] | None]
+    post: Callable[[str, Order], None]
+    store: Callable[[], Awaitable[tuple[str, int]]]
+    new_prefix: Callable[[str], str]

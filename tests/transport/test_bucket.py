@@ -1,0 +1,56 @@
+"""A bucket's forms on the wire, without a wire."""
+
+import pytest
+import torch
+
+from services.transport.bucket import Encoded, Kind, decode, encode
+
+
+def bucket(count: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count, generator=generator).to(dtype).view(torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("changed", [0, 1, 37, 1000])
+def test_every_form_decodes_to_the_very_bytes(dtype: torch.dtype, changed: int) -> None:
+    old = bucket(1000, dtype)
+    new = old.clone()
+    new.view(dtype)[:changed] += 1
+    got = encode(new, old, 4, dtype.itemsize)
+    assert got.kind is {0: Kind.SAME, 1000: Kind.FULL}.get(changed, Kind.DELTA)
+    if got.kind is not Kind.FULL:
+        before = old.clone()
+        assert torch.equal(decode(got, old, dtype.itemsize), new)
+        assert torch.equal(old, before), "the base was written to"
+
+
+def test_a_sign_of_zero_and_a_nan_are_changes_like_any_other() -> None:
+    old = torch.tensor([0.0, 1.0] + [2.0] * 50).view(torch.uint8)
+    new = old.clone()
+    new.view(torch.float32)[:2] = torch.tensor([-0.0, float("nan")])
+    got = encode(new, old, 1, 4)
+    assert got.kind is Kind.DELTA
+    assert torch.equal(decode(got, old, 4), new)
+    same = encode(new, new.clone(), 1, 4)
+    assert same.kind is Kind.SAME, "a NaN is not equal to itself, its bits are"
+
+
+def test_a_delta_is_only_sent_where_it_is_smaller() -> None:
+    old = bucket(1000, torch.bfloat16)
+    sizes = {}
+    for changed in (10, 200, 300):
+        new = old.clone()
+        new.view(torch.int16)[:changed] += 1
+        sizes[changed] = encode(new, old, 1, 2).payload.numel()
+    assert sizes == {10: 60, 200: 1200, 300: 2000}
+
+
+@pytest.mark.parametrize(
+    ("payload", "complaint"),
+    [([0] * 9, "inside an element"), ([200, 0, 0, 0, 1, 2, 3, 4], "outside its bucket")],
+)
+def test_a_payload_that_no_encoder_makes_is_refused(payload: list[int], complaint: str) -> None:
+    wrong = Encoded(kind=Kind.DELTA, base=1, payload=torch.tensor(payload, dtype=torch.uint8))
+    with pytest.raises(ValueError, match=complaint):
+        decode(wrong, bucket(10, torch.float32), 4)

@@ -1,0 +1,132 @@
+"""From whom a replica gets a version, and onto what."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from services.protocol.weight_bus import (
+    CommitWeights,
+    DropLinks,
+    ReplicaState,
+    SendWeights,
+    StageWeights,
+)
+from services.weight_bus.config import WeightBusConfig
+
+from .conftest import DEADLINE_S, Replica, World, manifest
+
+
+@pytest.fixture
+async def thrifty_world() -> AsyncIterator[World]:
+    """Sends changes, and everything with versions 0, 4, 8..."""
+    world = World(
+        WeightBusConfig(
+            delta_anchor_every=4,
+            retry_s=0.001,
+            retry_max_s=0.002,
+            stage_timeout_s=DEADLINE_S,
+            commit_margin_s=DEADLINE_S,
+        )
+    )
+    yield world
+    await world.bus.close()
+
+
+async def finish(world: World, replica: Replica, order: StageWeights) -> None:
+    """Play the rest of an update in which everything goes well."""
+    version = order.manifest.version
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+    await replica.committed(version)
+    await world.until(
+        lambda t: any(
+            m.replica_id == replica.id and m.committed_version == version for m in t.leased
+        )
+    )
+
+
+async def bases(world: World, order: StageWeights) -> list[int | None]:
+    """Onto what the replica and each rank are told to work."""
+    return [order.base, *[(await rank.receive(SendWeights)).base for rank in world.ranks]]
+
+
+async def test_a_late_joiner_is_caught_up_from_a_peer_when_no_trainer_is_there(
+    world: World,
+) -> None:
+    peer = await world.replica("peer", committed_version=5, keeps_copy=True)
+    joiner = await world.replica("joiner")
+    order = await joiner.receive(StageWeights)
+    assert order.manifest == manifest(5)
+    sends = [await peer.receive(SendWeights) for _ in range(2)]
+    assert [send.link for send in sends] == list(order.links), "it stands in for every rank"
+    await finish(world, joiner, order)
+    assert (await peer.receive(DropLinks)).replica_id == "joiner", "a peer's links serve once"
+    members = {m.replica_id: m for m in (await world.table()).members}
+    assert members["peer"].state is ReplicaState.LIVE, "the peer was disturbed"
+
+
+async def test_a_replica_without_a_copy_or_without_a_lease_is_no_peer(world: World) -> None:
+    await world.replica("no-copy", committed_version=5)
+    silent = await world.replica("silent", committed_version=5, keeps_copy=True)
+    joiner = await world.replica("joiner")
+    order = await joiner.receive(StageWeights)
+    await silent.receive(SendWeights)
+    await silent.receive(SendWeights)
+    await joiner.vote(order, "peer closed")
+    await joiner.receive(DropLinks)
+    world.clock.now += world.config.heartbeat_timeout_s + 1
+    await joiner.register()
+    await world.bus.expire()
+    answer = await world.bus.next_orders("joiner", joiner.acknowledged, 0.05)
+    assert answer.orders == (), "a silent replica was taken for a peer"
+
+
+async def test_a_trainer_that_no_longer_has_the_version_gives_way_to_a_peer(world: World) -> None:
+    peer = await world.replica("peer", committed_version=5, keeps_copy=True)
+    ranks = await world.register_trainer()
+    joiner = await world.replica("joiner")
+    order = await joiner.receive(StageWeights)
+    await ranks[0].receive(SendWeights)
+    await joiner.vote(order, "superseded")
+    await joiner.receive(DropLinks)
+    order = await joiner.receive(StageWeights)
+    assert [(await peer.receive(SendWeights)).link for _ in range(2)] == list(order.links)
+    await finish(world, joiner, order)
+
+
+async def test_only_changes_are_sent_onto_what_the_replica_acknowledged(
+    thrifty_world: World,
+) -> None:
+    world = thrifty_world
+    await world.register_trainer()
+    replica = await world.replica("r", keeps_copy=True)
+    for version, base in [(0, None), (1, 0), (2, 1), (3, 2), (4, None), (5, 4)]:
+        await world.bus.publish(manifest(version))
+        order = await replica.receive(StageWeights)
+        assert order.manifest.version == version
+        assert await bases(world, order) == [base] * 3
+        await finish(world, replica, order)
+
+
+async def test_after_a_failure_everything_is_sent(thrifty_world: World) -> None:
+    world = thrifty_world
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=1, keeps_copy=True)
+    await world.bus.publish(manifest(2))
+    order = await replica.receive(StageWeights)
+    assert await bases(world, order) == [1] * 3
+    await replica.vote(order, "digest of bucket 0 is not the manifest's")
+    await replica.receive(DropLinks)
+    for rank in world.ranks:
+        await rank.receive(DropLinks)
+    order = await replica.receive(StageWeights)
+    assert await bases(world, order) == [None] * 3
+    await finish(world, replica, order)
+
+
+async def test_a_replica_without_a_copy_is_sent_everything(thrifty_world: World) -> None:
+    world = thrifty_world
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=1)
+    await world.bus.publish(manifest(2))
+    assert await bases(world, await replica.receive(StageWeights)) == [None] * 3
