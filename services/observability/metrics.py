@@ -14,6 +14,15 @@ GAUGE_REFRESH_S = 5.0
 _SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300]
 
 
+class Counter(ray_metrics.Counter):
+    """A counter that may be told of nothing; Ray's own refuses to count 0."""
+
+    def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
+        """Add `value`, 0 or more."""
+        if value:
+            super().inc(value, tags or {})
+
+
 class Gauge:
     """A gauge that stays visible: its last value is set again every few seconds."""
 
@@ -64,8 +73,8 @@ def _refresh() -> None:
             gauge.refresh()
 
 
-def _counter(name: str, description: str, *tags: str) -> ray_metrics.Counter:
-    return ray_metrics.Counter(f"millrace_{name}", description, tags)
+def _counter(name: str, description: str, *tags: str) -> Counter:
+    return Counter(f"millrace_{name}", description, tags)
 
 
 def _gauge(name: str, description: str, *tags: str) -> Gauge:
