@@ -1,0 +1,19 @@
+"""What Millrace's own metrics do beyond Ray's."""
+
+import pytest
+
+from services.observability.metrics import Counter
+
+
+def test_a_counter_may_be_told_of_nothing_but_never_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = Counter("millrace_test_counter", "Of this test", ("run",))
+    recorded: list[float] = []
+    monkeypatch.setattr(counter, "_record", lambda value, tags: recorded.append(value))
+    for value in (2, 0, 0.5):
+        counter.inc(value, {"run": "a"})
+    counter.inc()
+    assert recorded == [2, 0.5, 1.0]
+    with pytest.raises(ValueError, match="-1"):
+        counter.inc(-1)
