@@ -73,14 +73,13 @@ def _invalid_input(_: Request, error: Exception) -> JSONResponse:
 
 def _run_active(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RunActive)
-    fix = f"Wait for it or end it with `millrace stop {error.run_id}`."
-    return _answer(409, "run", error.run_id, fix, str(error))
+    return _answer(409, "run", error.run_id, str(error), str(error))
 
 
 def _no_such_run(_: Request, error: Exception) -> JSONResponse:
     run_id = error.args[0]
-    fix = "`GET /v1/runs` lists the runs of this orchestrator."
-    return _answer(404, "run_id", run_id, fix, f"There is no run {run_id!r}. {fix}")
+    fix = "No such run. `millrace status` lists the runs since the orchestrator started."
+    return _answer(404, "run_id", run_id, fix, f"{run_id!r}: {fix}")
 
 
 def _answer(code: int, field: str, value: object, fix: str, message: str) -> JSONResponse:

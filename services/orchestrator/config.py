@@ -33,10 +33,11 @@ class OrchestratorConfig(StrictModel):
             after which a run fails.
         failures_in_row: sample groups in a row that may fail before a run fails, in batches.
         barren_batches: batches in a row in which every sample group has equal rewards after
-            which a run finishes, because there is nothing left to learn.
+            which a run finishes, because there is nothing left to learn; it fails if all
+            those rewards were 0.
         stop_timeout_s: how long a stop waits for the train step in progress, seconds.
-        sample_trajectories: sample groups per train step of which one trajectory is kept
-            for people to read.
+        sample_trajectories: sample groups per train step, and per batch in a row without
+            one, of which one trajectory is kept for people to read.
     """
 
     num_cpus: float = Field(default=0.1, ge=0)

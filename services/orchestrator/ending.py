@@ -5,9 +5,11 @@ A run that broke on a full disk breaks here again; it must still be seen to have
 
 import asyncio
 import sqlite3
+import traceback
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.failures import one_line
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
@@ -80,6 +82,20 @@ class RunEnding:
         _log.info("run_ended", run=self._progress.run_id, state=state, detail=detail)
         return counts
 
+    def explain(self, error: BaseException) -> str:
+        """What an unexpected error was; its traceback goes to the run directory."""
+        trace = "".join(traceback.format_exception(error))
+        _log.warning("run_broke", run=self._progress.run_id, error=trace)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        what = f"unexpected {type(error).__name__}: {one_line(str(error))}"
+        try:
+            self._directory.write_error(trace)
+        except OSError as problem:
+            self.failed("error_file", problem)
+            return what
+        return f"{what}; its traceback is in {self._directory.error}"
+
     def failed(self, part: str, error: Exception) -> None:
         """Log and count that a part did not succeed."""
         _log.warning("run_end_failed", **self._record.tags, part=part, error=repr(error))
@@ -93,11 +109,7 @@ class RunEnding:
 
     async def _draw(self, summary: RunSummary) -> None:
         try:
-            await asyncio.to_thread(
-                self._directory.draw_learning_curve,
-                before=summary.heldout_pass_rate_before,
-                after=summary.heldout_pass_rate_after,
-            )
+            await asyncio.to_thread(self._directory.draw_learning_curve, summary)
         except Exception as error:  # noqa: BLE001  a picture must not cost a run its end
             self.failed("learning_curve", error)
 

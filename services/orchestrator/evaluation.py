@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.observability.log import Log
+from services.orchestrator.failures import one_line
 from services.orchestrator.rollout import RolloutClient, RolloutFailed, RolloutRequest
 from services.orchestrator.scoring import Scorer
 from services.protocol.orchestrator import RunConfig
@@ -24,17 +25,27 @@ class Evaluation:
         graded: tasks that got a reward at all; the others are infrastructure failures.
         tasks: tasks asked.
         tokens: response tokens generated.
+        first_problem: task and problem of the first that got none, empty if all did.
     """
 
     passed: int
     graded: int
     tasks: int
     tokens: int
+    first_problem: str
 
     @property
     def pass_rate(self) -> float | None:
         """Passed among graded; None when nothing could be graded."""
         return self.passed / self.graded if self.graded else None
+
+    @property
+    def problem(self) -> str | None:
+        """Why tasks are missing from the pass rate; None when none is."""
+        missing = self.tasks - self.graded
+        if not missing:
+            return None
+        return f"{missing} of {self.tasks} held-out tasks got no reward: {self.first_problem}"
 
 
 async def evaluate(
@@ -50,11 +61,14 @@ async def evaluate(
     slots = asyncio.Semaphore(concurrency)
     failures: list[str] = []
 
+    def failed(task: Task, problem: object) -> None:
+        failures.append(f"task {task.task_id}: {problem}")
+
     async def answer(task: Task) -> tuple[Trajectory, Score] | None:
         got: list[Trajectory] = []
         request = RolloutRequest(
             session=f"{run_id}-evaluation-{task.task_id}",
-            messages=task.messages,
+            messages=task.chat,
             n=1,
             temperature=0.0,
             max_tokens=run.sampling.max_tokens,
@@ -65,11 +79,14 @@ async def evaluate(
             async with slots:
                 await client.sample(request, lambda _, trajectory: got.append(trajectory))
         except RolloutFailed as failure:
-            failures.append(str(failure))
+            failed(task, failure)
             return None
         name = f"{run_id}/evaluation/{task.task_id}"
         job = ScoreJob(job_id=name, completion=got[0].text, grader=task.grader)
-        return got[0], await scorer.submit(job)
+        score = await scorer.submit(job)
+        if score.reward is None:
+            failed(task, f"{score.verdict}: {one_line(score.detail)}")
+        return got[0], score
 
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(answer(task)) for task in tasks]
@@ -82,4 +99,5 @@ async def evaluate(
         graded=len(rewards),
         tasks=len(tasks),
         tokens=sum(len(trajectory.response_token_ids) for trajectory, _ in done),
+        first_problem=failures[0] if failures else "",
     )

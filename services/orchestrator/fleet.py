@@ -58,16 +58,17 @@ class Fleet:
         """Ask the bus to lease only replicas this close to the newest version.
 
         Raises:
-            NotReady: the bus is still away after `timeout_s`.
+            NotReady: the bus is still away after `timeout_s`; says how.
         """
         self._max_lag = max_lag
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 await self._bus.bound_lag(max_lag)
-            except NotReady:
+            except NotReady as error:
                 if time.monotonic() + _RETRY_S > deadline:
-                    raise
+                    problem = f"the weight bus did not answer in {timeout_s:g} s: {error}"
+                    raise NotReady(problem) from error
                 await asyncio.sleep(_RETRY_S)
             else:
                 return

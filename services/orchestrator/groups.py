@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.changes import Changes
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.failures import one_line
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
 from services.orchestrator.progress import Progress
+from services.orchestrator.record import RunRecord
 from services.orchestrator.results import Graded, GroupResult
 from services.orchestrator.rollout import (
     RolloutClient,
@@ -45,6 +49,7 @@ class Groups:
         self,
         *,
         run: RunConfig,
+        config: OrchestratorConfig,
         tasks: dict[str, Task],
         ledger: Ledger,
         schedule: Schedule,
@@ -53,7 +58,7 @@ class Groups:
         fleet: Fleet,
         progress: Progress,
         changes: Changes,
-        retries: int,
+        record: RunRecord,
     ) -> None:
         self._run = run
         self._tasks = tasks
@@ -64,16 +69,15 @@ class Groups:
         self._fleet = fleet
         self._progress = progress
         self._changes = changes
-        self._retries = retries
+        self._record = record
+        self._retries = config.rollout_retries
         self._tags = {"run": progress.run_id}
         self._barrier = BatchBarrier(
             batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
         )
         self._rolling: dict[int, _Rolling] = {}
         self._results: dict[int, GroupResult] = {}
-        self.failures_in_row = 0
-        self.filtered_in_row = 0
-        self.last_failure = ""
+        self.barren = BarrenRow(config, batch_groups=run.batch_groups)
         self.defect: BaseException | None = None
 
     def start(self, group: LedgerGroup) -> None:
@@ -132,7 +136,7 @@ class Groups:
             try:
                 result = await self._attempt(group, rolling)
             except RolloutFailed as failure:
-                self._record(group, rolling, None)
+                self._rolled_out(group, rolling, None)
                 if not self._retry(group, failure, retries_left):
                     return
                 group = LedgerGroup(
@@ -140,17 +144,16 @@ class Groups:
                 )
             else:
                 oldest = min(trajectory.oldest_version for _, trajectory, _ in rolling.arrived)
-                self._record(group, rolling, oldest)
+                self._rolled_out(group, rolling, oldest)
                 self._finish(result, oldest)
                 return
 
-    def _record(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
+    def _rolled_out(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
         self._ledger.rolled_out(group.group_id, oldest_version=oldest, tokens=rolling.tokens)
         rolling.tokens = 0
         rolling.arrived.clear()
 
     def _retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
-        self.last_failure = str(failure)
         RunMetrics.rollout_failures.inc(1, self._tags | {"reason": failure.reason})
         _log.warning(
             "rollout_failed",
@@ -167,13 +170,15 @@ class Groups:
                 self._ledger.restart(group.group_id, version=version)
                 self._schedule.restart(group.group_id, version)
             return True
-        self._fail(group.group_id, failure.reason)
+        self._fail(group, failure.reason, str(failure))
         return False
 
-    def _fail(self, group_id: int, reason: str) -> None:
-        self.failures_in_row += 1
-        self._ledger.close_group(group_id, "failed", reason=reason)
-        self._schedule.close(group_id)
+    def _fail(self, group: LedgerGroup, reason: str, problem: str) -> None:
+        failures = self._progress.failures
+        failures.add(reason, task_id=group.prompt.task_id, problem=problem)
+        self._ledger.note(failure_example=failures.example)
+        self._ledger.close_group(group.group_id, "failed", reason=reason)
+        self._schedule.close(group.group_id)
         RunMetrics.groups.inc(1, self._tags | {"status": "failed"})
 
     async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
@@ -190,12 +195,12 @@ class Groups:
             self._barrier.leave()
         rolled_out = time.monotonic()
         await self._barrier.passed()
-        graded = await self._scores(group, task, rolling)
+        graded, ungraded = await self._scores(group, task, rolling)
         return GroupResult(
             group=group,
             task=task,
             graded=tuple(graded),
-            ungraded=len(rolling.arrived) - len(graded),
+            ungraded=tuple(ungraded),
             rollout_s=rolled_out - started,
             score_s=time.monotonic() - rolled_out,
         )
@@ -204,7 +209,7 @@ class Groups:
         prompt = group.prompt
         return RolloutRequest(
             session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
-            messages=task.messages,
+            messages=task.chat,
             n=self._run.group_size,
             temperature=self._run.sampling.temperature,
             max_tokens=self._run.sampling.max_tokens,
@@ -232,8 +237,10 @@ class Groups:
             ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
         )
 
-    async def _scores(self, group: LedgerGroup, task: Task, rolling: _Rolling) -> list[Graded]:
-        graded = []
+    async def _scores(
+        self, group: LedgerGroup, task: Task, rolling: _Rolling
+    ) -> tuple[list[Graded], list[Score]]:
+        graded, ungraded = [], []
         waiting = [
             (index, trajectory, future or self._submit(group, task, index, trajectory))
             for index, trajectory, future in sorted(rolling.arrived, key=lambda item: item[0])
@@ -243,6 +250,7 @@ class Groups:
             if score.reward is not None:
                 graded.append(Graded(trajectory=trajectory, score=score))
                 continue
+            ungraded.append(score)
             RunMetrics.ungraded.inc(1, self._tags)
             _log.warning(
                 "trajectory_not_graded",
@@ -251,16 +259,22 @@ class Groups:
                 trajectory=index,
                 error=score.detail,
             )
-        return graded
+        return graded, ungraded
 
     def _finish(self, result: GroupResult, oldest: int) -> None:
         group_id = result.group.group_id
         if len(result.graded) < 2:
-            self.last_failure = "infra_error: fewer than two answers could be graded"
-            self._fail(group_id, "infra_error")
+            detail = one_line(result.ungraded[-1].detail)
+            problem = f"infra_error: fewer than two answers could be graded: {detail}"
+            self._fail(result.group, "infra_error", problem)
             return
-        self.failures_in_row = 0
-        self.filtered_in_row = 0 if result.trainable else self.filtered_in_row + 1
+        self._progress.failures.in_row = 0
+        if result.trainable:
+            self.barren.clear()
+        else:
+            self.barren.add(result)
+            if self.barren.shows_newest:
+                self._record.show([result], step=self._progress.step)
         if not result.trainable and self._run.schedule.dynamic_sampling:
             self._ledger.close_group(group_id, "filtered", reason="equal rewards")
             self._schedule.close(group_id)

@@ -217,6 +217,11 @@ class Ledger:
         admitted = self._one(f"SELECT {column} FROM account")
         return LedgerCounts(admitted=admitted, **dict(rows.fetchall()))
 
+    def failures(self) -> dict[str, int]:
+        """Failed groups by reason."""
+        query = "SELECT reason, COUNT(*) FROM groups WHERE status = 'failed' GROUP BY reason"
+        return dict(self._db.execute(query).fetchall())
+
     def imbalance(self) -> int:
         """Groups plus tokens by which the two sides differ; anything but 0 is a defect."""
         return sum(_difference(side) for side in (self.counts(), self.token_counts()))

@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
+from services.orchestrator.failures import Failures
 from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
 
 
@@ -16,6 +17,7 @@ class Progress:
         heldout_before: held-out pass rate before the first train step.
         saved_step: newest train step of which there is a checkpoint.
         evaluated_step: train step that `heldout` was measured at.
+        failures: sample groups that failed.
         recoveries: times the trainer was brought back.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
     """
@@ -30,11 +32,13 @@ class Progress:
     heldout_before: float | None = None
     heldout: float | None = None
     evaluated_step: int | None = None
+    heldout_problem: str | None = None
     policy_version: int | None = None
     staleness: float | None = None
     tokens: int = 0
     tokens_per_second: float = 0.0
     recoveries: int = 0
+    failures: Failures = field(default_factory=Failures)
     detail: str = "starting"
     summary: RunSummary | None = None
     elapsed_before_s: float = 0.0
@@ -74,15 +78,22 @@ class Progress:
             run_dir=self.run_dir,
             step=self.step,
             steps=self.steps,
-            reward=self.reward,
-            heldout_pass_rate=self.heldout,
+            reward=_rounded(self.reward),
+            heldout_pass_rate=_rounded(self.heldout),
+            heldout_problem=self.heldout_problem,
             policy_version=self.policy_version,
             staleness=self.staleness,
             tokens_generated=self.tokens,
-            tokens_per_second=self.tokens_per_second,
+            tokens_per_second=round(self.tokens_per_second, 1),
             live_replicas=live_replicas,
             ledger=ledger,
-            elapsed_s=self.elapsed_s,
+            failures=dict(self.failures.counts),
+            failure_example=self.failures.example,
+            elapsed_s=round(self.elapsed_s, 1),
             detail=self.detail,
             summary=self.summary,
         )
+
+
+def _rounded(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 4)

@@ -45,13 +45,17 @@ class RunRecord:
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
-        self._directory.append_trajectories(_samples(report, results[: self._samples]))
+        self.show(results[: min(self._samples, len(batch.train))], step=report.step)
         self._ledger.note(
             tokens=progress.tokens, elapsed_s=progress.elapsed_s, recoveries=progress.recoveries
         )
         self._measure(batch, line, imbalance)
         if imbalance:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
+
+    def show(self, results: list[GroupResult], *, step: int) -> None:
+        """Keep an answer of each for people to read; `step` is the newest train step."""
+        self._directory.append_trajectories(_sample(result, step) for result in results)
 
     def _line(
         self,
@@ -71,7 +75,7 @@ class RunRecord:
             "groups_trained": len(batch.train),
             "groups_filtered": len(batch.filtered),
             "trajectories": len(graded),
-            "trajectories_ungraded": sum(result.ungraded for result in results),
+            "trajectories_ungraded": sum(len(result.ungraded) for result in results),
             "staleness_mean": fmean(batch.staleness),
             "staleness_max": max(batch.staleness),
             "response_tokens_mean": fmean(lengths),
@@ -95,8 +99,7 @@ class RunRecord:
 
     def _measure(self, batch: Selection, line: dict[str, Any], imbalance: int) -> None:
         RunMetrics.groups.inc(len(batch.train), self.tags | {"status": "trained"})
-        if batch.filtered:
-            RunMetrics.groups.inc(len(batch.filtered), self.tags | {"status": "filtered"})
+        RunMetrics.groups.inc(len(batch.filtered), self.tags | {"status": "filtered"})
         RunMetrics.reward.set(line["reward"], self.tags)
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
@@ -128,11 +131,13 @@ class RunRecord:
         progress = self._progress
         pushes += self._ledger.fact("pushes", 0)
         self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
-        measured = progress.step and progress.evaluated_step == progress.step
+        after, step = self._last_evaluation()
         summary = RunSummary(
             run_id=progress.run_id,
             heldout_pass_rate_before=progress.heldout_before,
-            heldout_pass_rate_after=progress.heldout if measured else None,
+            heldout_pass_rate_after=after,
+            heldout_step=step,
+            heldout_problem=progress.heldout_problem,
             train_steps=progress.step,
             wall_s=progress.elapsed_s,
             tokens_generated=progress.tokens,
@@ -140,25 +145,34 @@ class RunRecord:
             policy_version=progress.policy_version or 0,
             seed=seed,
             ledger=self._ledger.counts(),
+            failures=dict(progress.failures.counts),
+            failure_example=progress.failures.example,
         )
         self._directory.write_summary(summary)
         return summary
 
+    def _last_evaluation(self) -> tuple[float | None, int | None]:
+        """The newest held-out pass rate of trained weights, and their train step."""
+        if self._progress.step and self._evaluated(self._progress.step):
+            return self._progress.heldout, self._progress.step
+        for line in reversed(self._directory.metrics()):
+            if line["heldout_pass_rate"] is not None:
+                return line["heldout_pass_rate"], line["step"]
+        return None, None
 
-def _samples(report: TrainReport, results: list[GroupResult]) -> list[dict[str, Any]]:
-    """The first trajectory of each result, whatever its reward."""
-    return [
-        {
-            "step": report.step,
-            "group": result.group.group_id,
-            "task_id": result.task.task_id,
-            "messages": result.task.messages,
-            "answer": result.graded[0].trajectory.text,
-            "reward": result.graded[0].reward,
-            "verdict": str(result.graded[0].score.verdict),
-            "detail": result.graded[0].score.detail,
-            "tokens": len(result.graded[0].trajectory.response_token_ids),
-            "policy_versions": sorted({s.version for s in result.graded[0].trajectory.spans}),
-        }
-        for result in results
-    ]
+
+def _sample(result: GroupResult, step: int) -> dict[str, Any]:
+    """The first trajectory, whatever its reward."""
+    first = result.graded[0]
+    return {
+        "step": step,
+        "group": result.group.group_id,
+        "task_id": result.task.task_id,
+        "messages": result.task.chat,
+        "answer": first.trajectory.text,
+        "reward": first.reward,
+        "verdict": str(first.score.verdict),
+        "detail": first.score.detail,
+        "tokens": len(first.trajectory.response_token_ids),
+        "policy_versions": sorted({span.version for span in first.trajectory.spans}),
+    }

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.progress import Progress
 from services.protocol.errors import NotReady
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 
@@ -38,16 +39,18 @@ async def ask(call: Awaitable[T]) -> tuple[T, float]:
 
 
 async def start_trainer(
-    trainer: Trainer, start: RunStart, config: OrchestratorConfig
+    trainer: Trainer, start: RunStart, config: OrchestratorConfig, progress: Progress
 ) -> TrainerState:
     """Wait until all ranks are up and load the run's newest checkpoint.
 
-    Used when a run starts, when it is resumed and whenever the trainer was lost.
+    Used when a run starts, when it is resumed and whenever the trainer was lost; `progress`
+    says what is being waited for.
 
     Raises:
         NotReady: it has not come back after `trainer_timeout_s`.
         InvalidInput: the trainer refuses the run.
     """
+    waited = f"{config.trainer_timeout_s:g} s"
     deadline = time.monotonic() + config.trainer_timeout_s
     pause = config.backoff_s
     while True:
@@ -58,8 +61,11 @@ async def start_trainer(
         except NotReady as error:
             problem = str(error)
         if time.monotonic() + pause > deadline:
-            waited = f"{config.trainer_timeout_s:g} s"
-            raise NotReady(f"the trainer has not come back in {waited}: {problem}")
+            raise NotReady(
+                f"the trainer was not ready in {waited}: {problem.rstrip('.')}; `serve status` "
+                "shows whether its application is deployed and healthy"
+            )
+        progress.detail = f"waiting for the trainer, {waited} at most: {problem}"
         _log.info("waiting_for_trainer", run=start.run_id, problem=problem)
         await asyncio.sleep(pause)
         pause = min(2 * pause, config.backoff_max_s)

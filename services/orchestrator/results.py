@@ -30,7 +30,7 @@ class GroupResult:
     Attributes:
         graded: trajectories with a reward, in choice order; infrastructure failures are
             left out.
-        ungraded: how many were left out.
+        ungraded: scores of those left out.
         rollout_s: wall time from request to last trajectory, seconds.
         score_s: from there to the last score, seconds.
     """
@@ -38,7 +38,7 @@ class GroupResult:
     group: LedgerGroup
     task: Task
     graded: tuple[Graded, ...]
-    ungraded: int
+    ungraded: tuple[Score, ...]
     rollout_s: float
     score_s: float
 

@@ -11,6 +11,7 @@ import aiohttp
 from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.failures import one_line
 from services.protocol.router import (
     RETURN_TRAJECTORY,
     SESSION_HEADER,
@@ -115,25 +116,30 @@ class RolloutClient:
         Raises:
             RolloutFailed: what came before is whole, but the group is not.
         """
+        away: _Unavailable | None = None
         try:
             async with asyncio.timeout(request.timeout_s):
                 pause = self._config.backoff_s
-                while not await self._answered(request, arrived):
+                while away := await self._unavailable(request, arrived):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, self._config.backoff_max_s)
         except TimeoutError:
-            raise RolloutFailed("deadline", f"{request.timeout_s:g} s") from None
+            last = f", last: {away}" if away else ""
+            problem = f"not answered in {request.timeout_s:g} s{last}"
+            raise RolloutFailed("deadline", problem) from None
 
-    async def _answered(self, request: RolloutRequest, arrived: Arrived) -> bool:
-        """One attempt; False when the router was unavailable from the start."""
+    async def _unavailable(
+        self, request: RolloutRequest, arrived: Arrived
+    ) -> "_Unavailable | None":
+        """One attempt; the error when the router was unavailable from the start."""
         seen: set[int] = set()
         try:
             await self._attempt(request, arrived, seen)
-        except _Unavailable:
+        except _Unavailable as away:
             if seen:
                 raise
-            return False
-        return True
+            return away
+        return None
 
     async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
         assert self._http is not None, "use the client as an async context"
@@ -169,8 +175,16 @@ class RolloutClient:
         }
 
 
+def _message(text: str) -> str:
+    """What an error says for people: the `message` of OpenAI's shape, else all of it."""
+    try:
+        return one_line(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return one_line(text)
+
+
 def _refusal(status: int, text: str) -> RolloutFailed:
-    detail = text[:300]
+    detail = _message(text)
     if status in _UNAVAILABLE:
         return _Unavailable(f"http_{status}", detail)
     return RolloutFailed(f"http_{status}", detail, retryable=status >= 500)
@@ -194,7 +208,7 @@ def _choice(event: bytes) -> tuple[int, Trajectory]:
     try:
         body = json.loads(event)
         if "error" in body:
-            raise RolloutFailed("error_event", str(body["error"])[:300])
+            raise RolloutFailed("error_event", _message(event.decode()))
         choice = body["choices"][0]
         fields = TrajectoryFields.model_validate(choice["trajectory"])
         trajectory = fields.to_trajectory(
@@ -204,4 +218,4 @@ def _choice(event: bytes) -> tuple[int, Trajectory]:
             raise ValueError("a trajectory without tokens")
         return int(choice["index"]), trajectory
     except (ValueError, ValidationError, KeyError, IndexError, TypeError) as error:
-        raise RolloutFailed("bad_event", repr(error)[:300]) from error
+        raise RolloutFailed("bad_event", one_line(repr(error))) from error

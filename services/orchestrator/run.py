@@ -1,7 +1,7 @@
 """One run from its first evaluation to its summary; it owns every task of it."""
 
 import asyncio
-import traceback
+from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -10,7 +10,8 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.ending import RunEnding
-from services.orchestrator.evaluation import evaluate
+from services.orchestrator.evaluation import Evaluation, evaluate
+from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
 from services.orchestrator.ledger import Ledger
@@ -67,7 +68,7 @@ class Run:
         heldout = [task for task in tasks if task.split == "heldout"]
         self._heldout = heldout[: run.evaluation.tasks]
         self._ledger = Ledger(directory.ledger)
-        self.progress = Progress(run_id=run_id, run_dir=str(directory.path), steps=run.steps)
+        self.progress = self._remembered(run_id)
         self._changes = Changes()
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
@@ -98,10 +99,27 @@ class Run:
         self._keep_progress = True
         self._counts = LedgerCounts()
 
+    def _remembered(self, run_id: str) -> Progress:
+        """Where the run was when it ended last; a new run remembers nothing."""
+        fact = self._ledger.fact
+        return Progress(
+            run_id=run_id,
+            run_dir=str(self._directory.path),
+            steps=self._run.steps,
+            heldout_before=fact("heldout_before"),
+            tokens=fact("tokens", 0),
+            recoveries=fact("recoveries", 0),
+            elapsed_before_s=fact("elapsed_s", 0.0),
+            failures=Failures(
+                counts=Counter(self._ledger.failures()), example=fact("failure_example", "")
+            ),
+        )
+
     def _training_loop(self) -> TrainingLoop:
         schedule = Schedule(self._run.schedule, batch_groups=self._run.batch_groups)
         groups = Groups(
             run=self._run,
+            config=self._config,
             tasks=self._tasks,
             ledger=self._ledger,
             schedule=schedule,
@@ -110,7 +128,7 @@ class Run:
             fleet=self._fleet,
             progress=self.progress,
             changes=self._changes,
-            retries=self._config.rollout_retries,
+            record=self._record,
         )
         return TrainingLoop(
             run=self._run,
@@ -165,11 +183,9 @@ class Run:
         error = work.exception()
         if error is None:
             return RunState.FINISHED, self.progress.detail
-        if not isinstance(error, RunFailed | NotReady | InvalidInput):
-            trace = "".join(traceback.format_exception(error))
-            _log.warning("run_broke", run=self.progress.run_id, error=trace)
-            return RunState.FAILED, f"unexpected {error!r}; see the orchestrator's log"
-        return RunState.FAILED, str(error)
+        if isinstance(error, RunFailed | NotReady | InvalidInput):
+            return RunState.FAILED, str(error)
+        return RunState.FAILED, self._ending.explain(error)
 
     async def _interrupt(self, work: asyncio.Task[None]) -> None:
         """Let a train step in progress end, so that trainer and ledger agree, then cancel."""
@@ -209,12 +225,12 @@ class Run:
         bound, patience_s = self._run.schedule.staleness_bound, self._config.replicas_timeout_s
         await self._fleet.bound_lag(bound, patience_s)
         progress.detail = "waiting for the trainer"
-        state = await start_trainer(self._peers.trainer, self._start, self._config)
+        state = await start_trainer(self._peers.trainer, self._start, self._config, progress)
         version = self._adopt(state)
         progress.detail = f"waiting for rollout servers to hold version {version}"
         await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
         if progress.heldout_before is None:
-            progress.heldout_before = await self._evaluate("before training")
+            progress.heldout_before = (await self._evaluate("before training")).pass_rate
             self._ledger.note(heldout_before=progress.heldout_before)
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
@@ -225,7 +241,10 @@ class Run:
             progress.saved_step = await self._peers.trainer.save(progress.run_id)
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
-        await self._evaluate("after training")
+        # Without a train step the weights are those of the first evaluation.
+        evaluation = await self._evaluate("after training") if progress.step else None
+        if evaluation is not None and evaluation.pass_rate is None:
+            ending += f"; held-out pass rate not measured after training: {evaluation.problem}"
         progress.detail = ending
 
     def _adopt(self, state: TrainerState) -> int:
@@ -242,10 +261,6 @@ class Run:
         progress = self.progress
         progress.step = progress.saved_step = state.step
         progress.policy_version = state.policy_version
-        progress.heldout_before = self._ledger.fact("heldout_before")
-        progress.tokens = self._ledger.fact("tokens", 0)
-        progress.recoveries = self._ledger.fact("recoveries", 0)
-        progress.elapsed_before_s = self._ledger.fact("elapsed_s", 0.0)
         return state.policy_version
 
     async def _evaluate_if_due(self) -> None:
@@ -257,7 +272,7 @@ class Run:
                 await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
             await self._evaluate(f"after step {step}")
 
-    async def _evaluate(self, when: str) -> float | None:
+    async def _evaluate(self, when: str) -> Evaluation:
         progress = self.progress
         state = progress.state
         progress.enter(RunState.EVALUATING, f"{len(self._heldout)} held-out tasks {when}")
@@ -270,11 +285,13 @@ class Run:
             concurrency=self._config.evaluation_concurrency,
         )
         progress.tokens += result.tokens
-        progress.heldout, progress.evaluated_step = result.pass_rate, progress.step
         tags = {"run": progress.run_id}
         RunMetrics.tokens.inc(result.tokens, tags)
+        if result.problem is not None:
+            progress.heldout_problem = f"{when}: {result.problem}"
         if result.pass_rate is not None:
+            progress.heldout, progress.evaluated_step = result.pass_rate, progress.step
             RunMetrics.heldout.set(result.pass_rate, tags)
         _log.info("evaluated", run=progress.run_id, when=when, **vars(result))
         progress.enter(state, progress.detail)
-        return result.pass_rate
+        return result

@@ -17,14 +17,15 @@ class RunDirectory:
     """One folder per run.
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
-    step), `trajectories.jsonl` (answers of the model for people to read), `summary.json`
-    and `learning_curve.png`.
+    step), `trajectories.jsonl` (answers of the model for people to read), `summary.json`,
+    `learning_curve.png` and, if the run broke in an unexpected way, `error.txt`.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.ledger = self.path / "ledger.sqlite"
         self.checkpoints = self.path / "checkpoints"
+        self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"
         self._metrics = self.path / "metrics.jsonl"
@@ -98,7 +99,11 @@ class RunDirectory:
         """Write `summary.json`, whole or not at all."""
         _replace(self._summary, summary.model_dump_json(indent=2) + "\n")
 
-    def draw_learning_curve(self, *, before: float | None, after: float | None) -> None:
+    def write_error(self, trace: str) -> None:
+        """Write `error.txt`."""
+        self.error.write_text(trace, encoding="utf-8")
+
+    def draw_learning_curve(self, summary: RunSummary) -> None:
         """Draw mean reward and held-out pass rate against train steps."""
         # matplotlib takes most of a second to import and only the end of a run needs it.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -110,11 +115,11 @@ class RunDirectory:
         axes = figure.add_subplot()
         numbers = [line["step"] for line in steps]
         axes.plot(numbers, [line["reward"] for line in steps], label="mean reward of the batch")
-        heldout = [(line["step"], line["heldout_pass_rate"]) for line in steps]
-        heldout = [(step, rate) for step, rate in heldout if rate is not None]
-        heldout = [(0, before), *heldout] if before is not None else heldout
-        if after is not None:
-            heldout.append((numbers[-1] if numbers else 0, after))
+        rates = {0: summary.heldout_pass_rate_before}
+        rates |= {line["step"]: line["heldout_pass_rate"] for line in steps}
+        if summary.heldout_step is not None:
+            rates[summary.heldout_step] = summary.heldout_pass_rate_after
+        heldout = [(step, rate) for step, rate in rates.items() if rate is not None]
         if heldout:
             axes.plot(*zip(*heldout, strict=True), "o--", label="held-out pass rate, greedy")
         axes.set(xlabel="train step", ylabel="rate", title=self.path.name)

@@ -24,8 +24,8 @@ class RunActive(RuntimeError):
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
-            f"Run {run_id} is active and the cluster serves one run at a time: "
-            f"wait for it or end it with `millrace stop {run_id}`."
+            "Another run is in progress; this cluster trains one at a time. "
+            f"Wait for it or end it with `millrace stop {run_id}`."
         )
         self.run_id = run_id
 
@@ -71,7 +71,7 @@ class Runs:
             self._refuse_second()
             run = request.config
             _check_paths(run)
-            tasks = await asyncio.to_thread(load_tasks, run.task_file)
+            tasks = await asyncio.to_thread(load_tasks, run.task_file, quote=False)
             peers = self._peers()
             await _check_model(run, peers)
             started = self._make(request, tasks, peers)

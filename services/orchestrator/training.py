@@ -135,11 +135,7 @@ class TrainingLoop:
             waiting_since = time.monotonic()
             batch = await self._next_batch(admission)
             if batch is None:
-                barren = self._config.barren_batches
-                self._progress.detail = (
-                    f"nothing left to learn: the rewards of every sample group were equal "
-                    f"for {barren} batches in a row"
-                )
+                self._progress.detail = self._groups.barren.ending()
                 return
             results = self._groups.take(batch.train + batch.filtered)
             if not batch.train:
@@ -165,7 +161,7 @@ class TrainingLoop:
             batch = self._schedule.select(self._trainer_version)
             if batch is not None:
                 return batch
-            if self._groups.filtered_in_row >= self._config.barren_batches * self._run.batch_groups:
+            if self._groups.barren.full:
                 return None
             if time.monotonic() > stalled_at:
                 raise RunFailed(f"no batch for {self._stall_s:g} s; {self._waiting_for()}")
@@ -183,8 +179,9 @@ class TrainingLoop:
         unfinished = self._schedule.unfinished
         if unfinished:
             awaited = self._schedule.awaited(self._trainer_version)
-            must = f", {len(awaited)} of them before they get too stale" if awaited else ""
-            return f"waiting for {len(unfinished)} sample groups{must}"
+            which = "all" if len(awaited) == len(unfinished) else f"the {len(awaited)} oldest"
+            needed = f"; the next train step needs {which} of them" if awaited else ""
+            return f"{len(unfinished)} sample groups are being sampled and scored{needed}"
         return f"waiting for rollout servers: {self._fleet}"
 
     def _check_health(self, admission: asyncio.Task[None]) -> None:
@@ -193,10 +190,9 @@ class TrainingLoop:
         if admission.done():
             admission.result()
         allowed = self._config.failures_in_row * self._run.batch_groups
-        if self._groups.failures_in_row >= allowed:
-            raise RunFailed(
-                f"{allowed} sample groups failed in a row, last: {self._groups.last_failure}"
-            )
+        failures = self._progress.failures
+        if failures.in_row >= allowed:
+            raise RunFailed(f"{allowed} sample groups failed in a row, last: {failures.last}")
 
     def _deal_with_overdue(self) -> None:
         """Groups above the staleness bound are never trained."""
@@ -259,12 +255,13 @@ class TrainingLoop:
             raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
         await self._groups.cancel_all()
-        state = await start_trainer(self._trainer, self._start, self._config)
+        state = await start_trainer(self._trainer, self._start, self._config, self._progress)
         reopened = self._ledger.rollback(state.step)
         self._schedule.reset()
         self._again = deque(self._ledger.in_flight())
         self._record.rolled_back(state.step)
         self._progress.step = self._progress.saved_step = state.step
+        self._progress.evaluated_step = None
         self._progress.policy_version = state.policy_version
         self._trainer_version = -1 if state.policy_version is None else state.policy_version
         RunMetrics.recoveries.inc(1, self._record.tags)

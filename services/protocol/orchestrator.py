@@ -130,11 +130,27 @@ class LedgerCounts(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """What `summary.json` holds."""
+    """What `summary.json` holds.
+
+    Attributes:
+        heldout_pass_rate_before: held-out pass rate before the first train step, None if it
+            could not be measured.
+        heldout_pass_rate_after: the newest one measured after a train step, None if there
+            is none.
+        heldout_step: train step after which that was; below `train_steps` when the
+            evaluation at the end was not taken or failed.
+        heldout_problem: why held-out tasks are missing from the newest evaluation in which
+            some were, None while there was no such evaluation.
+        failures: failed sample groups by reason, such as `http_400` or `deadline`; as many
+            as `ledger.failed`.
+        failure_example: task and error of the first failed group, empty without one.
+    """
 
     run_id: str
     heldout_pass_rate_before: float | None
     heldout_pass_rate_after: float | None
+    heldout_step: int | None = None
+    heldout_problem: str | None = None
     train_steps: int
     wall_s: float
     tokens_generated: int
@@ -142,13 +158,19 @@ class RunSummary(BaseModel):
     policy_version: int
     seed: int
     ledger: LedgerCounts
+    failures: dict[str, int] = {}
+    failure_example: str = ""
 
 
 class RunStatus(BaseModel):
-    """Answer of `GET /v1/runs/{run_id}`.
+    """Answer of `GET /v1/runs/{run_id}`; rates and seconds are rounded for people.
 
     Attributes:
         reward: mean reward of the last trained batch.
+        heldout_pass_rate: the newest that was measured.
+        heldout_problem: as in `RunSummary`.
+        failures: as in `RunSummary`, so far.
+        failure_example: as in `RunSummary`.
         detail: one line: what it waits for, or why it failed.
         tokens_per_second: generated tokens over the last step.
         live_replicas: replicas with a lease.
@@ -161,12 +183,15 @@ class RunStatus(BaseModel):
     steps: int
     reward: float | None
     heldout_pass_rate: float | None
+    heldout_problem: str | None = None
     policy_version: int | None
     staleness: float | None
     tokens_generated: int
     tokens_per_second: float
     live_replicas: int
     ledger: LedgerCounts
+    failures: dict[str, int] = {}
+    failure_example: str = ""
     elapsed_s: float
     detail: str
     summary: RunSummary | None = None

@@ -1,8 +1,4 @@
-"""Task files: JSON lines, one task a line.
-
-Anybody who may start a run may name any file as its task file, so an error says where it
-is and what is expected there, and never what the file holds.
-"""
+"""Task files: JSON lines, one task a line."""
 
 import json
 from collections.abc import Iterator
@@ -18,34 +14,54 @@ from services.protocol.strict import StrictModel
 _NOT_SHOWN = "(not shown)"
 
 
+class Message(StrictModel):
+    """One OpenAI chat message of text."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
 class Task(StrictModel):
     """One prompt and how its answers are graded.
 
     Attributes:
         task_id: unique in the file.
-        messages: OpenAI chat messages, sent as they are.
+        messages: the prompt.
         split: `train` tasks are learned from; `heldout` tasks are only measured.
         grader: how an answer is graded.
     """
 
     task_id: str = Field(min_length=1)
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
     split: Literal["train", "heldout"]
     grader: Grader
 
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """The messages as they stand in the file and are sent."""
+        return [message.model_dump(exclude_unset=True) for message in self.messages]
 
-def load_tasks(path: str | Path) -> list[Task]:
+
+def load_tasks(path: str | Path, *, quote: bool = True) -> list[Task]:
     """Read a task file.
 
+    Anybody who may start a run may name any file as its task file. A service that reads it
+    for a client says `quote=False`: an error then says where it is and what is expected
+    there, and never what the file holds.
+
     Raises:
-        InvalidInput: naming the line, the field and the fix.
+        InvalidInput: naming the line, the field or key, and the fix.
     """
     tasks: list[Task] = []
     seen: set[str] = set()
-    for source, row in _rows(Path(path)):
-        task = _task(row, source)
+    for source, line in _lines(Path(path)):
+        task = _task(line, source, quote=quote)
         if task.task_id in seen:
-            raise InvalidInput(f"{source}: task_id", _NOT_SHOWN, "It is used twice.")
+            shown = task.task_id if quote else _NOT_SHOWN
+            raise InvalidInput(f"{source}: task_id", shown, "It is used twice.")
         seen.add(task.task_id)
         tasks.append(task)
     for split in ("train", "heldout"):
@@ -54,33 +70,49 @@ def load_tasks(path: str | Path) -> list[Task]:
     return tasks
 
 
-def _task(row: Any, source: str) -> Task:
+def _task(line: str, source: str, *, quote: bool) -> Task:
     try:
-        return Task.model_validate(row)
+        return Task.model_validate(json.loads(line))
+    except json.JSONDecodeError as error:
+        fix = f"It is not JSON: {error.msg} at column {error.colno}."
+        raise InvalidInput(source, line if quote else _NOT_SHOWN, fix) from None
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        place, fix = problem["loc"], problem["msg"]
-        if problem["type"] == "extra_forbidden":
-            place, fix = place[:-1], "There is a key that a task does not have"
-        if problem["type"] == "union_tag_invalid":
-            fix = f"The kind must be one of {problem['ctx']['expected_tags']}"
-        field = ".".join(str(part) for part in place) or "(whole line)"
-        raise InvalidInput(f"{source}: {field}", _NOT_SHOWN, f"{fix}.") from None
+        raise _problem(error, source, quote=quote) from None
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInput:
+    """The first unknown key, else the first of all: a misspelt key is why one is missing.
+
+    Of a key that is missing or unknown there is no value to show: it stands there itself.
+    """
+    problems = error.errors(include_url=False)
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    kind, place = problem["type"], [str(part) for part in problem["loc"]]
+    value, fix = problem["input"], problem["msg"].removeprefix("Value error, ")
+    if kind == "missing":
+        value, fix = place.pop(), "This key is missing"
+    elif kind == "union_tag_not_found":
+        value, fix = "kind", "This key is missing"
+    elif kind == "extra_forbidden":
+        value, fix = place.pop(), "No such key; check its spelling and its place"
+    elif kind == "union_tag_invalid":
+        place.append("kind")
+        value, fix = value["kind"], f"It must be one of {problem['ctx']['expected_tags']}"
+    field = f"{source}: {'.'.join(place)}" if place else source
+    shown = quote or kind in ("missing", "union_tag_not_found")
+    return InvalidInput(field, value if shown else _NOT_SHOWN, f"{fix}.")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Each line that is not empty, and what an error message calls it."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         fix = f"It cannot be read: {error.strerror}."
         raise InvalidInput("task file", str(path), fix) from None
     except UnicodeDecodeError:
         raise InvalidInput("task file", str(path), "It is not UTF-8 text.") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        source = f"{path}, line {number}"
-        try:
-            yield source, json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidInput(source, _NOT_SHOWN, f"It is not JSON: {error.msg}.") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}, line {number}", line

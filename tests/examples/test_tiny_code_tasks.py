@@ -56,7 +56,7 @@ def test_a_fixed_fifth_is_held_out(tasks: list[Task]) -> None:
 
 def test_no_prompt_is_in_both_splits(tasks: list[Task]) -> None:
     prompts = {
-        split: {task.messages[0]["content"] for task in tasks if task.split == split}
+        split: {task.messages[0].content for task in tasks if task.split == split}
         for split in ("train", "heldout")
     }
     assert not prompts["train"] & prompts["heldout"]

@@ -81,8 +81,9 @@ async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: P
         second = await http.post("/v1/runs", json=body(cluster))
         assert second.status_code == 409
         error = second.json()["error"]
-        assert run_id in error["message"]
-        assert f"millrace stop {run_id}" in error["message"]
+        assert (error["field"], error["value"]) == ("run", run_id)
+        said = "Another run is in progress; this cluster trains one at a time. Wait for it or end"
+        assert error["fix"] == error["message"] == f"{said} it with `millrace stop {run_id}`."
         assert set(cluster.run_root.iterdir()) == before, "nothing is half-started"
         cluster.trainer.hold.set()
         stopped = await http.post(f"/v1/runs/{run_id}/stop")
@@ -192,7 +193,10 @@ async def test_an_unknown_run_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, http):
         for answer in (await http.get("/v1/runs/x"), await http.post("/v1/runs/x/stop")):
             assert answer.status_code == 404
-            assert answer.json()["error"]["value"] == "x"
+            error = answer.json()["error"]
+            assert (error["field"], error["value"]) == ("run_id", "x")
+            assert error["fix"].startswith("No such run.")
+            assert "`millrace status`" in error["fix"]
 
 
 async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:

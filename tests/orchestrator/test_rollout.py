@@ -170,6 +170,46 @@ async def test_a_refused_request_is_not_asked_again() -> None:
     assert len(got) == 1
 
 
+OPENAI = {"error": {"message": "the prompt has\n9000 tokens", "type": "x", "param": None}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (json.dumps(OPENAI), "http_400: the prompt has 9000 tokens"),
+        ('{"error": "too long"}', 'http_400: {"error": "too long"}'),
+        ('{"detail": "too long"}', 'http_400: {"detail": "too long"}'),
+        ("<html>\n too  long", "http_400: <html> too long"),
+        ("[" * 500, f"http_400: {'[' * 296} ..."),
+    ],
+    ids=lambda text: text[:12],
+)
+async def test_a_refusal_is_told_in_its_own_words_on_one_line(text: str, said: str) -> None:
+    async with answering(text.encode(), status=400) as (client, _):
+        with pytest.raises(RolloutFailed) as failure:
+            await sample(client)
+    assert str(failure.value) == said
+
+
+async def test_an_error_in_the_stream_is_told_in_its_own_words() -> None:
+    event_of_error = b"data: " + json.dumps(OPENAI).encode() + b"\n\n"
+    async with answering(event_of_error) as (client, _):
+        with pytest.raises(RolloutFailed) as failure:
+            await sample(client)
+    assert str(failure.value) == "error_event: the prompt has 9000 tokens"
+
+
+async def test_a_deadline_names_what_kept_the_router_away() -> None:
+    request = RolloutRequest(**(vars(REQUEST) | {"timeout_s": 0.3}))
+    async with answering(b"no replica holds a lease", status=503) as (client, got):
+        with pytest.raises(RolloutFailed) as failure:
+            await sample(client, request)
+    assert len(got) > 1
+    assert str(failure.value) == (
+        "deadline: not answered in 0.3 s, last: http_503: no replica holds a lease"
+    )
+
+
 async def test_a_deadline_ends_the_wait() -> None:
     async def forever(_: int) -> None:
         await asyncio.sleep(60)

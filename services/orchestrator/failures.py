@@ -1,0 +1,36 @@
+"""Sample groups that failed, by reason, with one of them as an example for people."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+_SHOWN = 300  # characters
+
+
+@dataclass(kw_only=True)
+class Failures:
+    """What is known of the failed sample groups of a run.
+
+    Attributes:
+        counts: failed groups by reason.
+        example: task and problem of the first one, empty while there is none.
+        in_row: failed groups since the last one that did not fail.
+        last: the newest problem.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+    in_row: int = 0
+    last: str = ""
+
+    def add(self, reason: str, *, task_id: str, problem: str) -> None:
+        """A sample group of this task has failed."""
+        self.counts[reason] += 1
+        self.in_row += 1
+        self.last = problem
+        self.example = self.example or f"task {task_id}: {problem}"
+
+
+def one_line(text: str) -> str:
+    """A message from elsewhere, on one line and not too long to be read."""
+    line = " ".join(text.split())
+    return line if len(line) <= _SHOWN else line[: _SHOWN - 4] + " ..."
