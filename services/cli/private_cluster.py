@@ -52,6 +52,7 @@ class PrivateCluster:
         self.folder = Path()
         self.metrics_url = ""
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._serves = False
 
     def __enter__(self) -> Self:
         adopt_orphans()
@@ -105,6 +106,7 @@ class PrivateCluster:
         deployment = Deployment.check(content, source="deployment")
         deployment.start()
         wait_until_running(deployment, console, timeout_s=timeout_s)
+        self._serves = True
         return deployment.replicas_of("rollout_server")
 
     def wait_for_leases(self, url: str, replicas: int, *, timeout_s: float) -> None:
@@ -121,13 +123,17 @@ class PrivateCluster:
             shutil.copytree(self.folder / "session_latest" / "logs", folder, dirs_exist_ok=True)
 
     def close(self) -> None:
-        """End everything, signals or not; a second call does nothing."""
+        """End everything, signals or not; a second call does nothing.
+
+        Serve waits for replicas that are still starting before it stops them. Where not all
+        of them ever ran there is nothing to end gently, and they are killed instead.
+        """
         if not self.folder.name:
             return
         # Ray tells the terminal that the controller died when it has ended itself.
         with _uninterrupted(), contextlib.redirect_stdout(io.StringIO()):
             try:
-                if ray.is_initialized():
+                if self._serves:
                     shut_down_serve(timeout_s=_SERVE_S)
             finally:
                 ray.shutdown()
@@ -135,7 +141,8 @@ class PrivateCluster:
 
     def _remove_everything(self) -> None:
         assert self._guardian is not None
-        end_descendants(grace_s=_GRACE_S, spare=frozenset({self._guardian.pid}))
+        grace_s = _GRACE_S if self._serves else 0.0
+        end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
         remove_segments_since(self._segments)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = Path()
