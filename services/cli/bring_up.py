@@ -3,12 +3,13 @@
 import time
 from typing import Protocol
 
-import httpx
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from services.cli.deployment import AppState
+from services.cli.app_state import AppState
+from services.cli.served import Served
 from services.protocol.errors import NotReady
 
 _POLL_S = 0.25
@@ -16,7 +17,7 @@ _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 
 class Deploying(Protocol):
-    """What is waited for; `Deployment` is one."""
+    """What is waited for: `Deployment` on its own cluster, `Served` from outside."""
 
     def states(self) -> list[AppState]:
         """How far each application is."""
@@ -44,12 +45,12 @@ def wait_until_running(deployment: Deploying, console: Console, *, timeout_s: fl
                     )
                 if state.failed or "InvalidInput" in state.message:
                     raise NotReady(f"{state.name} does not start: {reason(state.message)}")
-            if len(said) == len(states):
+            late = [state for state in states if state.status != "RUNNING"]
+            if not late:
                 return
             if time.monotonic() - began > timeout_s:
-                late = [state for state in states if state.status != "RUNNING"]
-                why = "; ".join(f"{s.name} is {s.status} {reason(s.message)}" for s in late)
-                raise NotReady(f"not all services are up after {timeout_s:g} s: {why}")
+                missing = "; ".join(_lateness(state) for state in late)
+                raise NotReady(f"not all services are up after {timeout_s:g} s: {missing}")
             time.sleep(_POLL_S)
 
 
@@ -60,16 +61,11 @@ def wait_until_leased(url: str, replicas: int, *, timeout_s: float) -> None:
         NotReady: the time is over.
     """
     deadline = time.monotonic() + timeout_s
-    leased = 0
-    with httpx.Client(timeout=5.0, trust_env=False) as client:
-        while leased < replicas:
+    with Served(url) as served:
+        while (leased := served.leased()) < replicas:
             if time.monotonic() > deadline:
                 raise NotReady(f"{leased} of {replicas} replicas have weights and a lease in time")
             time.sleep(_POLL_S)
-            try:
-                leased = client.get(f"{url}/health").json()["leased_replicas"]
-            except (httpx.HTTPError, ValueError, KeyError):
-                leased = 0  # the proxy does not know the route yet
 
 
 def reason(message: str) -> str:
@@ -82,9 +78,17 @@ def reason(message: str) -> str:
     return (errors or lines or [""])[-1]
 
 
+def _lateness(state: AppState) -> str:
+    status = state.status.lower().replace("_", " ")
+    why = reason(state.message)
+    return f"{state.name} is {status}" + (f" ({why})" if why else "")
+
+
 def _table(states: list[AppState]) -> Table:
     table = Table.grid(padding=(0, 2))
     for state in states:
         style = _STYLES.get(state.status, "dim")
-        table.add_row("   ", state.name, f"[{style}]{state.status.lower()}[/]")
+        why = "" if state.status == "RUNNING" else reason(state.message)
+        row = (Text(state.status.lower(), style=style), Text(why, style="dim", overflow="ellipsis"))
+        table.add_row("   ", state.name, *row)
     return table

@@ -18,30 +18,14 @@ from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.context import _check_cached_client_alive, _disconnect
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from services.cli.app_state import AppState
+from services.cli.file_kind import SERVE, refuse_other_kind
 from services.cli.unknown_keys import unknown_keys
+from services.cli.wiring import check_place, check_router_url
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem, load_yaml
 
-
-@dataclass(frozen=True, kw_only=True)
-class AppState:
-    """An application as Serve reports it.
-
-    Attributes:
-        status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
-        running: replicas that are up.
-        message: why, for what has failed.
-    """
-
-    name: str
-    status: str
-    running: int
-    message: str
-
-    @property
-    def failed(self) -> bool:
-        """It will not come up by itself."""
-        return self.status in ("DEPLOY_FAILED", "DELETING")
+Builder = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +49,9 @@ class Deployment:
         Raises:
             InvalidInput: see `check`.
         """
-        return cls.check(load_yaml(path), source=str(path))
+        data = load_yaml(path)
+        refuse_other_kind(data, SERVE, str(path))
+        return cls.check(data, source=str(path))
 
     @classmethod
     def check(cls, data: Any, *, source: str) -> Self:
@@ -73,7 +59,8 @@ class Deployment:
 
         Raises:
             InvalidInput: an unknown or missing key, a bad value, a builder that cannot be
-                imported, arguments that it does not take, or a deployment it does not make.
+                imported, arguments that it does not take, a deployment it does not make, or
+                services that would not find each other.
         """
         if not isinstance(data, dict):
             raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
@@ -84,8 +71,17 @@ class Deployment:
             schema = ServeDeploySchema.model_validate(data)
         except ValidationError as error:
             raise first_problem(error, source) from None
-        built = tuple(_build(application, source) for application in schema.applications)
-        return cls(source=source, schema=schema, built=built)
+        configs = {}
+        built = []
+        for application in schema.applications:
+            check_place(application, source)
+            builder, config = _configured(application, source)
+            configs[application.name] = config
+            built.append(_build(application, builder, config, source))
+        router_url = getattr(configs.get("orchestrator"), "router_url", None)
+        if router_url is not None and "router" in configs:
+            check_router_url(schema, router_url, source)
+        return cls(source=source, schema=schema, built=tuple(built))
 
     @property
     def names(self) -> list[str]:
@@ -125,7 +121,7 @@ def shut_down_serve(*, timeout_s: float) -> None:
 
 def _state(name: str, overview: Any) -> AppState:
     if overview is None:
-        return AppState(name=name, status="NOT_STARTED", running=0, message="")
+        return AppState(name=name, status="NOT_STARTED")
     replicas = [deployment.replica_states for deployment in overview.deployments.values()]
     details = [deployment.message for deployment in overview.deployments.values()]
     return AppState(
@@ -136,7 +132,8 @@ def _state(name: str, overview: Any) -> AppState:
     )
 
 
-def _build(application: ServeApplicationSchema, source: str) -> BuiltApplication:
+def _configured(application: ServeApplicationSchema, source: str) -> tuple[Builder, BaseModel]:
+    """The application's builder and what it is to be called with."""
     field = f"{source}: {application.name}"
     builder = _builder(application, field)
     (parameter,) = inspect.signature(builder).parameters.values()
@@ -145,11 +142,19 @@ def _build(application: ServeApplicationSchema, source: str) -> BuiltApplication
         fix = "Its parameter must be annotated with a configuration class."
         raise InvalidInput(f"{field}.import_path", application.import_path, fix)
     try:
-        app = builder(config.model_validate(application.args))
+        return builder, config.model_validate(application.args)
     except ValidationError as error:
         problem = first_problem(error, "args")
         name = problem.field.removeprefix("args: ")
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+
+
+def _build(
+    application: ServeApplicationSchema, builder: Builder, config: BaseModel, source: str
+) -> BuiltApplication:
+    field = f"{source}: {application.name}"
+    try:
+        app = builder(config)
     except InvalidInput as problem:
         name = problem.field.rsplit(".", 1)[-1]  # services say `field` or `service.field`
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
@@ -162,7 +167,7 @@ def _build(application: ServeApplicationSchema, source: str) -> BuiltApplication
     return built
 
 
-def _builder(application: ServeApplicationSchema, field: str) -> Callable[[Any], Any]:
+def _builder(application: ServeApplicationSchema, field: str) -> Builder:
     path = application.import_path
     module_name, _, name = path.replace(":", ".").rpartition(".")
     try:

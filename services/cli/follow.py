@@ -6,6 +6,7 @@ from rich.console import Console
 
 from services.cli.run_view import RunView
 from services.cli.runs_client import RunsClient
+from services.cli.step_log import StepLog
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
 
@@ -24,9 +25,10 @@ def follow(
         InvalidInput: it does not know the run any more.
     """
     heard = time.monotonic()
+    log = StepLog(status.run_dir)
     with RunView(console) as view:
         while True:
-            view.show(status)
+            view.show(status, log.new(status))
             if status.state in ENDED:
                 return status
             time.sleep(poll_s)

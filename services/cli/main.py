@@ -3,23 +3,26 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.table import Column, Table
 
-from services.cli.chat import chat
+from services.cli.bring_up import wait_until_running
+from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
-from services.cli.follow import follow_or_stop
+from services.cli.follow import ENDED, follow_or_stop
 from services.cli.run_file import read_run_file
-from services.cli.run_summary import near, show_summary
-from services.cli.run_view import ledger_text
-from services.cli.runs_client import RunsClient
+from services.cli.run_listing import show_run, show_runs
+from services.cli.run_summary import near, show_how_to_go_on, show_summary
+from services.cli.runs_client import URL, RunsClient
+from services.cli.served import Served
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-URL = "http://127.0.0.1:8000"
 SHOWN_TRAJECTORIES = 1000
+WAIT_S = 300.0
+_SHOWN_VALUE = 120  # characters
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,13 +34,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return command(arguments, console)
     except InvalidInput as problem:
-        errors.print(f"error: {problem.field}: {problem.value!r} -> {problem.fix}")
+        errors.print(f"error: {problem.field}: {_shown(problem.value)} -> {problem.fix}")
         return BAD_INPUT
     except NotReady as problem:
         errors.print(f"error: {problem}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def wait_command(arguments: argparse.Namespace, console: Console) -> int:
+    """`millrace wait`: return when the services can be used."""
+    with Served(arguments.url) as served:
+        wait_until_running(served, console, timeout_s=arguments.timeout)
+        leased = served.leased()
+    replicas = f"{leased} replica{'s' if leased != 1 else ''}"
+    console.print(f"Ready at {served.url}, {replicas} leased.", highlight=False, soft_wrap=True)
+    return 0
 
 
 def run_command(arguments: argparse.Namespace, console: Console) -> int:
@@ -54,6 +67,7 @@ def end_of_run(client: RunsClient, status: RunStatus, console: Console) -> int:
     show_summary(status, client.trajectories(status.run_id, SHOWN_TRAJECTORIES), console)
     if status.state == RunState.FINISHED:
         return 0
+    show_how_to_go_on(status, client.url, console)
     return INTERRUPTED if status.state == RunState.STOPPED else FAILED
 
 
@@ -61,26 +75,45 @@ def status_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace status`: all runs, or one of them in full."""
     with RunsClient(arguments.url) as client:
         if arguments.run_id is None:
-            console.print(_listing(client.runs()))
+            show_runs(client.runs(), console)
         else:
-            status = client.status(arguments.run_id)
-            for name, value in status.model_dump(mode="json", exclude={"summary"}).items():
-                shown = ledger_text(status.ledger) if name == "ledger" else value
-                console.print(f"{name:18} {shown}", markup=False, soft_wrap=True)
+            show_run(client.status(arguments.run_id), console)
     return 0
 
 
 def stop_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace stop`: end a run, its progress kept."""
+    """`millrace stop`: end a run, its progress kept; without an id the one that is active."""
     with RunsClient(arguments.url) as client:
-        status = client.stop(arguments.run_id)
-    console.print(f"{status.run_id}: {status.state} after {status.step} train steps")
+        status = _active(client) if arguments.run_id is None else client.status(arguments.run_id)
+        if status.state in ENDED:
+            console.print(f"{_ending(status)}; it was over already", soft_wrap=True)
+            return 0
+        status = client.stop(status.run_id)
+        console.print(_ending(status), soft_wrap=True)
+        show_how_to_go_on(status, client.url, console)
     return 0
+
+
+def _active(client: RunsClient) -> RunStatus:
+    active = [run for run in client.runs() if run.state not in ENDED]
+    if not active:
+        raise InvalidInput("run_id", "(none)", "No run is active, so there is nothing to stop.")
+    return active[-1]
+
+
+def _ending(status: RunStatus) -> str:
+    return f"{status.run_id}: {status.state} after {status.step} train steps"
 
 
 def chat_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace chat`: talk to the served model."""
-    chat(arguments.url, arguments.model, arguments.message, console)
+    options = ChatOptions(
+        url=arguments.url,
+        model=arguments.model,
+        temperature=arguments.temperature,
+        max_tokens=arguments.max_tokens,
+    )
+    chat(options, arguments.message, console)
     return 0
 
 
@@ -88,9 +121,12 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace check`: check a deployment file without a cluster."""
     # Ray Serve takes seconds to import; only this command needs it at once.
     from services.cli.deployment import Deployment
+    from services.cli.wiring import missing
 
-    deployment = Deployment.read(arguments.file)
-    console.print(f"{arguments.file} is good: {', '.join(deployment.names)}")
+    names = Deployment.read(arguments.file).names
+    console.print(f"{arguments.file} is good: {', '.join(names)}", soft_wrap=True)
+    if left_out := missing(names):
+        console.print(f"not in this file: {', '.join(left_out)}", soft_wrap=True)
     return 0
 
 
@@ -100,13 +136,9 @@ def demo_command(arguments: argparse.Namespace, console: Console) -> int:
     return demo(options, console)
 
 
-def _listing(runs: list[RunStatus]) -> Table:
-    table = Table(Column("run", overflow="fold"), "state", "step", "reward", "held-out", "seconds")
-    for run in runs:
-        rates = [f"{x:.2f}" if x is not None else "-" for x in (run.reward, run.heldout_pass_rate)]
-        steps = f"{run.step}/{run.steps}"
-        table.add_row(run.run_id, run.state, steps, *rates, f"{run.elapsed_s:.0f}")
-    return table
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 3] + "..."
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,7 +148,35 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     served = argparse.ArgumentParser(add_help=False)
     served.add_argument("--url", default=URL, help=f"where the router answers ({URL})")
+    _add_service_commands(commands, served)
+    _add_run_commands(commands, served)
 
+    demo = commands.add_parser("demo", help="train the example on a private local cluster")
+    demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")
+    demo.add_argument("--port", type=int, default=8000, help="of the HTTP API (8000)")
+    demo.add_argument("--steps", type=int, help="train steps instead of the run file's")
+    demo.set_defaults(command=demo_command)
+    return parser
+
+
+def _add_service_commands(commands: Any, served: argparse.ArgumentParser) -> None:
+    check = commands.add_parser("check", help="check a deployment file without a cluster")
+    check.add_argument("file", help="such as deploy/laptop.yaml")
+    check.set_defaults(command=check_command)
+
+    wait = commands.add_parser("wait", parents=[served], help="wait until the services are up")
+    wait.add_argument("--timeout", type=float, default=WAIT_S, help=f"seconds ({WAIT_S:g})")
+    wait.set_defaults(command=wait_command)
+
+    talk = commands.add_parser("chat", parents=[served], help="talk to the served model")
+    talk.add_argument("message", nargs="?", help="one message; without it a conversation")
+    talk.add_argument("--model", help="served model name (the first one)")
+    talk.add_argument("--temperature", type=float, help="0 for the likeliest answer")
+    talk.add_argument("--max-tokens", type=int, help="longest answer (what fits)")
+    talk.set_defaults(command=chat_command)
+
+
+def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:
     run = commands.add_parser("run", parents=[served], help="start a run and follow it")
     run.add_argument("file", help="run file, such as examples/tiny_code/run.yaml")
     run.add_argument("--seed", type=int, help="instead of the file's")
@@ -129,24 +189,8 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=status_command)
 
     stop = commands.add_parser("stop", parents=[served], help="end a run, its progress kept")
-    stop.add_argument("run_id")
+    stop.add_argument("run_id", nargs="?", help="the active one, if left out")
     stop.set_defaults(command=stop_command)
-
-    talk = commands.add_parser("chat", parents=[served], help="talk to the served model")
-    talk.add_argument("message", nargs="?", help="one message; without it a conversation")
-    talk.add_argument("--model", help="served model name (the first one)")
-    talk.set_defaults(command=chat_command)
-
-    check = commands.add_parser("check", help="check a deployment file without a cluster")
-    check.add_argument("file", help="such as deploy/laptop.yaml")
-    check.set_defaults(command=check_command)
-
-    demo = commands.add_parser("demo", help="train the example on a private local cluster")
-    demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")
-    demo.add_argument("--port", type=int, default=8000, help="of the HTTP API (8000)")
-    demo.add_argument("--steps", type=int, help="train steps instead of the run file's")
-    demo.set_defaults(command=demo_command)
-    return parser
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from services.cli.file_kind import RUN, refuse_other_kind
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
 from services.protocol.strict import load_yaml
@@ -20,6 +21,7 @@ def read_run_file(
         InvalidInput: either file cannot be used.
     """
     data = load_yaml(path)
+    refuse_other_kind(data, RUN, str(path))
     config = RunConfig.from_data(_replaced(data, seed=seed, steps=steps), source=str(path))
     folder = Path(path).resolve().parent
     task_file = (folder / config.task_file).resolve()

@@ -1,6 +1,7 @@
 """What is shown of a run that has ended."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.run_view import ledger_text
+from services.cli.run_view import failures_text, ledger_text
+from services.cli.runs_client import URL
 from services.protocol.orchestrator import RunState, RunStatus, RunSummary
 
 _EARLY, _LATE = 2, 4
@@ -28,6 +30,14 @@ def show_summary(status: RunStatus, trajectories: list[dict[str, Any]], console:
         console.print(Text(status.detail))
     if trajectories:
         console.print(_answers(trajectories))
+
+
+def show_how_to_go_on(status: RunStatus, url: str, console: Console) -> None:
+    """Print the command that resumes a run; on a line of its own, whole, to be copied."""
+    config = Path(status.run_dir) / "config.yaml"
+    words = ["millrace", "run", near(config), "--resume", status.run_id]
+    words += ["--url", url] if url != URL else []
+    console.print(Text(f"To go on with it:\n  {shlex.join(words)}"), soft_wrap=True)
 
 
 def near(path: str | Path) -> str:
@@ -49,6 +59,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
             ("sample groups", ledger_text(summary.ledger)),
             ("seed", str(summary.seed)),
         ]
+    rows += _troubles(summary or status)
     folder = Path(status.run_dir)
     rows.append(("run directory", near(folder)))
     files = [
@@ -61,9 +72,22 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
 
 def _before_after(summary: RunSummary) -> str:
     before, after = summary.heldout_pass_rate_before, summary.heldout_pass_rate_after
-    return " -> ".join(
-        "not measured" if rate is None else f"{rate:.0%}" for rate in (before, after)
-    )
+    rates = ["not measured" if rate is None else f"{rate:.0%}" for rate in (before, after)]
+    measured = summary.heldout_step
+    early = measured is not None and measured < summary.train_steps
+    return " -> ".join(rates) + (f" (after step {measured}, the last measured)" if early else "")
+
+
+def _troubles(told: RunStatus | RunSummary) -> list[tuple[str, str]]:
+    """Why held-out tasks are missing and sample groups failed; nothing where none did."""
+    rows = []
+    if told.heldout_problem:
+        rows.append(("held-out tasks", told.heldout_problem))
+    if told.failures:
+        rows.append(("failures", failures_text(told.failures)))
+    if told.failure_example:
+        rows.append(("the first", told.failure_example))
+    return rows
 
 
 def _answers(trajectories: list[dict[str, Any]]) -> Table:

@@ -1,5 +1,6 @@
 """A run on the terminal: a live table, or a line per train step where nothing can move."""
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -9,7 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.protocol.orchestrator import LedgerCounts, RunStatus
+from services.cli.step_log import Step
+from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -22,6 +24,7 @@ class RunView:
         self._console = console
         self._live = Live(console=console, transient=True) if console.is_terminal else None
         self._rewards: dict[int, float] = {}
+        self._heldout: float | None = None
         self._said = ""
 
     def __enter__(self) -> Self:
@@ -38,14 +41,21 @@ class RunView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, status: RunStatus) -> None:
-        """Draw this status in place of the last one."""
-        if status.reward is not None:
-            self._rewards[status.step] = status.reward
+    def show(self, status: RunStatus, steps: list[Step]) -> None:
+        """Draw this status in place of the last one; `steps` are those done since then."""
+        self._rewards |= {step.number: step.reward for step in steps}
         if self._live is not None:
             self._live.update(self._drawn(status))
             return
-        line = _line(status)
+        if not self._rewards:
+            self._heldout = status.heldout_pass_rate  # measured before the first step
+        for step in steps:
+            self._heldout = self._heldout if step.heldout is None else step.heldout
+            self._say(_line(step, status.steps, self._heldout))
+        if status.state != RunState.TRAINING or not self._rewards:
+            self._say(f"{status.state}: {status.detail}")
+
+    def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
             self._console.print(line, highlight=False, soft_wrap=True)
@@ -60,9 +70,13 @@ class RunView:
         table.add_row(
             "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
         )
-        table.add_row("policy", f"version {_number(status.policy_version)}", _staleness(status))
+        table.add_row(
+            "policy", f"version {_number(status.policy_version)}", _staleness(status.staleness)
+        )
         table.add_row("replicas", f"{status.live_replicas} leased")
         table.add_row("ledger", ledger_text(status.ledger))
+        if status.failures:
+            table.add_row("failures", Text(failures_text(status.failures)))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
 
 
@@ -74,15 +88,17 @@ def ledger_text(counts: LedgerCounts) -> str:
     return f"{admitted} groups = {ends}" if ends else f"{admitted} groups"
 
 
-def _line(status: RunStatus) -> str:
-    """One line that changes with state and step only."""
-    if status.state != "training" or status.reward is None:
-        return f"{status.state}: {status.detail}"
-    heldout = status.heldout_pass_rate
+def failures_text(reasons: Mapping[str, int]) -> str:
+    """Why sample groups failed, in one line, the most frequent reason first."""
+    often = sorted(reasons.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} x {reason}" for reason, count in often)
+
+
+def _line(step: Step, steps: int, heldout: float | None) -> str:
     return (
-        f"step {status.step}/{status.steps}  reward {_rate(status.reward)}  "
+        f"step {step.number}/{steps}  reward {_rate(step.reward)}  "
         + (f"held-out {_rate(heldout)}  " if heldout is not None else "")
-        + f"version {_number(status.policy_version)}  {_staleness(status)}"
+        + f"version {_number(step.policy_version)}  {_staleness(step.staleness)}"
     )
 
 
@@ -100,5 +116,5 @@ def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _staleness(status: RunStatus) -> str:
-    return "" if status.staleness is None else f"staleness {status.staleness:g}"
+def _staleness(value: float | None) -> str:
+    return "" if value is None else f"staleness {value:g}"

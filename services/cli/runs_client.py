@@ -6,21 +6,27 @@ from typing import Any, Self
 
 import httpx
 
+from services.cli.absence import nobody, unknown_path
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 
+URL = "http://127.0.0.1:8000"
 RUNS = "/v1/runs"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _STOP_TIMEOUT = httpx.Timeout(120.0, connect=5.0)  # it waits for the train step in progress
 
 
 class RunsClient:
-    """Starts, watches and stops runs; every error is `InvalidInput` or `NotReady`."""
+    """Starts, watches and stops runs; every error is `InvalidInput` or `NotReady`.
+
+    Attributes:
+        url: where the services answer.
+    """
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         try:
-            self._http = httpx.Client(base_url=self._url, timeout=_TIMEOUT, trust_env=False)
+            self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT, trust_env=False)
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInput("--url", url, f"It is not a URL: {error}.") from None
 
@@ -67,13 +73,12 @@ class RunsClient:
         try:
             answer = self._http.request(method, path, **options)
         except httpx.ConnectError:
-            fix = "Nothing answers there. Start the services first: `serve run deploy/laptop.yaml`."
-            raise InvalidInput("--url", self._url, fix) from None
+            raise nobody(self.url) from None
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise InvalidInput("--url", self._url, f"It is not a URL: {error}.") from None
+            raise InvalidInput("--url", self.url, f"It is not a URL: {error}.") from None
         except httpx.HTTPError as error:
             problem = str(error) or type(error).__name__
-            raise NotReady(f"{self._url}{path} does not answer: {problem}") from None
+            raise NotReady(f"{self.url}{path} does not answer: {problem}") from None
         return self._content(answer)
 
     def _content(self, answer: httpx.Response) -> Any:
@@ -87,6 +92,5 @@ class RunsClient:
         if isinstance(error, Mapping) and {"field", "value", "fix"} <= error.keys():
             raise InvalidInput(error["field"], error["value"], error["fix"])
         if answer.status_code == httpx.codes.NOT_FOUND:
-            fix = "Something answers there, but it has no /v1/runs: is the orchestrator deployed?"
-            raise InvalidInput("--url", self._url, fix)
+            raise unknown_path(self.url, RUNS, "orchestrator")
         raise NotReady(f"{answer.url} answered {answer.status_code}: {answer.text[:200]}")

@@ -1,6 +1,7 @@
 """A real HTTP server that stands in for the orchestrator's API and the router's."""
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,13 +20,14 @@ class Orchestra:
 
     Attributes:
         statuses: answers to `GET /v1/runs/{id}` in turn; the last one stays.
-        replies: answers by `(method, path)` that win over the usual ones.
+        replies: answers by `(method, path)` that win over the usual ones; of a list one
+            after the other, and the last one stays.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.statuses = [self.status(step=0), self.status(step=1), self.finished()]
-        self.replies: dict[tuple[str, str], Reply] = {}
+        self.replies: dict[tuple[str, str], Reply | list[Reply]] = {}
         self.posted: list[tuple[str, Any]] = []
         self.polled = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _talker(self))
@@ -80,7 +82,10 @@ class Orchestra:
         if method == "POST":
             self.posted.append((path, body))
         if (method, path) in self.replies:
-            return self.replies[method, path]
+            reply = self.replies[method, path]
+            if isinstance(reply, list):
+                return reply.pop(0) if len(reply) > 1 else reply[0]
+            return reply
         if (method, path) == ("POST", "/v1/runs"):
             return 201, self.statuses[0].model_dump(mode="json")
         if (method, path) == ("POST", "/v1/runs/tiny-1/stop"):
@@ -141,6 +146,19 @@ def orchestra(tmp_path: Path) -> Iterator[Orchestra]:
     standing_in = Orchestra(run_dir)
     yield standing_in
     standing_in.close()
+
+
+@pytest.fixture
+def closed_url() -> str:
+    """An address at which nothing listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def _no_dashboard(monkeypatch: pytest.MonkeyPatch, closed_url: str) -> None:
+    """Whatever else runs on this machine."""
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", closed_url)
 
 
 @pytest.fixture

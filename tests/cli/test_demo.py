@@ -73,6 +73,46 @@ def test_a_signal_ends_everything_that_was_started(number: signal.Signals) -> No
     assert not Path(f"/proc/{child}").exists()
 
 
+_INTERRUPTED_WHILE_STARTING = """
+from rich.console import Console
+from services.cli import private_cluster
+from services.cli.deployment import Deployment
+from services.cli.private_cluster import PrivateCluster
+
+asked = []
+private_cluster.shut_down_serve = lambda timeout_s: asked.append(timeout_s)
+
+class Built:
+    replicas_of = staticmethod(lambda name: 2)
+    start = staticmethod(lambda: None)
+
+def wait(deployment, console, timeout_s):
+    if interrupted:
+        raise KeyboardInterrupt
+
+private_cluster.wait_until_running = wait
+Deployment.check = staticmethod(lambda content, source: Built)
+for interrupted in (True, False):
+    try:
+        with PrivateCluster(num_cpus=1) as cluster:
+            cluster.deploy({}, Console(), timeout_s=1)
+    except KeyboardInterrupt:
+        pass
+    print(interrupted, asked)
+"""
+
+
+def test_serve_is_not_asked_to_wait_for_replicas_that_never_ran() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_WHILE_STARTING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["True []", "False [15.0]"]
+
+
 def test_an_owner_that_is_killed_is_cleaned_up_after() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True
@@ -94,8 +134,8 @@ def test_a_terminal_sees_a_live_table(orchestra: Orchestra) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120)
     with RunView(console) as view:
-        view.show(orchestra.status(step=1))
-        view.show(orchestra.status(step=2, reward=0.75))
+        view.show(orchestra.status(step=1), [])
+        view.show(orchestra.status(step=2, reward=0.75), [])
     shown = screen.getvalue()
     assert "0.75" in shown
     assert "512/s" in shown

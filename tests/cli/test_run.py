@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 
 from services.cli.main import main
 from services.protocol.orchestrator import RunState
-from tests.cli.conftest import Orchestra
+from tests.cli.conftest import Orchestra, Reply
 
 Changed = Callable[[str, str], Path]
 
@@ -86,13 +85,11 @@ def test_a_busy_cluster_is_one_clear_line(
 
 
 def test_nothing_listening_is_one_clear_line(
-    run_file: Path, capsys: pytest.CaptureFixture[str]
+    run_file: Path, closed_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    assert main(["run", str(run_file), "--url", url]) == 2
+    assert main(["run", str(run_file), "--url", closed_url]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"error: --url: '{url}' -> Nothing answers there.")
+    assert error.startswith(f"error: --url: '{closed_url}' -> Nothing answers there.")
     assert error.count("\n") == 1
 
 
@@ -108,6 +105,18 @@ def test_another_server_on_that_port_is_recognised(
     orchestra.replies["GET", "/v1/runs"] = (404, "<html>")
     assert main(["status", "--url", orchestra.url]) == 2
     assert "has no /v1/runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("routes", [(503, "no routes yet"), (200, {"/": "router"})])
+def test_services_that_are_still_starting_are_to_be_waited_for(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str], routes: Reply
+) -> None:
+    orchestra.replies["POST", "/v1/runs"] = (404, {"detail": "Not Found"})
+    orchestra.replies["GET", "/-/routes"] = routes
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 1
+    error = capsys.readouterr().err
+    assert "the services are still starting: run `millrace wait`" in error
+    assert error.count("\n") == 1
 
 
 def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
@@ -146,6 +155,19 @@ def test_a_mistake_in_the_run_file_is_found_before_anything_is_asked(
     assert not orchestra.posted
 
 
+def test_a_deployment_file_is_not_a_run_file(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(Path(__file__).parents[2] / "deploy" / "laptop.yaml")
+    assert main(["run", file, "--url", orchestra.url]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        f"error: file: '{file}' -> This is a Serve file, not a run file: "
+        f"deploy it with `serve run {file}`.\n"
+    )
+    assert not orchestra.posted
+
+
 def test_a_broken_task_file_is_named_by_its_line(
     orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,46 +185,3 @@ def test_a_bad_override_is_refused(
 ) -> None:
     assert main(["run", str(run_file), "--url", orchestra.url, "--steps", "0"]) == 2
     assert "steps: 0 ->" in capsys.readouterr().err
-
-
-def test_status_lists_runs_and_shows_one(
-    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--url", orchestra.url]) == 0
-    assert "tiny-1" in capsys.readouterr().out
-    assert main(["status", "tiny-1", "--url", orchestra.url]) == 0
-    assert "4 groups = 3 trained + 1 filtered" in capsys.readouterr().out
-
-
-def test_stop_says_how_far_the_run_got(
-    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stop", "tiny-1", "--url", orchestra.url]) == 0
-    assert capsys.readouterr().out == "tiny-1: stopped after 0 train steps\n"
-
-
-def test_chat_streams_what_the_served_model_says(
-    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = {"id": "m", "object": "model", "created": 0, "owned_by": "millrace"}
-    orchestra.replies["GET", "/v1/models"] = (200, {"object": "list", "data": [model]})
-    pieces = [
-        {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [
-            {"index": 0, "delta": {"content": text}, "finish_reason": None}
-        ]}
-        for text in ("return ", "[b]a[/b]")
-    ]  # fmt: skip
-    events = "".join(f"data: {json.dumps(piece)}\n\n" for piece in pieces) + "data: [DONE]\n\n"
-    orchestra.replies["POST", "/v1/chat/completions"] = (200, events)
-    assert main(["chat", "a", "--url", orchestra.url]) == 0
-    assert capsys.readouterr().out == "return [b]a[/b]\n"
-    assert orchestra.posted[0][1]["messages"] == [{"role": "user", "content": "a"}]
-    assert main(["chat", "a", "--model", "other", "--url", orchestra.url]) == 2
-
-
-def test_chat_says_when_no_model_is_served_yet(
-    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
-) -> None:
-    orchestra.replies["GET", "/v1/models"] = (200, {"object": "list", "data": []})
-    assert main(["chat", "a", "--url", orchestra.url]) == 1
-    assert "no replica holds a lease" in capsys.readouterr().err

@@ -1,16 +1,20 @@
 """The shipped deployment files are good, and what is wrong with others is said in a line."""
 
 import copy
+import socket
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from ray import serve
 
 from services.cli.deployment import Deployment
+from services.cli.main import main
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
+from services.protocol.strict import StrictModel
 from services.reward_service.config import RewardServiceConfig
 from services.trainer.config import TrainerConfig
 
@@ -176,6 +180,113 @@ def test_a_mistake_is_named_with_its_value(
     assert problem.field == field
     assert problem.value == value
     assert problem.fix
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("trainer", "trainr"), ("reward_service", "grader")])
+def test_a_service_under_a_name_that_nobody_looks_for_is_refused(
+    laptop: dict[str, Any], name: str, wrong: str
+) -> None:
+    _app(laptop, name)["name"] = wrong
+    problem = _problem(laptop)
+    assert problem.field == f"deploy.yaml: applications[{wrong}].name"
+    assert f"Call it `{name}`" in problem.fix
+
+
+def test_an_application_of_somebody_else_may_have_any_name(laptop: dict[str, Any]) -> None:
+    _app(laptop, "router")["import_path"] = "tests.deploy.test_deploy_files:build_other"
+    _app(laptop, "router")["name"] = "other"
+    assert "other" in Deployment.check(laptop, source="deploy.yaml").names
+
+
+class OtherConfig(StrictModel):
+    """Takes nothing."""
+
+
+def build_other(config: OtherConfig) -> serve.Application:
+    @serve.deployment(name="other")
+    class Other:
+        pass
+
+    return Other.bind()
+
+
+@pytest.mark.parametrize(("name", "route"), [("router", "/v1"), ("orchestrator", "/runs")])
+def test_a_route_that_no_client_knows_is_refused(
+    laptop: dict[str, Any], name: str, route: str
+) -> None:
+    _app(laptop, name)["route_prefix"] = route
+    assert _problem(laptop).field == f"deploy.yaml: applications[{name}].route_prefix"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://127.0.0.1:8001", "http://localhost:8001", f"http://{socket.gethostname()}:8001"],
+)
+def test_the_router_url_on_this_machine_has_the_port_of_serve(
+    laptop: dict[str, Any], url: str
+) -> None:
+    _app(laptop, "orchestrator")["args"]["router_url"] = url
+    problem = _problem(laptop)
+    assert (problem.field, problem.value) == ("deploy.yaml: orchestrator.args.router_url", url)
+    assert "port 8000" in problem.fix
+    laptop["http_options"]["port"] = 8001
+    Deployment.check(laptop, source="deploy.yaml")
+
+
+def test_a_default_router_url_is_checked_too(laptop: dict[str, Any]) -> None:
+    _app(laptop, "orchestrator")["args"].clear()
+    laptop["http_options"]["port"] = 8010
+    assert _problem(laptop).value == "http://127.0.0.1:8000"
+
+
+def test_a_router_elsewhere_may_have_any_port(laptop: dict[str, Any]) -> None:
+    _app(laptop, "orchestrator")["args"]["router_url"] = "http://router.example:9000"
+    Deployment.check(laptop, source="deploy.yaml")
+
+
+def test_services_that_are_left_out_are_listed(
+    laptop: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(laptop))
+    assert main(["check", str(file)]) == 0
+    assert "not in this file" not in capsys.readouterr().out
+    laptop["applications"] = [_app(laptop, "router"), _app(laptop, "orchestrator")]
+    file.write_text(yaml.safe_dump(laptop))
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == (
+        f"{file} is good: router, orchestrator\n"
+        "not in this file: weight_bus, reward_service, trainer, rollout_server\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("deploy/ray/cluster.yaml", "This is a `ray up` file, not a Serve file"),
+        ("examples/tiny_code/run.yaml", "This is a run file, not a Serve file"),
+    ],
+)
+def test_another_kind_of_file_is_recognised(
+    file: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(DEPLOY.parent / file)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_long_value_is_cut(
+    laptop: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laptop["aplications"] = laptop.pop("applications")
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(laptop))
+    assert main(["check", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "aplications: [{" in error
+    assert "... -> No such key" in error
+    assert len(error) < 400
 
 
 def test_two_applications_may_not_share_a_route(laptop: dict[str, Any]) -> None:

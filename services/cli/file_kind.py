@@ -1,0 +1,41 @@
+"""Which of the project's YAML files a file is, so that a mix-up is said and not guessed at."""
+
+from typing import Any
+
+from services.protocol.errors import InvalidInput
+
+SERVE, RUN = "Serve", "run"
+_KINDS = {
+    # kind: top-level keys by which it is known, what it is, what it is for
+    SERVE: (("applications",), "a Serve file", "deploy it with `serve run {}`"),
+    RUN: (("task_file", "batch_groups"), "a run file", "start it with `millrace run {}`"),
+    "ray up": (
+        ("cluster_name", "available_node_types", "provider"),
+        "a `ray up` file",
+        "it makes the nodes: `ray up {}`",
+    ),
+    "Kubernetes": (("apiVersion", "kind"), "a Kubernetes file", "`kubectl apply -f {}`"),
+}
+
+
+def refuse_other_kind(data: Any, wanted: str, path: str) -> None:
+    """Do nothing where `data` is the wanted kind of file or of no kind that is known.
+
+    Raises:
+        InvalidInput: it is another kind; says which and what that is for.
+    """
+    found = _kind(data)
+    if found is None or found == wanted:
+        return
+    _, what, use = _KINDS[found]
+    fix = f"This is {what}, not {_KINDS[wanted][1]}: {use.format(path)}."
+    raise InvalidInput("file", path, fix)
+
+
+def _kind(data: Any) -> str | None:
+    if not isinstance(data, dict):
+        return None
+    for kind, (keys, *_) in _KINDS.items():
+        if any(key in data for key in keys):
+            return kind
+    return None

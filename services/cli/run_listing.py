@@ -1,0 +1,43 @@
+"""`millrace status`: all runs in a line each, or one of them in full."""
+
+from rich.console import Console
+
+from services.cli.run_view import failures_text, ledger_text
+from services.protocol.orchestrator import RunStatus
+
+_COLUMNS = ("run", "state", "step", "reward", "held-out", "seconds")
+
+
+def show_runs(runs: list[RunStatus], console: Console) -> None:
+    """Print a line per run. Lines are as long as their ids ask for, however narrow the
+    terminal: an id that is broken in two cannot be copied."""
+    if not runs:
+        console.print("No runs yet.")
+        return
+    rows = [_COLUMNS, *(_row(run) for run in runs)]
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _row(run: RunStatus) -> tuple[str, ...]:
+    rates = (_shown(run.reward), _shown(run.heldout_pass_rate))
+    return (run.run_id, run.state, f"{run.step}/{run.steps}", *rates, f"{run.elapsed_s:.0f}")
+
+
+def show_run(status: RunStatus, console: Console) -> None:
+    """Print everything the orchestrator says of one run but its summary."""
+    for name, value in status.model_dump(mode="json", exclude={"summary"}).items():
+        shown = _shown(value)
+        if name == "ledger":
+            shown = ledger_text(status.ledger)
+        elif name == "failures":
+            shown = failures_text(status.failures) or "-"
+        console.print(f"{name:18} {shown}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

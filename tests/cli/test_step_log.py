@@ -1,0 +1,116 @@
+"""Every train step is shown once, however seldom one looks."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.cli.follow import follow
+from services.cli.runs_client import RunsClient
+from services.cli.step_log import StepLog
+from services.protocol.orchestrator import RunState
+from tests.cli.conftest import Orchestra
+
+
+def _line(step: int, elapsed_s: float, heldout: float | None = None) -> str:
+    fields = {
+        "step": step,
+        "reward": step / 100,
+        "heldout_pass_rate": heldout,
+        "policy_version": step,
+        "staleness_max": 1,
+        "elapsed_s": elapsed_s,
+    }
+    return json.dumps(fields) + "\n"
+
+
+@pytest.fixture
+def file(orchestra: Orchestra) -> Path:
+    return orchestra.run_dir / "metrics.jsonl"
+
+
+def _append(file: Path, text: str) -> None:
+    with file.open("a") as opened:
+        opened.write(text)
+
+
+def _new(log: StepLog, orchestra: Orchestra) -> list[int]:
+    return [step.number for step in log.new(orchestra.status())]
+
+
+def test_steps_between_two_looks_are_all_given_out_once(orchestra: Orchestra, file: Path) -> None:
+    log = StepLog(str(orchestra.run_dir))
+    file.write_text(_line(1, 1.0) + _line(2, 2.0))
+    assert _new(log, orchestra) == [1, 2]
+    assert _new(log, orchestra) == []
+    _append(file, _line(3, 3.0) + _line(4, 4.0)[:20])
+    assert _new(log, orchestra) == [3]
+    _append(file, _line(4, 4.0)[20:])
+    assert _new(log, orchestra) == [4]
+
+
+def test_what_was_done_before_a_resumption_is_not_new(orchestra: Orchestra, file: Path) -> None:
+    file.write_text(_line(1, 1.0) + _line(2, 2.0))
+    log = StepLog(str(orchestra.run_dir))
+    _append(file, _line(3, 9.0))
+    assert _new(log, orchestra) == [3]
+
+
+def test_steps_that_are_done_again_are_given_out_again(orchestra: Orchestra, file: Path) -> None:
+    log = StepLog(str(orchestra.run_dir))
+    file.write_text(_line(1, 1.0) + _line(2, 2.0) + _line(3, 3.0))
+    assert _new(log, orchestra) == [1, 2, 3]
+    beside = file.with_suffix(".new")
+    beside.write_text(_line(1, 1.0) + _line(2, 7.0))
+    os.replace(beside, file)
+    assert _new(log, orchestra) == [2]
+
+
+def test_without_the_file_the_status_is_what_is_known(orchestra: Orchestra) -> None:
+    log = StepLog(str(orchestra.run_dir))
+    shown = [
+        [step.number for step in log.new(status)]
+        for status in (
+            orchestra.status(step=0, reward=None),
+            orchestra.status(step=1),
+            orchestra.status(step=1),
+            orchestra.status(step=3),
+            orchestra.finished(),
+        )
+    ]
+    assert shown == [[], [1], [], [3], []]
+
+
+def test_a_followed_run_shows_each_step_with_the_newest_evaluation(
+    orchestra: Orchestra, file: Path
+) -> None:
+    first = orchestra.status(state=RunState.STARTING, heldout_pass_rate=None, detail="waiting")
+    again = orchestra.status(
+        step=3, state=RunState.EVALUATING, detail="after step 3", heldout_pass_rate=0.1
+    )
+    orchestra.statuses = [again, orchestra.finished()]
+    lines = [_line(n, float(n), 0.5 if n == 3 else None) for n in (1, 2, 3, 4)]
+    written = ["".join(lines[:2]), "".join(lines[2:])]
+    asked = orchestra.answer
+
+    def answer(method: str, path: str, body: object) -> tuple[int, object]:
+        _append(file, written.pop(0) if written else "")
+        return asked(method, path, body)
+
+    orchestra.answer = answer  # type: ignore[method-assign]
+    screen = io.StringIO()
+    with RunsClient(orchestra.url) as client:
+        follow(client, first, Console(file=screen, width=200), poll_s=0.0)
+    shown = [line.rstrip() for line in screen.getvalue().splitlines()]
+    assert shown == [
+        "starting: waiting",
+        "step 1/2  reward 0.01  version 1  staleness 1",
+        "step 2/2  reward 0.02  version 2  staleness 1",
+        "evaluating: after step 3",
+        "step 3/2  reward 0.03  held-out 0.50  version 3  staleness 1",
+        "step 4/2  reward 0.04  held-out 0.50  version 4  staleness 1",
+        "finished: all done",
+    ]
