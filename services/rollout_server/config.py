@@ -28,7 +28,8 @@ class RolloutServerConfig(StrictModel):
         in_flight: what a commit does to requests that are being generated: "keep" freezes
             them and recomputes their KV cache under the new weights, "keep_stale" keeps
             the KV cache (and turns prefix caching off, so that no new request meets it),
-            "drain" lets them finish first.
+            "drain" lets them finish first, "abort" ends them (the router goes on with them
+            under the new weights).
         keep_copy: keep the served version's bytes in host memory, in every engine worker, so
             that changes can be sent instead of everything (`weight_bus.delta_anchor_every`)
             and another replica can be caught up from this one when no trainer is there.
@@ -53,7 +54,7 @@ class RolloutServerConfig(StrictModel):
     tensor_parallel_size: int = Field(default=1, ge=1)
     enforce_eager: bool = True
     seed: int = 0
-    in_flight: Literal["keep", "keep_stale", "drain"] = "keep"
+    in_flight: Literal["keep", "keep_stale", "drain", "abort"] = "keep"
     keep_copy: bool = False
     commit_timeout_s: float = Field(default=60.0, gt=0)
     canary_timeout_s: float = Field(default=60.0, gt=0)

@@ -73,7 +73,7 @@ class EngineLoader:
     ) -> None:
         self._engine = engine
         self._host, self._keep_copy = host, keep_copy
-        self._mode = "wait" if in_flight == "drain" else "keep"
+        self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
         self._staged: WeightManifest | None = None

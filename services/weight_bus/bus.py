@@ -23,6 +23,7 @@ from services.protocol.weight_bus import (
     TrainerHello,
 )
 from services.protocol.weights import WeightManifest
+from services.weight_bus.barrier import Barrier
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.delivery import Delivery
@@ -60,6 +61,7 @@ class Bus:
         self._tick_task: asyncio.Task[None] | None = None
         self._around = Surroundings(
             config=config,
+            barrier=Barrier(self._replicas, self._changes),
             replicas=self._replicas,
             trainers=self._trainers,
             changes=self._changes,

@@ -1,6 +1,6 @@
 """Configuration of the weight bus."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,8 @@ class WeightBusConfig(StrictModel):
         delta_anchor_every: send only what changed to replicas that keep a copy, and
             everything with every version that this divides; 0: always everything. It pays
             where the wire is slow: finding the changes costs about 1 GB/s and thread.
+        commit: "rolling": each replica commits as soon as it has staged a version;
+            "barrier": all in service commit together, after the slowest has staged.
         canary_max_gap: largest difference between a logprob of a replica and the trainer's,
             nats, before the replica loses its lease and is sent everything again. About
             1e-5 is reached in float32; bfloat16 needs room.
@@ -41,6 +43,7 @@ class WeightBusConfig(StrictModel):
     stage_timeout_s: float = Field(default=120.0, gt=0)
     commit_margin_s: float = Field(default=30.0, gt=0)
     delta_anchor_every: int = Field(default=0, ge=0)
+    commit: Literal["rolling", "barrier"] = "rolling"
     canary_max_gap: float = Field(default=0.5, gt=0)
     retry_s: float = Field(default=0.2, gt=0)
     retry_max_s: float = Field(default=5.0, gt=0)

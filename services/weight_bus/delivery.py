@@ -96,6 +96,7 @@ class Delivery:
         started = published_at if replica is None else max(published_at, replica.registered_at)
         self._open_epoch()
         await self._stage(manifest)
+        await self._wait_for_others(manifest.version)
         paused_s = await self._commit(manifest.version)
         if self._senders[0] not in (self._around.trainers.current or ()):
             self._drop_links()  # a peer sends once
@@ -141,6 +142,14 @@ class Delivery:
             send = SendWeights(version=manifest.version, link=link, base=base)
             self._post(sender, send, Phase.SEND)
         await self._reports.wait(self._around.config.stage_timeout_s)
+
+    async def _wait_for_others(self, version: int) -> None:
+        config = self._around.config
+        if config.commit == "rolling" or not self._in_service():
+            return
+        timeout_s = config.stage_timeout_s
+        if not await self._around.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
+            log.warning("barrier broken", replica=self._replica_id, version=version)
 
     async def _commit(self, version: int) -> float:
         self._reports.expect(Phase.COMMIT, version)

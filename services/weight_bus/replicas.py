@@ -137,12 +137,15 @@ class Replicas:
                 died.append(replica_id)
         return died
 
+    def in_service(self, replica: Replica) -> bool:
+        """Whether it serves and has been heard of lately."""
+        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
+        return replica.state in SERVING and not silent
+
     def leased(self, replica: Replica) -> bool:
         """Whether the replica may be given work now."""
         version = replica.committed_version
-        if replica.state not in SERVING or version is None or self.newest_version is None:
-            return False
-        if self._clock() - replica.seen_at > self._config.heartbeat_timeout_s:
+        if not self.in_service(replica) or version is None or self.newest_version is None:
             return False
         return self.max_lag is None or self.newest_version - version <= self.max_lag
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from services.protocol.weight_bus import Order
 from services.protocol.weights import WeightManifest
+from services.weight_bus.barrier import Barrier
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.replicas import Replicas
@@ -17,6 +18,7 @@ class Surroundings:
 
     Attributes:
         config: deadlines.
+        barrier: where replicas wait for each other before a commit, if they do.
         replicas: where the replica's state is kept.
         trainers: who sends.
         changes: announces every change of the three above and of `newest`.
@@ -28,6 +30,7 @@ class Surroundings:
     """
 
     config: WeightBusConfig
+    barrier: Barrier
     replicas: Replicas
     trainers: TrainerGroups
     changes: Changes

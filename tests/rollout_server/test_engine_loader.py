@@ -73,6 +73,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
         ("keep", ("pause", "keep", True)),
         ("keep_stale", ("pause", "keep", False)),
         ("drain", ("pause", "wait", True)),
+        ("abort", ("pause", "abort", True)),
     ],
 )
 async def test_a_commit_stops_loads_labels_and_goes_on(in_flight: str, pause: Any) -> None:

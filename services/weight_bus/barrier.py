@@ -1,0 +1,36 @@
+"""Committing a version on all replicas at once instead of on each as soon as it can."""
+
+from services.weight_bus.changes import Changes
+from services.weight_bus.replicas import Replicas
+
+
+class Barrier:
+    """Holds replicas that have staged a version back until every one in service has.
+
+    Who is silent, or has failed too often to be in service, is not waited for.
+    """
+
+    def __init__(self, replicas: Replicas, changes: Changes) -> None:
+        self._replicas, self._changes = replicas, changes
+        self._staged: dict[str, int] = {}
+
+    async def passed(self, replica_id: str, version: int, *, timeout_s: float) -> bool:
+        """Wait for the others; whether all were there when the wait was over."""
+        known = self._replicas.replica_ids
+        self._staged = {name: held for name, held in self._staged.items() if name in known}
+        # It stays after the wait: those who look later must see that this one was there.
+        self._staged[replica_id] = version
+        self._changes.announce()
+        return await self._changes.until(lambda: self._open(version), timeout_s=timeout_s)
+
+    def _open(self, version: int) -> bool:
+        for replica_id in self._replicas.replica_ids:
+            replica = self._replicas.get(replica_id)
+            if replica is None or not self._replicas.in_service(replica):
+                continue
+            committed = replica.committed_version
+            if (committed is None or committed < version) and (
+                self._staged.get(replica_id) != version
+            ):
+                return False
+        return True
