@@ -66,15 +66,7 @@ async def evaluate(
 
     async def answer(task: Task) -> tuple[Trajectory, Score] | None:
         got: list[Trajectory] = []
-        request = RolloutRequest(
-            session=f"{run_id}-evaluation-{task.task_id}",
-            messages=task.chat,
-            n=1,
-            temperature=0.0,
-            max_tokens=run.sampling.max_tokens,
-            seed=run.seed,
-            timeout_s=run.rollout_timeout_s,
-        )
+        request = _request(task, run=run, run_id=run_id)
         try:
             async with slots:
                 await client.sample(request, lambda _, trajectory: got.append(trajectory))
@@ -100,4 +92,16 @@ async def evaluate(
         tasks=len(tasks),
         tokens=sum(len(trajectory.response_token_ids) for trajectory, _ in done),
         first_problem=failures[0] if failures else "",
+    )
+
+
+def _request(task: Task, *, run: RunConfig, run_id: str) -> RolloutRequest:
+    return RolloutRequest(
+        session=f"{run_id}-evaluation-{task.task_id}",
+        messages=task.chat,
+        n=1,
+        temperature=0.0,
+        max_tokens=run.sampling.max_tokens,
+        seed=run.seed,
+        timeout_s=run.rollout_timeout_s,
     )

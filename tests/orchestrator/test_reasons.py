@@ -332,7 +332,7 @@ def test_rates_and_seconds_of_a_status_are_rounded_for_people() -> None:
 async def test_a_missing_trainer_is_named_while_it_is_waited_for_and_at_the_deadline(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, trainer_timeout_s=0.5, backoff_max_s=0.01) as cluster:
+    async with world(tmp_path, trainer_timeout_s=1.0, backoff_max_s=0.01) as cluster:
         asked = asyncio.Event()
         details: list[str] = []
 
@@ -349,9 +349,9 @@ async def test_a_missing_trainer_is_named_while_it_is_waited_for_and_at_the_dead
             await asked.wait()
             status = await runs.ended(run_id)
     assert details[0] == "waiting for the trainer"
-    assert details[1].startswith("waiting for the trainer, 0.5 s at most: trainer is not up")
+    assert details[1].startswith("waiting for the trainer, 1 s at most: trainer is not up")
     assert status.state is RunState.FAILED
-    assert "not ready in 0.5 s: trainer is not up: Application 'trainer' does not" in status.detail
+    assert "not ready in 1 s: trainer is not up: Application 'trainer' does not" in status.detail
     assert "serve status" in status.detail
 
 
