@@ -36,12 +36,17 @@ class Attempts:
             await asyncio.sleep(self._config.retry_pause_s * 2 ** (self._broken - 1))
         return await self._seats.take(model, session=session, weight=weight, avoid=self._avoid)
 
-    def note(self, broken: UpstreamBroken, seat: Seat) -> None:
-        """Count a break.
+    def note(self, broken: UpstreamBroken, seat: Seat, *, progressed: bool = False) -> None:
+        """Count a break; one that came after new tokens is the first of a new row.
+
+        An answer of hours may meet many weight updates and many deaths, and each finds it
+        further than the one before.
 
         Raises:
             RequestFailed: it was the last allowed attempt.
         """
+        if progressed:
+            self._broken = 0
         RouterMetrics.failovers.inc(tags={"reason": broken.reason})
         _LOG.warning("request_broken", replica=seat.replica_id, reason=str(broken))
         self._broken += 1

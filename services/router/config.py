@@ -16,7 +16,8 @@ class RouterConfig(StrictModel):
         between_tokens_s: between two chunks of one answer.
         lease_wait_s: how long a request waits for a replica with a lease.
         client_write_s: how long a client may take to accept one piece of its answer.
-        max_retries: how often one choice of an answer may be continued elsewhere.
+        max_retries: how often one choice of an answer may be continued elsewhere in a row,
+            without a new token in between.
         retry_pause_s: pause before the replica that just failed is tried again because no
             other one is leased; doubles with every retry.
         watch_wait_s: longest long poll for the member table; a quarter of the lease is

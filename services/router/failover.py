@@ -53,6 +53,7 @@ class ChoiceFailover:
         """
         while not self._journal.settled:
             self._look_at_the_cut()
+            before = len(self._journal.token_ids)
             seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
             try:
                 with seat:
@@ -60,7 +61,8 @@ class ChoiceFailover:
                         async for piece in pieces:
                             yield piece
             except UpstreamBroken as broken:
-                self._attempts.note(broken, seat)
+                progressed = len(self._journal.token_ids) > before
+                self._attempts.note(broken, seat, progressed=progressed)
 
     def _look_at_the_cut(self) -> None:
         """Decide whether the choice is complete, goes on, or starts again."""

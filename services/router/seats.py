@@ -12,6 +12,9 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.membership import Membership, TableSource
 
+_NO_FAULT = ("lease_lost", "abort")
+"""Ends of a request that say nothing of the replica's health."""
+
 
 class Seat:
     """A place on a replica; used as a context manager that gives it back.
@@ -167,10 +170,10 @@ class Seats:
         health = self.chooser.health(seat.replica_id)
         if error is None:
             health.completed()
-        elif isinstance(error, UpstreamBroken) and error.reason != "lease_lost":
+        elif isinstance(error, UpstreamBroken) and error.reason not in _NO_FAULT:
             health.failed(time.monotonic())
         else:
-            # A lease ends for the bus's reasons: the replica may be in perfect health.
+            # A lease ends, and a weight update aborts, for the bus's reasons.
             health.released()
 
     def _lose(self, gone: set[str]) -> None:

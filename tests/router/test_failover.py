@@ -215,18 +215,35 @@ async def test_what_depends_on_the_generated_part_is_never_silently_different(
 async def test_retries_are_bounded_and_end_in_a_clear_error(cluster, fault):
     await cluster.start(max_retries=3, eject_after=1000)
     for replica in cluster.replicas:
-        replica.always = fault("drop", 1)
+        replica.always = fault("drop")
     with pytest.raises(openai.InternalServerError, match="given up after 4 attempts") as failure:
         await cluster.client.chat.completions.create(model="test-model", messages=ASK)
     assert failure.value.status_code == 503
     assert failure.value.response.headers["retry-after"] == "1"
     assert sum(len(replica.bodies) for replica in cluster.replicas) == 4
+    cluster.faults.append(fault("drop", 1))
     stream = await cluster.client.chat.completions.create(
         model="test-model", messages=ASK, stream=True
     )
     with pytest.raises(openai.APIError, match="given up"):
         async for _ in stream:
             pass
+
+
+@pytest.mark.parametrize("kind", ["drop", "abort"])
+async def test_an_answer_that_gets_further_each_time_is_never_given_up(cluster, fault, kind):
+    await cluster.start(max_retries=0 if kind == "abort" else 1, eject_after=1000)
+    expected = await _streamed(cluster, logprobs=True)
+    cluster.faults.extend([fault(kind, 1)] * 5)
+    assert await _streamed(cluster, logprobs=True) == expected
+    assert not cluster.faults
+
+
+async def test_answers_that_a_weight_update_aborts_do_not_eject_their_replica(cluster, fault):
+    await cluster.start(replicas=1, eject_after=2)
+    cluster.faults.extend([fault("abort", 1)] * 4)
+    await _streamed(cluster, logprobs=True)
+    assert not cluster.faults
 
 
 async def test_a_replica_that_dies_while_decoding_text_is_replaced_too(cluster, fault):
