@@ -6,6 +6,9 @@ from services.observability.metrics import BusMetrics
 from services.protocol.weight_bus import Phase, Report
 
 _MAX_REPORTS = 256
+_VOTE_GRACE_S = 0.5
+"""After a sender's error, how long the replica may take to say more: a refused bucket closes
+the other links, too, and their senders only know that they were closed."""
 
 
 class UpdateFailed(Exception):
@@ -41,25 +44,31 @@ class Reports:
     async def wait(self, timeout_s: float) -> Report:
         """The replica's report of the awaited phase.
 
-        An error of either end of a link is final at once: nobody waits for the vote of a
-        replica that its sender has lost.
+        A sender's error is as good as final: nobody waits for the vote of a replica that
+        its sender has lost, beyond the moment that it takes to hear the replica's own reason.
 
         Raises:
             UpdateFailed: a member reported an error, or nothing came in time.
         """
         assert self._awaited is not None, "expect() first"
-        phase = self._awaited[0]
+        phase, lost = self._awaited[0], None
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s) as limit:
                 while True:
                     report = await self._queue.get()
                     if not self._concerns(report):
                         BusMetrics.dropped_reports.inc()
+                    elif report.phase is not phase and report.error is not None:
+                        if lost is None:
+                            limit.reschedule(asyncio.get_running_loop().time() + _VOTE_GRACE_S)
+                        lost = lost or report
                     elif report.error is not None:
-                        raise UpdateFailed(report.phase, report.error)
+                        raise UpdateFailed(phase, report.error)
                     elif report.phase is phase:
                         return report
         except TimeoutError:
+            if lost is not None:
+                raise UpdateFailed(lost.phase, str(lost.error)) from None
             raise UpdateFailed(phase, f"no report in {timeout_s:g} s", silent=True) from None
 
     def _concerns(self, report: Report) -> bool:

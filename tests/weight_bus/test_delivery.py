@@ -105,6 +105,20 @@ async def test_a_broken_sender_ends_the_update_without_waiting_for_the_vote(worl
     await replica.receive(CommitWeights)
 
 
+async def test_a_replica_says_why_it_closed_the_links_that_its_senders_only_saw_closed(
+    world: World,
+) -> None:
+    ranks = await world.register_trainer()
+    replica = await world.replica("r")
+    await world.bus.publish(manifest(0))
+    order = await replica.receive(StageWeights)
+    for rank, link in zip(ranks, order.links, strict=True):
+        await rank.report(Phase.SEND, 0, replica_id="r", prefix=link.prefix, error="closed")
+    await replica.vote(order, "digest of bucket 0")
+    await replica.receive(DropLinks)
+    assert (await world.table()).members[0].last_error == "stage: digest of bucket 0"
+
+
 async def test_a_report_about_links_that_were_given_up_changes_nothing(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r")
