@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import AlgorithmConfig, RunStart, TrainBatch
-from services.protocol.weights import Dtype, TensorSpec, plan_buckets
+from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.batching import plan_microbatches, plan_minibatches, rows_of
 from services.trainer.canary import canary_sequences
 from services.trainer.checkpoint import (
@@ -23,6 +23,7 @@ from services.trainer.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
+from services.trainer.checkpoint_names import CheckpointNames
 from services.trainer.collate import collate_sequences
 from services.trainer.config import TrainerConfig
 from services.trainer.model import load_policy
@@ -30,6 +31,7 @@ from services.trainer.network import interface_of
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
 from services.trainer.step import TrainStep
+from services.trainer.wire_layout import WireLayout
 
 BETAS = (0.9, 0.95)
 
@@ -75,8 +77,7 @@ class Learner:
         self._policy = load_policy(config, self._mesh)
         self._touched = False
         self._dtype = Dtype(config.dtype)
-        self._tensors = self._describe()
-        self._buckets = plan_buckets(self._tensors, config.bucket_bytes)
+        self._layout = WireLayout(self._describe(), config.bucket_bytes)
         self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
@@ -87,9 +88,9 @@ class Learner:
     def model(self) -> RankModel:
         """What was loaded."""
         return RankModel(
-            parameters=sum(math.prod(spec.shape) for spec in self._tensors),
-            tensors=self._tensors,
-            buckets=self._buckets,
+            parameters=sum(math.prod(spec.shape) for spec in self._layout.tensors),
+            tensors=self._layout.tensors,
+            buckets=self._layout.buckets,
             canary=self._canary,
         )
 
@@ -99,7 +100,7 @@ class Learner:
         self._policy.reshard_all()
         parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
         dtype = getattr(torch, self._dtype.value)
-        taken = take_snapshot(version, parameters, self._buckets, dtype)
+        taken = take_snapshot(version, parameters, self._layout.parameters, dtype)
         self.shelf.put(taken)
         return RankSnapshot(digests=taken.digests, canary=canary)
 
@@ -218,9 +219,11 @@ class Learner:
             foreach=True,
         )
 
-    def _describe(self) -> tuple[TensorSpec, ...]:
+    def _describe(self) -> list[tuple[TensorSpec, ...]]:
         parameters = list(self._policy.checkpoint_parameters())
         mine = [parameter.to_local().numel() for _, parameter in parameters]
         numels: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(numels, mine)
-        return tensor_specs(parameters, numels, self._dtype)
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
+        names = CheckpointNames(self._policy.model_type)
+        return tensor_specs(shapes, numels, names, self._dtype)

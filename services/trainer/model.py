@@ -65,6 +65,11 @@ class Policy(nn.Module):
             yield name.removeprefix(_PREFIX), parameter
 
     @property
+    def model_type(self) -> str:
+        """Transformers' name of the architecture."""
+        return str(self.causal.config.get_text_config().model_type)
+
+    @property
     def vocabulary(self) -> int:
         """Number of token ids that can be embedded."""
         return int(self.causal.config.get_text_config().vocab_size)

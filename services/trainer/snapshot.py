@@ -1,15 +1,18 @@
 """Host copies of this rank's shards, one per policy version, and their digests."""
 
 import hashlib
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Dtype, TensorSpec
+from services.trainer.checkpoint_names import CheckpointNames, Part
 from services.transport.bucket import Encoded, encode, whole
 
 SNAPSHOTS_KEPT = 2
@@ -131,15 +134,34 @@ def take_snapshot(
 
 
 def tensor_specs(
-    parameters: Sequence[tuple[str, DTensor]], numels: Sequence[Sequence[int]], dtype: Dtype
-) -> tuple[TensorSpec, ...]:
-    """What travels: `numels[rank][i]` elements of parameter i are on that rank."""
-    return tuple(
-        TensorSpec(
+    parameters: Sequence[tuple[str, tuple[int, ...]]],
+    numels: Sequence[Sequence[int]],
+    names: CheckpointNames,
+    dtype: Dtype,
+) -> list[tuple[TensorSpec, ...]]:
+    """What travels of each parameter, given as name and shape: the tensors that it holds.
+
+    `numels[rank][i]` elements of parameter i are on that rank, and ranks hold consecutive
+    parts of it.
+    """
+    return [
+        tuple(_specs(names.parts(name, shape), [rank[index] for rank in numels], dtype))
+        for index, (name, shape) in enumerate(parameters)
+    ]
+
+
+def _specs(parts: Sequence[Part], held: Sequence[int], dtype: Dtype) -> Iterator[TensorSpec]:
+    ends = list(accumulate(held))
+    start = 0
+    for name, shape in parts:
+        end = start + math.prod(shape)
+        yield TensorSpec(
             name=name,
             dtype=dtype,
-            shape=tuple(parameter.shape),
-            shard_numels=tuple(rank[index] for rank in numels),
+            shape=shape,
+            shard_numels=tuple(
+                max(0, min(end, last) - max(start, last - count))
+                for last, count in zip(ends, held, strict=True)
+            ),
         )
-        for index, (name, parameter) in enumerate(parameters)
-    )
+        start = end

@@ -7,12 +7,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+)
 
 from services.protocol.weight_bus import Link, StageWeights
 from services.protocol.weights import (
@@ -53,6 +60,7 @@ class Sender:
 
     store: TCPStore
     world_size: int = 2
+    workers: int = 1
     threads: list[threading.Thread] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
     groups: dict[str, ProcessGroupGloo] = field(default_factory=dict)
@@ -68,7 +76,7 @@ class Sender:
             specs.append(
                 TensorSpec(
                     name=name,
-                    dtype=Dtype.FLOAT32,
+                    dtype=Dtype(str(tensor.dtype).removeprefix("torch.")),
                     shape=tuple(tensor.shape),
                     shard_numels=tuple(piece.numel() for piece in pieces),
                 )
@@ -97,7 +105,7 @@ class Sender:
             store_host=HOST,
             store_port=self.store.port,
             prefix=f"{epoch}/t{rank}",
-            world_size=2,
+            world_size=1 + self.workers,
             timeout_s=LINK_TIMEOUT_S,
         )
 
@@ -205,8 +213,21 @@ def sender() -> Iterator[Sender]:
     sender.groups.clear()
 
 
-def build_model(folder: Path, *, tied: bool) -> Path:
-    """A two-layer Qwen3 and a byte tokenizer with a chat template."""
+SMALL = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1024,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def build_model(folder: Path, *, tied: bool = False, config: Any = None) -> Path:
+    """A two-layer model, by default a Qwen3, and a byte tokenizer with a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
@@ -215,28 +236,17 @@ def build_model(folder: Path, *, tied: bool) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     fast.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     fast.save_pretrained(folder)
-    config = Qwen3Config(
-        vocab_size=272,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=tied,
-        eos_token_id=1,
-        pad_token_id=0,
-    )
-    config.architectures = ["Qwen3ForCausalLM"]
+    config = config or Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=tied)
+    config.architectures = [type(AutoModelForCausalLM.from_config(config)).__name__]
     config.save_pretrained(folder)
     return folder
 
 
-def policy(folder: Path, seed: int) -> Qwen3ForCausalLM:
+def policy(folder: Path, seed: int, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """The model of `folder` with weights of its own; versions differ strongly."""
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).eval()
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
