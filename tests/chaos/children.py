@@ -1,0 +1,89 @@
+"""What runs in the processes: the bus, a replica, a trainer rank; each the real class."""
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import torch.distributed as dist
+
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_sockets import engine_sockets
+from services.rollout_server.replica import RolloutReplica
+from services.trainer import bus_member, learner
+from services.trainer import rank as rank_module
+from services.trainer.config import TrainerConfig
+from services.weight_bus.actor import WeightBusActor
+from services.weight_bus.config import WeightBusConfig
+from tests.chaos.calls import BusOverSocket, serve
+from tests.chaos.faults import FAULTS, FaultyLink
+
+HOST = "127.0.0.1"
+
+
+def run_bus(path: str, config: WeightBusConfig) -> None:
+    ray.util.get_node_ip_address = lambda: HOST
+    asyncio.run(serve(WeightBusActor(config), path))
+
+
+def run_replica(replica_id: str, bus: str, config: RolloutServerConfig) -> None:
+    asyncio.run(_replica(replica_id, BusOverSocket(bus), config))
+
+
+async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> None:
+    replica = RolloutReplica(
+        config, replica_id=replica_id, node_ip=HOST, bus=bus, on_end=lambda: os._exit(1)
+    )
+    with engine_sockets():
+        await replica.start()
+    await asyncio.Event().wait()
+
+
+def run_rank(
+    path: str, bus: str, weights: str, config: TrainerConfig, group: str, rank: int
+) -> None:
+    ray.util.get_node_ip_address = lambda: HOST
+    rank_module.BusPeer = lambda: BusOverSocket(bus)
+    bus_member.BusMember = partial(bus_member.BusMember, open_link=FaultyLink)
+    learner.Learner = partial(RecordingLearner, Path(weights))
+    asyncio.run(_rank(path, config, group, rank))
+
+
+async def _rank(path: str, config: TrainerConfig, group: str, rank: int) -> None:
+    await serve(FaultyRank(config, group, rank), path)
+
+
+class FaultyRank(rank_module.TrainerRank):
+    """A rank that also takes orders from the test."""
+
+    async def hold(self, replica_ids: list[str], bucket: int) -> None:
+        FAULTS.hold(replica_ids, bucket)
+
+    async def wait_until_held(self, replica_ids: list[str]) -> None:
+        await asyncio.to_thread(FAULTS.wait_until_held, replica_ids)
+
+    async def release(self) -> None:
+        FAULTS.release()
+
+    async def corrupt(self, replica_id: str, bucket: int) -> None:
+        FAULTS.corrupt(replica_id, bucket)
+
+
+class RecordingLearner(learner.Learner):
+    """Also leaves every version's parameters, gathered from all ranks, for the judge."""
+
+    def __init__(self, folder: Path, config: TrainerConfig) -> None:
+        self._folder = folder
+        super().__init__(config)
+
+    def snapshot(self, version: int) -> Any:
+        taken = super().snapshot(version)
+        named = self._policy.checkpoint_parameters()
+        full = {name: one.full_tensor().detach().clone() for name, one in named}
+        if dist.get_rank() == 0:
+            torch.save(full, self._folder / f"{version}.new")
+            (self._folder / f"{version}.new").rename(self._folder / f"{version}.pt")
+        return taken

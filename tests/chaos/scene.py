@@ -1,0 +1,246 @@
+"""A bus, replicas and a trainer, each process of which can be killed, frozen and thawed."""
+
+import asyncio
+import itertools
+import multiprocessing
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.protocol.errors import NotReady
+from services.protocol.trainer import AlgorithmConfig, RunStart
+from services.protocol.weight_bus import Member, MemberTable
+from services.rollout_server.config import RolloutServerConfig
+from services.trainer.config import TrainerConfig
+from services.trainer.rank_group import RankGroup
+from services.trainer.service import TrainerService
+from services.weight_bus.config import WeightBusConfig
+from tests.chaos.answers import Client
+from tests.chaos.calls import BusOverSocket
+from tests.chaos.entry import run
+from tests.chaos.trainer import RankProcesses, batch
+
+LINK_S = 12.0
+"""Deadline of a link: the longest that a frozen process may delay another one."""
+
+KILL_S = LINK_S / 2
+"""Far below it, for what must happen at once; far above what it takes, for slow machines."""
+
+READY_S = 90.0
+REPLICAS = 2
+BUS = WeightBusConfig(
+    lease_s=4.0,
+    poll_s=1.0,
+    heartbeat_timeout_s=4.0,
+    dead_after_s=6.0,
+    forget_after_s=12.0,
+    link_timeout_s=LINK_S,
+)
+FORKS = multiprocessing.get_context("forkserver")
+
+
+class Scene:
+    """Everything that runs, and what a test does to it.
+
+    Attributes:
+        ranks: the trainer's rank processes.
+        replicas: every replica process that has not been killed, by replica id.
+        killed: replicas that a test has killed.
+        client: has requests in flight on every replica.
+        weights: where the parameters of every version are recorded.
+    """
+
+    client: Client
+
+    def __init__(self, folder: str, model: Path, weights: Path) -> None:
+        self._folder, self._model, self.weights = folder, model, weights
+        self._bus_path = f"{folder}/bus"
+        self._bus_process: Any = None
+        self.replicas: dict[str, Any] = {}
+        self.killed: set[str] = set()
+        self._numbers = itertools.count()
+        self.bus = BusOverSocket(self._bus_path)
+        self.ranks = RankProcesses(folder, self._bus_path, str(weights), self._start)
+        config = TrainerConfig(model=str(model), bucket_mb=0.02, bus_timeout_s=READY_S)
+        self._trainer = TrainerService(config, self.bus, RankGroup.start)
+        self._run = RunStart(
+            run_id="chaos",
+            checkpoint_dir=f"{folder}/checkpoints",
+            algorithm=AlgorithmConfig(learning_rate=5e-3),
+            temperature=1.0,
+            seed=0,
+        )
+        self._processes: list[Any] = []
+
+    async def open(self) -> None:
+        """Start a bus, a trainer and replicas."""
+        self.start_bus()
+        for _ in range(REPLICAS):
+            self.start_replica()
+        await self._trainer.open()
+
+    async def close(self) -> None:
+        """End every process."""
+        await self._trainer.close()
+        for process in self._processes:
+            for one in family(process.pid):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            process.join(timeout=READY_S)
+
+    def start_bus(self) -> None:
+        self._bus_process = self._start("run_bus", self._bus_path, BUS)
+
+    def kill_bus(self) -> None:
+        self._bus_process.kill()
+        self._bus_process.join(timeout=READY_S)
+
+    def start_replica(self, **config: Any) -> str:
+        """Begin to start a replica; returns its id."""
+        replica_id = f"r{next(self._numbers)}"
+        engine = RolloutServerConfig(
+            model=str(self._model),
+            replicas=REPLICAS,
+            max_model_len=512,
+            max_num_seqs=8,
+            kv_cache_gb=0.05,
+            keep_copy=True,
+            **config,
+        )
+        process = self._start("run_replica", replica_id, self._bus_path, engine)
+        self.replicas[replica_id] = process
+        return replica_id
+
+    def kill_replica(self, replica_id: str) -> list[psutil.Process]:
+        """kill -9 of the replica's process; returns those that were below it."""
+        process = self.replicas.pop(replica_id)
+        _, *below = family(process.pid)
+        self.killed.add(replica_id)
+        process.kill()
+        return below
+
+    def kill_worker(self, replica_id: str) -> None:
+        """kill -9 of the engine process of the second tensor-parallel rank."""
+        below = family(self.replicas[replica_id].pid)
+        (worker,) = (one for one in below if "Worker_TP1" in " ".join(one.cmdline()))
+        self.killed.add(replica_id)
+        worker.kill()
+
+    def freeze(self, pid: int) -> None:
+        """Stop a process and those below it where they are."""
+        for process in family(pid):
+            process.suspend()
+
+    def thaw(self, pid: int) -> None:
+        for process in family(pid):
+            process.resume()
+
+    async def table(self) -> MemberTable:
+        return await self.bus.watch(-1, 0.0)
+
+    async def until(
+        self, true: Callable[[MemberTable], bool], what: str, timeout_s: float = READY_S
+    ) -> float:
+        """Wait until the member table is so; returns the seconds it took."""
+        started, revision, table = time.monotonic(), -1, None
+        while (left := started + timeout_s - time.monotonic()) > 0:
+            with suppress(NotReady):  # the bus may be what a test has killed
+                table = await self.bus.watch(revision, min(left, 1.0))
+                if true(table):
+                    return time.monotonic() - started
+                revision = table.revision
+        raise AssertionError(f"not in {timeout_s:g} s: {what}; {table}")
+
+    async def until_served(
+        self, version: int, replica_ids: list[str], timeout_s: float = READY_S
+    ) -> float:
+        """Wait until each of these replicas has a lease at this version or a later one."""
+        return await self.until(
+            lambda table: all(leased_at(table, one, version) for one in replica_ids),
+            f"version {version} on {replica_ids}",
+            timeout_s,
+        )
+
+    async def first_lease(self, replica_id: str) -> Member:
+        """The table's row of the replica when it first has a lease."""
+        seen: list[Member] = []
+
+        def has_lease(table: MemberTable) -> bool:
+            seen.extend(one for one in table.leased if one.replica_id == replica_id)
+            return bool(seen)
+
+        await self.until(has_lease, f"a lease of {replica_id}")
+        return seen[0]
+
+    async def until_gone(self, replica_id: str) -> None:
+        """Wait until the replica's process has ended by itself, having left the bus first."""
+        process = self.replicas.pop(replica_id)
+        await asyncio.to_thread(process.join, READY_S)
+        assert process.exitcode == 1
+        assert all(one.replica_id != replica_id for one in (await self.table()).members)
+
+    async def member(self, replica_id: str) -> Member:
+        return next(m for m in (await self.table()).members if m.replica_id == replica_id)
+
+    async def train(self) -> int:
+        """One train step; returns the version that it published, which is on its way."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            try:
+                state = await self._trainer.state()
+                if state.run_id is None:
+                    state = await self._trainer.start_run(self._run)
+                report = await self._trainer.train(batch(self._run.run_id, state.step + 1))
+                return report.policy_version
+            except NotReady:
+                assert time.monotonic() < deadline, "the trainer does not come back"
+                await asyncio.sleep(0.1)
+
+    async def train_and_hold(self, rank: int, replica_ids: list[str], bucket: int = 2) -> int:
+        """One train step whose version this rank stops sending in the middle."""
+        handle = self.ranks.ranks[rank]
+        await handle.hold.remote(replica_ids, bucket)
+        version = await self.train()
+        await handle.wait_until_held.remote(replica_ids)
+        return version
+
+    async def make_whole(self) -> list[str]:
+        """Bring everything back that a test took away; the replicas, all up to date."""
+        self.ranks.may_start.set()
+        for process in self._processes:
+            self.thaw(process.pid)
+        if not self._bus_process.is_alive():
+            self.start_bus()
+        while len(self.replicas) < REPLICAS:
+            self.start_replica()
+        while len(self.replicas) > REPLICAS:
+            self.kill_replica(next(iter(self.replicas)))
+        replica_ids = list(self.replicas)
+        await self.until_served(await self.train(), replica_ids)
+        return replica_ids
+
+    def _start(self, role: str, *args: Any) -> Any:
+        process = FORKS.Process(target=run, args=(role, *args))
+        process.start()
+        self._processes.append(process)
+        return process
+
+
+def family(pid: int | None) -> list[psutil.Process]:
+    """A process and all below it; none if it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def leased_at(table: MemberTable, replica_id: str, version: int) -> bool:
+    return any(
+        member.replica_id == replica_id and (member.committed_version or 0) >= version
+        for member in table.leased
+    )

@@ -1,0 +1,26 @@
+"""A wrong bit on the wire, with requests in flight."""
+
+import pytest
+
+from tests.chaos.answers import Judge
+from tests.chaos.conftest import TOLERANCE
+from tests.chaos.scene import KILL_S, Scene
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
+
+
+async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge: Judge) -> None:
+    other, receiver = scene.replicas
+    before = max(scene.client.labels(receiver))
+    await scene.ranks.ranks[1].corrupt.remote(receiver, 1)
+    version = await scene.train()
+    assert await scene.until_served(version, [other, receiver]) < KILL_S
+    member = await scene.member(receiver)
+    assert "digest of bucket 1" in member.last_error
+    assert (await scene.member(other)).last_error == ""
+    await scene.client.served(receiver, version)
+
+    # That every token is judged means something: these weights differ.
+    tokens = max(scene.client.journals[receiver], key=lambda one: len(one.token_ids)).token_ids
+    moved = (judge.logprobs(version, tokens) - judge.logprobs(before, tokens)).abs().max()
+    assert moved > 100 * TOLERANCE
