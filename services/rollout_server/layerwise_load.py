@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
     layerwise,
 )
+from vllm.platforms import current_platform
 
 
 @torch.no_grad()
@@ -33,6 +34,7 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         _restore(model)
         raise
     _repack_tied_head(model)
+    _repack_experts(model)
     missing = expected - loaded - _tied(model) if loaded is not None else set()
     if missing:
         raise ValueError(f"no tensor was sent for {sorted(missing)}")
@@ -58,6 +60,30 @@ def _repack_tied_head(model: torch.nn.Module) -> None:
     head = getattr(model, "lm_head", None)
     if head is not None and hasattr(head, "cpu_linear"):
         head.quant_method.process_weights_after_loading(head)
+
+
+def _repack_experts(model: torch.nn.Module) -> None:
+    """Pack the experts of a mixture again.
+
+    On CPU their kernel computes with packed weights, too, but vLLM packs them at the first
+    load only: after a reload the kernel would take plain weights for packed ones.
+    """
+    if not current_platform.is_cpu():
+        return
+    # Not a module for GPUs.
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (
+        CPUUnquantizedExperts,
+        cpu_prepack_moe_weight,
+    )
+
+    layer: Any
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        experts = getattr(kernel, "fused_experts", None)
+        if not isinstance(experts, CPUUnquantizedExperts) or experts._use_zentorch:
+            continue
+        for weight in (layer.w13_weight, layer.w2_weight):
+            weight.copy_(cpu_prepack_moe_weight(weight, experts.isa))
 
 
 def _tied(model: torch.nn.Module) -> set[str]:
