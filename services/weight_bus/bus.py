@@ -93,6 +93,8 @@ class Bus:
         self._trainers.enter(hello)
         self._mailboxes.setdefault(hello.member_id, Mailbox())
         log.info("trainer rank registered", member=hello.member_id, group=hello.group)
+        for delivery, _ in self._deliveries.values():
+            delivery.look_at_senders()
         self._update()
 
     async def leave(self, member_id: str) -> None:

@@ -78,6 +78,14 @@ class Delivery:
         self._around.changes.announce()
         return True
 
+    def look_at_senders(self) -> None:
+        """End an update whose senders a new trainer has replaced: nobody may answer for them,
+        and the replica would wait for them until its links' deadline."""
+        current = self._around.trainers.current
+        replaced = self._senders and current is not None and self._senders != current
+        if replaced and self._around.replicas.get(self._senders[0]) is None:
+            self._reports.give_up_stage("the trainer was replaced")
+
     def _newest(self) -> tuple[WeightManifest, float]:
         newest = self._around.newest()
         assert newest is not None, "_is_due"

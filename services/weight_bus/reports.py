@@ -41,6 +41,22 @@ class Reports:
         self._queue.put_nowait(report)
         return True
 
+    def give_up_stage(self, error: str) -> None:
+        """End a wait for a stage's vote, which may still come for a moment."""
+        if self._awaited is not None and self._awaited[0] is Phase.STAGE:
+            _, version, prefix = self._awaited
+            self.take(
+                Report(
+                    member_id="",
+                    replica_id="",
+                    phase=Phase.SEND,
+                    version=version,
+                    error=error,
+                    seconds=0.0,
+                    prefix=prefix,
+                )
+            )
+
     async def wait(self, timeout_s: float) -> Report:
         """The replica's report of the awaited phase.
 

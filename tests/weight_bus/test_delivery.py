@@ -119,6 +119,22 @@ async def test_a_replica_says_why_it_closed_the_links_that_its_senders_only_saw_
     assert (await world.table()).members[0].last_error == "stage: digest of bucket 0"
 
 
+async def test_nothing_hangs_an_update_does_not_wait_for_a_trainer_that_was_replaced(
+    world: World,
+) -> None:
+    await world.register_trainer("a")
+    replica = await world.replica("r")
+    await world.bus.publish(manifest(0))
+    await replica.receive(StageWeights)
+    ranks = await world.register_trainer("b")
+    await replica.receive(DropLinks)
+    order = await replica.receive(StageWeights)
+    send = await ranks[0].receive(SendWeights)
+    assert send.link == order.links[0]
+    await replica.vote(order)
+    await replica.receive(CommitWeights)
+
+
 async def test_a_report_about_links_that_were_given_up_changes_nothing(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r")
