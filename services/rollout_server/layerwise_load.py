@@ -71,10 +71,8 @@ def _repack_experts(model: torch.nn.Module) -> None:
     if not current_platform.is_cpu():
         return
     # Not a module for GPUs.
-    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (
-        CPUUnquantizedExperts,
-        cpu_prepack_moe_weight,
-    )
+    from vllm._custom_ops import cpu_prepack_moe_weight
+    from vllm.model_executor.layers.fused_moe.experts.cpu_moe import CPUUnquantizedExperts
 
     layer: Any
     for layer in model.modules():
