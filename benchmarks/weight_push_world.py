@@ -76,12 +76,14 @@ class World:
     steps: int = 0
 
     @classmethod
-    async def open(cls, size: int, replicas: int, dtype: str, folder: Path) -> Self:
+    async def open(cls, size: int, replicas: int, dtype: str, folder: Path, *, proof: bool) -> Self:
         """Start everything and deliver the first version."""
         model = str(make_model(folder, size))
         # Every second version is sent whole and the others as changes: two ways, one bus.
         keeper = WeightBusKeeper(WeightBusConfig(delta_anchor_every=2))
         trainer = TrainerConfig(model=model, world_size=RANKS, dtype=dtype)
+        if not proof:
+            trainer = trainer.model_copy(update={"canary_sequences": 0})
         server = RolloutServerConfig(
             model=model,
             replicas=replicas,
