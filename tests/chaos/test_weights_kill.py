@@ -47,7 +47,7 @@ async def test_a_killed_rank_1_takes_its_version_along_and_no_replica_serves_les
     for replica_id in replica_ids:
         await scene.client.flows(replica_id)
     new = await scene.train()
-    await scene.until_served(new, replica_ids)
+    assert await scene.until_served(new, replica_ids) < KILL_S
     for replica_id in replica_ids:
         await scene.client.served(replica_id, new)
         assert lost not in scene.client.labels(replica_id)
