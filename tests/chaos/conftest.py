@@ -15,7 +15,12 @@ from tests.chaos.scene import FORKS, REPLICAS, Scene
 from tests.rollout_server.conftest import build_model, policy
 
 TOLERANCE = 1e-5
-PRELOADED = ["tests.chaos.children"]
+PRELOADED = [
+    "tests.chaos.children",
+    # What an engine would import in each of its processes after they were forked.
+    "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.models.qwen3",
+]
 
 
 @pytest.fixture(scope="package")
