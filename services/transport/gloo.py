@@ -51,6 +51,7 @@ class GlooLink:
         self._broadcast.rootTensor = 0
         self._broadcast.timeout = self._timeout
         self._group: Any = None  # a ProcessGroupGloo, whose methods torch's stubs do not know
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def open(self) -> None:
         """Meet the other members at the bus's store; blocks until all are there.
@@ -109,6 +110,9 @@ class GlooLink:
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
         """Receive one bucket of this link's sender.
 
+        The payload is the link's own memory and valid until the next call: fresh pages for
+        every bucket would cost more than the bytes' way over the wire.
+
         Args:
             version: policy version that must be announced.
             bucket: index of the bucket that must come next.
@@ -128,7 +132,9 @@ class GlooLink:
                 f"bucket header is {header.tolist()}, expected {list(expected)} and a kind and "
                 f"size that fit {nbytes} bytes"
             )
-        payload = torch.empty(size, dtype=torch.uint8)
+        if size > self._buffer.numel():
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        payload = self._buffer[:size]
         if size:
             self._pass(payload)
         return Encoded(kind=Kind(kind), base=base, payload=payload)
