@@ -58,7 +58,7 @@ def run_command(arguments: argparse.Namespace, console: Console) -> int:
     config = read_run_file(arguments.file, seed=arguments.seed, steps=arguments.steps)
     with RunsClient(arguments.url) as client:
         status = client.start(config, resume=arguments.resume)
-        console.print(f"[bold]{status.run_id}[/] in {near(status.run_dir)}")
+        console.print(f"[bold]{status.run_id}[/] in {near(status.run_dir)}", soft_wrap=True)
         return end_of_run(client, follow_or_stop(client, status, console), console)
 
 
@@ -90,7 +90,8 @@ def stop_command(arguments: argparse.Namespace, console: Console) -> int:
             return 0
         status = client.stop(status.run_id)
         console.print(_ending(status), soft_wrap=True)
-        show_how_to_go_on(status, client.url, console)
+        if status.state != RunState.FINISHED:  # which it may have been first
+            show_how_to_go_on(status, client.url, console)
     return 0
 
 
