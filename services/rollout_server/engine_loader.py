@@ -108,8 +108,10 @@ class EngineLoader:
         }
         self._staged = None
         await self._rpc("drop_stage")
-        await asyncio.wait_for(self._engine.start_weight_update(), _RPC_TIMEOUT_S)
-        await asyncio.wait_for(self._engine.update_weights(_request(info)), _RPC_TIMEOUT_S)
+        async with asyncio.timeout(_RPC_TIMEOUT_S):
+            await self._engine.start_weight_update()
+        async with asyncio.timeout(_RPC_TIMEOUT_S):
+            await self._engine.update_weights(_request(info))
         while True:
             votes = await self._rpc("stage_vote")
             failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
@@ -205,12 +207,14 @@ class EngineLoader:
             return True
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
-        return await asyncio.wait_for(
-            self._engine.collective_rpc(method, args=args), _RPC_TIMEOUT_S
-        )
+        # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the
+        # result, and a stage that was called off would go on to its links' deadline.
+        async with asyncio.timeout(_RPC_TIMEOUT_S):
+            return await self._engine.collective_rpc(method, args=args)
 
     async def _step(self, call: Awaitable[None]) -> None:
-        await asyncio.wait_for(call, self._timeout_s)
+        async with asyncio.timeout(self._timeout_s):
+            await call
 
 
 def _request(info: dict[str, Any]) -> Any:

@@ -138,6 +138,20 @@ async def test_a_load_that_misses_its_deadline_counts_as_torn() -> None:
     assert "resume" not in engine.calls
 
 
+async def test_nothing_hangs_a_stage_that_is_called_off_as_a_vote_arrives_ends() -> None:
+    engine = ScriptedEngine()
+
+    async def receiving_for_ever(method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == "stage_vote":
+            staging.cancel()
+        return [{"state": "receiving"}]
+
+    engine.collective_rpc = receiving_for_ever  # type: ignore[assignment,method-assign]
+    staging = asyncio.create_task(stage(loader(engine), engine, 1))
+    await asyncio.wait({staging}, timeout=1)
+    assert staging.cancelled()
+
+
 async def test_a_commit_of_what_is_not_staged_does_not_stop_generation() -> None:
     engine = ScriptedEngine()
     one = loader(engine)
