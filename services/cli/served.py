@@ -15,7 +15,7 @@ from services.cli.app_state import AppState
 from services.cli.runs_client import RUNS
 from services.protocol.errors import InvalidInput
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0  # Serve holds requests back for applications that are still starting
 _DASHBOARD = "http://127.0.0.1:8265"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -59,8 +59,8 @@ class Served:
         leased = health.get("leased_replicas") if isinstance(health, dict) else None
         return [
             _answering("rollout_server", leased or 0, "no replica has weights and a lease"),
-            _answering("router", leased is not None, no_health),
-            _answering("orchestrator", isinstance(runs, list), no_runs),
+            _answering("router", int(leased is not None), no_health),
+            _answering("orchestrator", int(isinstance(runs, list)), no_runs),
         ]
 
     def _ask(self, path: str) -> tuple[Any, str]:

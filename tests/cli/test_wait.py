@@ -38,9 +38,10 @@ def test_it_waits_for_the_orchestrator_and_a_lease(
     orchestra.replies["GET", "/v1/runs"] = [(404, {"detail": "Not Found"}), (200, [])]
     assert main(["wait", "--url", orchestra.url, "--timeout", "60"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    up = [line.split()[0] for line in lines if "up after" in line]
-    assert sorted(up) == ["orchestrator", "rollout_server", "router"]
-    assert up[-1] == "rollout_server"
+    up = [line.split()[:4] for line in lines if "up after" in line]
+    names = ["orchestrator", "rollout_server", "router"]
+    assert sorted(up) == [[name, "1", "up", "after"] for name in names]
+    assert up[-1][0] == "rollout_server"
     assert lines[-1] == f"Ready at {orchestra.url}, 1 replica leased."
 
 
