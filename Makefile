@@ -12,7 +12,7 @@ demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
 test: .venv/ready
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
