@@ -74,13 +74,15 @@ class Deployment:
         configs = {}
         built = []
         for application in schema.applications:
-            check_place(application, source)
+            name, route = application.name, application.route_prefix
+            check_place(name, application.import_path, route, source=source)
             builder, config = _configured(application, source)
-            configs[application.name] = config
+            configs[name] = config
             built.append(_build(application, builder, config, source))
         router_url = getattr(configs.get("orchestrator"), "router_url", None)
         if router_url is not None and "router" in configs:
-            check_router_url(schema, router_url, source)
+            http = schema.http_options
+            check_router_url(router_url, http.host, http.port, source=source)
         return cls(source=source, schema=schema, built=tuple(built))
 
     @property

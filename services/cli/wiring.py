@@ -9,8 +9,6 @@ import re
 import socket
 from urllib.parse import urlsplit
 
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
-
 from services.protocol.errors import InvalidInput
 
 SERVICES = (
@@ -25,27 +23,27 @@ _ROUTES = {"router": "/", "orchestrator": "/v1/runs"}
 _BUILDER = re.compile(r"services\.(\w+)\.app[.:]build")
 
 
-def check_place(application: ServeApplicationSchema, source: str) -> None:
+def check_place(name: str, import_path: str, route: str | None, *, source: str) -> None:
     """Refuse a service under a name or a route at which nobody looks for it.
 
     Raises:
         InvalidInput: the name is not that of the service, or the route is another one.
     """
-    builder = _BUILDER.fullmatch(application.import_path)
+    builder = _BUILDER.fullmatch(import_path)
     if builder is None or builder[1] not in SERVICES:
         return
-    name, service = application.name, builder[1]
+    service = builder[1]
     if name != service:
         fix = f"Call it `{service}`: the other services look for it by that name."
         raise InvalidInput(f"{source}: applications[{name}].name", name, fix)
-    route, wanted = application.route_prefix, _ROUTES.get(service)
+    wanted = _ROUTES.get(service)
     if wanted is not None and route != wanted:
         fix = f"Write `{wanted}`: clients and the other services expect it there."
         raise InvalidInput(f"{source}: applications[{name}].route_prefix", route, fix)
 
 
-def check_router_url(schema: ServeDeploySchema, router_url: str, source: str) -> None:
-    """Refuse an address of the router that is on this machine, but not Serve's.
+def check_router_url(router_url: str, host: str | None, port: int, *, source: str) -> None:
+    """Refuse an address of the router that is on this machine, but not Serve's `port`.
 
     Raises:
         InvalidInput: its port is another one than Serve's, or it is no address.
@@ -53,14 +51,13 @@ def check_router_url(schema: ServeDeploySchema, router_url: str, source: str) ->
     field = f"{source}: orchestrator.args.router_url"
     try:
         url = urlsplit(router_url)
-        port = url.port or {"http": 80, "https": 443}[url.scheme]
+        wanted = url.port or {"http": 80, "https": 443}[url.scheme]
     except (ValueError, KeyError):
         fix = "Write it like http://127.0.0.1:8000."
         raise InvalidInput(field, router_url, fix) from None
-    served = schema.http_options
-    here = url.hostname == served.host or _is_here(url.hostname or "")
-    if here and port != served.port:
-        fix = f"Serve answers at port {served.port} (http_options.port): the two must agree."
+    here = url.hostname == host or _is_here(url.hostname or "")
+    if here and wanted != port:
+        fix = f"Serve answers at port {port} (http_options.port): the two must agree."
         raise InvalidInput(field, router_url, fix)
 
 
