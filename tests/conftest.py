@@ -8,6 +8,7 @@ _CLUSTERS = ("cluster", "demo", "chaos")
 """Folders whose tests fill the machine by themselves: one at a time, and first."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """One group for all clusters, one for every other file."""
     here = Path(__file__).parent

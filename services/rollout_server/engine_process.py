@@ -29,3 +29,6 @@ class WorkerProcesses(MultiprocExecutor):
     def _init_executor(self) -> None:
         die_with_parent()
         super()._init_executor()
+        # Every worker has mapped the memory that they share; with its name gone, nothing is
+        # left behind however they end.
+        self.collective_rpc("unlink_shared_memory")

@@ -10,8 +10,10 @@ worker extension below lives here.
 """
 
 import hashlib
+import os
 import pickle
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.weight_transfer.base import (
@@ -188,6 +190,12 @@ class WeightReceiverExtension:
 
     weight_transfer_engine: StagedWeightReceiver
     _weight_update_active: bool
+
+    def unlink_shared_memory(self) -> None:
+        """Take the name from the memory that tensor-parallel CPU workers share."""
+        name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own, set by its CPU worker
+        for segment in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
+            segment.unlink(missing_ok=True)
 
     def stage_vote(self) -> dict[str, Any]:
         """See `StagedWeightReceiver.vote`."""

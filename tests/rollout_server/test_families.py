@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
@@ -43,6 +44,13 @@ async def test_every_family_serves_what_was_sent(
         assert max(await differences(served, sender)) < 1e-5
 
 
+def shared_memory() -> list[str]:
+    """Where this process's engine has mapped memory that its workers share."""
+    pids = [child.pid for child in psutil.Process().children(recursive=True)]
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+    return [line for line in maps.splitlines() if "cpushm" in line]
+
+
 async def test_every_tensor_parallel_worker_gets_the_same_version(
     tmp_path: Path, sender: Sender
 ) -> None:
@@ -51,6 +59,8 @@ async def test_every_tensor_parallel_worker_gets_the_same_version(
     async with serve(build_model(tmp_path, config=config), tensor_parallel_size=2) as served:
         assert max(await differences(served, sender)) < 1e-5
         digests: list[Any] = await served.loader.digests()
+        assert shared_memory()
+        assert all(line.endswith("(deleted)") for line in shared_memory()), "a killed one leaves it"
     assert len(digests) == 2
     assert digests[0] == digests[1]
 
