@@ -5,14 +5,23 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-clusters test-services lint bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
+# Two halves at a time: tests of whole clusters mostly wait, the others mostly compute.
 test: .venv/ready
-	$(BIN)/pytest --numprocesses=2 --dist=loadgroup --no-loadscope-reorder
+	@$(MAKE) --no-print-directory -j2 --output-sync=target --keep-going test-clusters test-services
+
+CLUSTERS := tests/cluster tests/demo tests/chaos
+
+test-clusters:
+	$(BIN)/pytest $(CLUSTERS)
+
+test-services:
+	$(BIN)/pytest $(CLUSTERS:%=--ignore=%)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
