@@ -13,7 +13,7 @@ demo: .venv/ready
 
 # Two halves at a time: tests of whole clusters mostly wait, the others mostly compute.
 test: .venv/ready
-	@$(MAKE) --no-print-directory -j2 --output-sync=target --keep-going test-clusters test-services
+	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
 
 CLUSTERS := tests/cluster tests/demo tests/chaos
 
