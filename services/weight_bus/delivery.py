@@ -184,6 +184,7 @@ class Delivery:
         problem = judge(proof, self._around.config.canary_max_gap) if proof else None
         if problem is None:
             return
+        self._failures += 1  # what comes next is sent whole, not as changes
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)

@@ -11,6 +11,7 @@ from services.protocol.weight_bus import (
     SendWeights,
     StageWeights,
 )
+from services.protocol.weights import Canary
 from services.weight_bus.config import WeightBusConfig
 
 from .conftest import DEADLINE_S, Replica, World, manifest
@@ -130,3 +131,17 @@ async def test_a_replica_without_a_copy_is_sent_everything(thrifty_world: World)
     replica = await world.replica("r", committed_version=1)
     await world.bus.publish(manifest(2))
     assert await bases(world, await replica.receive(StageWeights)) == [None] * 3
+
+
+async def test_a_replica_whose_outputs_are_wrong_is_sent_everything(thrifty_world: World) -> None:
+    world = thrifty_world
+    canary = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=1, keeps_copy=True)
+    await world.bus.publish(manifest(2, canary))
+    order = await replica.receive(StageWeights)
+    assert await bases(world, order) == [1] * 3
+    await finish(world, replica, order)
+    await replica.proved(2, gap=3.0)
+    order = await replica.receive(StageWeights)
+    assert await bases(world, order) == [None] * 3
