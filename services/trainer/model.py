@@ -93,6 +93,7 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
     _refuse_transformed_logits(config, causal)
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    remove_dropout(causal)
     causal.train()
     policy = Policy(causal)
     mixed = MixedPrecisionPolicy()
@@ -102,6 +103,17 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
     return policy
+
+
+def remove_dropout(causal: nn.Module) -> None:
+    """Turn dropout off for good: engines sample without it, and a ratio or a canary that was
+    scored with it would compare two different policies."""
+    module: Any
+    for module in causal.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
 
 
 def decoder_layers(causal: Any) -> nn.ModuleList:
