@@ -13,6 +13,7 @@ from pathlib import Path
 _PR_SET_CHILD_SUBREAPER = 36
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.05
+_SETTLE_S = 0.5
 
 
 def adopt_orphans() -> None:
@@ -77,19 +78,28 @@ def shared_memory_segments() -> set[Path]:
     return found
 
 
-def remove_segments_since(before: set[Path]) -> list[Path]:
-    """Unlink segments that are newer than `before` and that no living process maps.
+def forgotten_segments(before: set[Path]) -> set[Path]:
+    """The segments that are newer than `before` and that no living process maps."""
+    in_use = _mapped_files()
+    return {path for path in shared_memory_segments() - before if str(path) not in in_use}
+
+
+def remove_segments_since(before: set[Path]) -> set[Path]:
+    """Unlink the segments newer than `before` that are still forgotten after a moment.
+
+    The moment is for other programs of this user, which may just be between making a
+    segment and mapping it.
 
     Returns:
         Those that were removed.
     """
-    removed = []
-    in_use = _mapped_files()
-    for path in shared_memory_segments() - before:
-        if str(path) not in in_use:
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
+    forgotten = forgotten_segments(before)
+    if forgotten:
+        time.sleep(_SETTLE_S)
+        forgotten &= forgotten_segments(before)
+    for path in forgotten:
+        path.unlink(missing_ok=True)
+    return forgotten
 
 
 def _wait_for_none(seconds: float, spare: frozenset[int]) -> set[int]:

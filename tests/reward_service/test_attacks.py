@@ -228,7 +228,9 @@ async def test_a_limit_stops_what_takes_too_much(
     scoring: Scoring, function_job: JobMaker, processes_of: Processes, name: str
 ) -> None:
     code, verdicts = ON_RESOURCES[name]
-    verdict = await _survives(scoring, function_job, processes_of, code)
+    # Where it is another limit that stops the attack, processor time must not run out before.
+    cpu_s = 0.3 if Verdict.TIME_LIMIT in verdicts else 10.0
+    verdict = await _survives(scoring, function_job, processes_of, code, cpu_s)
     assert verdict in verdicts
 
 
@@ -272,12 +274,16 @@ def _on_disk() -> list[str]:
 
 
 async def _survives(
-    scoring: Scoring, function_job: JobMaker, processes_of: Processes, code: str
+    scoring: Scoring,
+    function_job: JobMaker,
+    processes_of: Processes,
+    code: str,
+    cpu_s: float = 0.3,
 ) -> Verdict:
     """Run an attack; it must earn nothing, leave nothing and hinder nobody."""
     before = processes_of(scoring)
     honest = function_job(f"def f(a, b):\n    return a + b  # beside {hash(code)}")
-    attack = function_job(code, [([], SECRET)], cpu_s=0.3, memory_mb=96)
+    attack = function_job(code, [([], SECRET)], cpu_s=cpu_s, memory_mb=96)
     score, neighbour = await asyncio.wait_for(scoring.score([attack, honest]), 60)
     assert score.verdict not in (
         Verdict.ACCEPTED,
