@@ -25,7 +25,7 @@ from services.protocol.weight_bus import (
     Report,
     TrainerHello,
 )
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
@@ -139,6 +139,10 @@ class BusPeer:
     async def publish(self, manifest: WeightManifest) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._call("publish", manifest)
+
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("publish_canary", version, logprobs)
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""

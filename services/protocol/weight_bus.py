@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 BUS_ACTOR = "weight_bus"
 """Name of the detached actor."""
@@ -194,8 +194,8 @@ class Report:
         seconds: how long the phase took.
         paused_s: for a commit, how long generation stood still.
         sent_bytes: for a send, payload bytes.
-        canary_gap: for a canary, the largest difference between a logprob of the replica
-            and the trainer's, nats; None if the engine gave no answer (`error` says why).
+        canary_logprobs: for a canary, the replica's scores; None if the engine gave no
+            answer (`error` says why).
         canary_unmoved: for a canary, every logprob is bit for bit that of the version
             before, although the weights are not.
         prefix: link prefix the phase used, empty for a commit.
@@ -209,7 +209,7 @@ class Report:
     seconds: float
     paused_s: float = 0.0
     sent_bytes: int = 0
-    canary_gap: float | None = None
+    canary_logprobs: CanaryLogprobs | None = None
     canary_unmoved: bool = False
     prefix: str = ""
 
@@ -286,6 +286,9 @@ class WeightBus(Protocol):
         Raises:
             InvalidInput: the version is not above the newest.
         """
+
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        """Tell the trainer's own scores of the canary of a version that was published."""
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""

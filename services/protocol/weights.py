@@ -10,6 +10,10 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+CanaryLogprobs = tuple[tuple[float, ...], ...]
+"""Scores of the canary's sequences: `[i][j]` belongs to token `j + 1` of sequence i, in nats,
+at temperature 1."""
+
 
 class Dtype(StrEnum):
     """Element types that travel, by torch's names."""
@@ -48,20 +52,6 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Canary:
-    """Token sequences and the trainer's logprobs of them: what a delivery is proved by.
-
-    Attributes:
-        sequences: token ids, the same for every version.
-        logprobs: `logprobs[i][j]` belongs to token `j + 1` of sequence i, in nats, at
-            temperature 1 under the manifest's weights.
-    """
-
-    sequences: tuple[tuple[int, ...], ...]
-    logprobs: tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class WeightManifest:
     """Everything a receiver needs to take and check one policy version.
 
@@ -70,8 +60,9 @@ class WeightManifest:
         train_step: train step whose result it is.
         tensors: in the order in which they travel.
         buckets: half-open ranges of indexes into `tensors`.
-        digests: sha256 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
-        canary: what the weights must answer once they are loaded; None: nothing is asked.
+        digests: blake3 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
+        canary: token sequences that trainer and replicas score under these weights, to prove
+            the delivery; empty: nothing is asked.
     """
 
     version: int
@@ -79,7 +70,7 @@ class WeightManifest:
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[tuple[int, int], ...]
     digests: tuple[tuple[str, ...], ...]
-    canary: Canary | None = None
+    canary: tuple[tuple[int, ...], ...] = ()
 
     @property
     def world_size(self) -> int:

@@ -158,12 +158,12 @@ class BusMember:
         if committed is None:
             return
         RolloutMetrics.version.set(committed.version, {"replica": self._id})
-        if committed.version == order.version and committed.canary is not None:
+        if committed.version == order.version and committed.canary:
             self._proving = asyncio.create_task(self._prove(committed), name="canary")
 
     async def _prove(self, manifest: WeightManifest) -> None:
         """In the background of generation: it waits for its turn like any other request."""
-        started, error, proof = time.monotonic(), None, Proof(gap=None, unmoved=False)
+        started, error, proof = time.monotonic(), None, Proof(logprobs=None, unmoved=False)
         try:
             proof = await self._prover.prove(manifest)
         # Edge of the task: whatever happened is the bus's to know.
@@ -179,7 +179,7 @@ class BusMember:
                 version=manifest.version,
                 error=error,
                 seconds=time.monotonic() - started,
-                canary_gap=proof.gap,
+                canary_logprobs=proof.logprobs,
                 canary_unmoved=proof.unmoved,
             )
         )

@@ -1,11 +1,11 @@
-"""The proof of a delivery: the engine's logprobs of fixed tokens beside the trainer's."""
+"""The proof of a delivery: the engine's logprobs of fixed tokens."""
 
 import asyncio
 import itertools
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 _NUMBERS = itertools.count()
 
@@ -22,11 +22,11 @@ class Proof:
     """What the engine answered.
 
     Attributes:
-        gap: largest difference from the trainer's logprobs, nats; None: not known.
+        logprobs: its scores of the canary's sequences; None: none came.
         unmoved: bit for bit the answer of another version before.
     """
 
-    gap: float | None
+    logprobs: CanaryLogprobs | None
     unmoved: bool
 
 
@@ -36,7 +36,7 @@ class CanaryProver:
     def __init__(self, engine: ScoringEngine, *, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        self._before: tuple[tuple[tuple[str, ...], ...], list[list[float]]] | None = None
+        self._before: tuple[tuple[tuple[str, ...], ...], CanaryLogprobs] | None = None
 
     async def prove(self, manifest: WeightManifest) -> Proof:
         """Score the manifest's canary under the weights that the engine serves.
@@ -45,20 +45,13 @@ class CanaryProver:
             TimeoutError: the engine did not come to it; it may be full of long requests.
             Exception: whatever the engine raises.
         """
-        assert manifest.canary is not None, "the caller looked"
         async with asyncio.timeout(self._timeout_s):
-            scored = await asyncio.gather(*map(self._score, manifest.canary.sequences))
-        pairs = zip(scored, manifest.canary.logprobs, strict=True)
-        gap = max(
-            abs(mine - trainers)
-            for one, expected in pairs
-            for mine, trainers in zip(one, expected, strict=True)
-        )
+            scored = tuple(await asyncio.gather(*map(self._score, manifest.canary)))
         before, self._before = self._before, (manifest.digests, scored)
         unmoved = before is not None and before[0] != manifest.digests and before[1] == scored
-        return Proof(gap=gap, unmoved=unmoved)
+        return Proof(logprobs=scored, unmoved=unmoved)
 
-    async def _score(self, sequence: tuple[int, ...]) -> list[float]:
+    async def _score(self, sequence: tuple[int, ...]) -> tuple[float, ...]:
         # vLLM is heavy and this module's logic is tested without it.
         from vllm import SamplingParams
 
@@ -69,7 +62,7 @@ class CanaryProver:
         )
         async for output in outputs:
             final = output
-        return [
+        return tuple(
             one[token].logprob
             for token, one in zip(sequence[1:], final.prompt_logprobs[1:], strict=True)
-        ]
+        )

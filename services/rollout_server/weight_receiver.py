@@ -9,13 +9,13 @@ Importing this module registers the engine, which happens in every worker becaus
 worker extension below lives here.
 """
 
-import hashlib
 import os
 import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import blake3
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -227,7 +227,7 @@ class WeightReceiverExtension:
 def _digest(manifest: WeightManifest) -> str:
     """One digest over the digests of all buckets, which were checked byte for byte."""
     joined = "".join(digest for rank in manifest.digests for digest in rank)
-    return hashlib.sha256(joined.encode()).hexdigest()
+    return blake3.blake3(joined.encode()).hexdigest()
 
 
 def register() -> None:

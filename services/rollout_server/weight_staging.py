@@ -1,6 +1,5 @@
 """A policy version on its way in: received and checked beside the live model, in the background."""
 
-import hashlib
 import math
 import threading
 import time
@@ -10,7 +9,7 @@ import torch
 
 from services.protocol.weight_bus import Link
 from services.protocol.weights import TensorSpec, WeightManifest
-from services.transport.bucket import Encoded, Kind, decode, whole
+from services.transport.bucket import Encoded, Kind, decode, digest, whole
 from services.transport.gloo import GlooLink
 
 OpenLink = Callable[[Link], GlooLink]
@@ -121,8 +120,7 @@ class StagedVersion:
             payload = decode(
                 encoded, self._old_bytes(encoded, rank, bucket), self._itemsize(bucket)
             )
-        digest = hashlib.sha256(payload.numpy().data).hexdigest()
-        if digest != self.manifest.digests[rank][bucket]:
+        if digest(payload) != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         self._place(payload, rank, bucket)
 

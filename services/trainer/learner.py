@@ -95,14 +95,13 @@ class Learner:
         )
 
     def snapshot(self, version: int) -> RankSnapshot:
-        """Copy the weights as they are under the name `version`, and score the canary."""
-        canary = self.logprobs([list(one) for one in self._canary])
+        """Copy the weights as they are under the name `version`."""
         self._policy.reshard_all()
         parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
         dtype = getattr(torch, self._dtype.value)
         taken = take_snapshot(version, parameters, self._layout.parameters, dtype)
         self.shelf.put(taken)
-        return RankSnapshot(digests=taken.digests, canary=canary)
+        return RankSnapshot(digests=taken.digests)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
         """Load the newest checkpoint, else the initial weights, and take a snapshot."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weight_bus import MemberTable, WeightBus
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 RETRY_S = 0.2
 WATCH_S = 10.0
@@ -31,10 +31,17 @@ class Publisher:
         self.version: int | None = None
         self._bus, self._timeout_s = bus, timeout_s
         self._held: WeightManifest | None = None
+        self._canary: CanaryLogprobs | None = None  # of what is held
 
     def forget_snapshots(self) -> None:
         """The ranks are new: they cannot send what was published before."""
-        self._held = None
+        self._held = self._canary = None
+
+    @property
+    def unproved(self) -> WeightManifest | None:
+        """The version last published, while its canary must still be scored."""
+        held = self._held
+        return held if held is not None and held.canary and self._canary is None else None
 
     @property
     def holds_snapshots(self) -> bool:
@@ -64,8 +71,25 @@ class Publisher:
             # A first attempt whose answer was lost: the bus has this very version.
             if (await self.members()).newest_version != manifest.version:
                 raise
-        self._held, self.version = manifest, manifest.version
+        self._held, self._canary, self.version = manifest, None, manifest.version
         _log.info("published", version=manifest.version, step=manifest.train_step)
+
+    async def publish_canary(self, logprobs: CanaryLogprobs) -> None:
+        """Tell the bus what the version last published must answer."""
+        assert self._held is not None, "unproved"
+        self._canary, version = logprobs, self._held.version
+        await self._repeat(lambda: self._bus.publish_canary(version, logprobs))
+
+    async def delivered(self, version: int, *, timeout_s: float) -> bool:
+        """Wait until every leased replica serves the version or a newer one."""
+        revision, deadline = -1, time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            table = await self._bus.watch(revision, left)
+            held = [member.committed_version for member in table.leased]
+            if all(one is not None and one >= version for one in held):
+                return True
+            revision = table.revision
+        return False
 
     async def keep_published(self) -> None:
         """Tell a restarted bus again what it has forgotten, until cancelled.
@@ -79,6 +103,8 @@ class Publisher:
                 table = await self._bus.watch(revision, WATCH_S)
                 if table.bus_id != known and self._held is not None:
                     await self._bus.publish(self._held)
+                    if self._canary is not None:
+                        await self._bus.publish_canary(self._held.version, self._canary)
             except NotReady:
                 revision = -1
                 await asyncio.sleep(RETRY_S)

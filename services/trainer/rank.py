@@ -4,6 +4,7 @@ The module imports no torch, so the Serve replica that starts ranks stays light.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -33,6 +34,9 @@ class TrainerRank:
     def __init__(self, config: TrainerConfig, group: str, rank: int) -> None:
         self._config, self._group, self._rank = config, group, rank
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory
+        # costs several times the copy.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
         self._torch.submit(_import_torch)  # the ranks import while they wait for rank 0
         self._store: Any = None

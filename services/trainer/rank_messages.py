@@ -13,7 +13,7 @@ class RankModel:
         parameters: of the whole model.
         tensors: what a snapshot consists of.
         buckets: half-open ranges of indexes into `tensors`.
-        canary: token sequences that are scored with every snapshot.
+        canary: token sequences that are scored for every version.
     """
 
     parameters: int
@@ -27,12 +27,10 @@ class RankSnapshot:
     """The weights of one version as one rank copied them.
 
     Attributes:
-        digests: sha256 hex of the rank's buckets.
-        canary: logprobs of the canary sequences that this rank scored, by their index.
+        digests: blake3 hex of the rank's buckets.
     """
 
     digests: tuple[str, ...]
-    canary: dict[int, list[float]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
-from services.trainer.canary import by_sequence, canary_of
+from services.trainer.canary import CanaryScorer, by_sequence
 from services.trainer.config import TrainerConfig
 from services.trainer.group import Group
 from services.trainer.publisher import Publisher
@@ -47,6 +47,7 @@ class TrainerService:
     ) -> None:
         self._config, self._start_group = config, start_group
         self._publisher = Publisher(bus, config.bus_timeout_s)
+        self._canary = CanaryScorer(self._publisher, self._logprobs)
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -130,6 +131,7 @@ class TrainerService:
 
     async def _load_and_publish(self, start: RunStart) -> int:
         """Load the run's newest checkpoint, publish it if it is not; returns its step."""
+        await self._canary.score()  # before the weights change
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
@@ -137,7 +139,7 @@ class TrainerService:
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
-            await self._publisher.publish(manifest)
+            await self._publish(manifest)
         return runs[0].step
 
     async def _train(self, batch: TrainBatch) -> TrainReport:
@@ -145,6 +147,7 @@ class TrainerService:
         run = self._running("batch.run_id", batch.run_id)
         if batch.step != run.step + 1:
             raise InvalidInput("batch.step", batch.step, f"The next step is {run.step + 1}.")
+        await self._canary.score()  # before the weights change
         held, version = self._publisher.version, await self._publisher.next_version()
         self._unsettled = True
         try:
@@ -153,7 +156,7 @@ class TrainerService:
             self._unsettled = False  # refused before anything was computed
             raise
         manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
-        await self._publisher.publish(manifest)
+        await self._publish(manifest)
         self._run, self._unsettled = replace(run, step=batch.step), False
         total = time.perf_counter() - started
         report = TrainReport(
@@ -269,7 +272,12 @@ class TrainerService:
             return
         version = await self._publisher.next_version()
         snapshots = await self._call("snapshot", version)
-        await self._publisher.publish(self._manifest(version, 0, snapshots))
+        await self._publish(self._manifest(version, 0, snapshots))
+
+    async def _publish(self, manifest: WeightManifest) -> None:
+        await self._publisher.publish(manifest)
+        if manifest.canary:
+            self._own(self._canary.score_when_delivered(manifest.version, self._turn))
 
     def _manifest(self, version: int, step: int, snapshots: list[RankSnapshot]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"
@@ -280,7 +288,7 @@ class TrainerService:
             tensors=model.tensors,
             buckets=model.buckets,
             digests=tuple(snapshot.digests for snapshot in snapshots),
-            canary=canary_of(model.canary, [snapshot.canary for snapshot in snapshots]),
+            canary=model.canary,
         )
 
 

@@ -1,6 +1,5 @@
 """Host copies of this rank's shards, one per policy version, and their digests."""
 
-import hashlib
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.checkpoint_names import CheckpointNames, Part
-from services.transport.bucket import Encoded, encode, whole
+from services.transport.bucket import Encoded, digest, encode, whole
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""
@@ -26,7 +25,7 @@ class Snapshot:
     Attributes:
         version: policy version.
         buckets: uint8 host tensors, never written again; a bucket may be empty.
-        digests: sha256 hex of each bucket.
+        digests: blake3 hex of each bucket.
         itemsize: bytes per element.
     """
 
@@ -128,7 +127,7 @@ def take_snapshot(
     return Snapshot(
         version=version,
         buckets=tuple(copies),
-        digests=tuple(hashlib.sha256(copy.numpy().data).hexdigest() for copy in copies),
+        digests=tuple(digest(copy) for copy in copies),
         itemsize=dtype.itemsize,
     )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+import blake3
 import torch
 from torch import Tensor
 
@@ -57,6 +58,11 @@ class BucketSource(Protocol):
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """The bucket for a receiver that holds `base`; whole if that does not help."""
+
+
+def digest(payload: Tensor) -> str:
+    """blake3 hex of a bucket's bytes (uint8 on the host)."""
+    return blake3.blake3(payload.numpy().data).hexdigest()
 
 
 def whole(payload: Tensor) -> Encoded:

@@ -3,7 +3,7 @@
 import ray
 
 from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.rendezvous import Rendezvous
@@ -46,6 +46,10 @@ class WeightBusActor:
     async def publish(self, manifest: WeightManifest) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._bus.publish(manifest)
+
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.publish_canary(version, logprobs)
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""

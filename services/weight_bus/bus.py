@@ -22,8 +22,9 @@ from services.protocol.weight_bus import (
     Report,
     TrainerHello,
 )
-from services.protocol.weights import WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
+from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.delivery import Delivery
@@ -50,6 +51,7 @@ class Bus:
         self._config = config
         self._clock = clock
         self._changes = Changes()
+        self._canaries = Canaries()
         self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
         self._mailboxes: dict[str, Mailbox] = {}
@@ -65,6 +67,7 @@ class Bus:
             replicas=self._replicas,
             trainers=self._trainers,
             changes=self._changes,
+            canaries=self._canaries,
             newest=lambda: self._manifest,
             post=self._post,
             store=store,
@@ -145,6 +148,13 @@ class Bus:
         self._manifest = (manifest, self._clock())
         self._replicas.raise_newest(manifest.version)
         log.info("published", version=manifest.version, bytes=manifest.total_bytes)
+        self._update()
+
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._canaries.put(version, logprobs)
+        for delivery, _ in self._deliveries.values():
+            delivery.look_at_canary()
         self._update()
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:

@@ -73,10 +73,14 @@ class Delivery:
         if report.version != self._committing:
             return False
         self._proof = report
-        if self._in_service() and not self._is(ReplicaState.COMMITTING):
-            self._judge_in_service()
+        self.look_at_canary()
         self._around.changes.announce()
         return True
+
+    def look_at_canary(self) -> None:
+        """Judge a replica in service as soon as its answer and the trainer's are both there."""
+        if self._in_service() and not self._is(ReplicaState.COMMITTING):
+            self._judge_in_service()
 
     def look_at_senders(self) -> None:
         """End an update whose senders a new trainer has replaced: nobody may answer for them,
@@ -108,7 +112,7 @@ class Delivery:
         paused_s = await self._commit(manifest.version)
         if self._senders[0] not in (self._around.trainers.current or ()):
             self._drop_links()  # a peer sends once
-        if manifest.canary is not None and not self._in_service():
+        if manifest.canary and not self._in_service():
             await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest)
         # One in service is judged whenever its answer comes: it may be full of requests.
@@ -161,6 +165,8 @@ class Delivery:
 
     async def _commit(self, version: int) -> float:
         self._reports.expect(Phase.COMMIT, version)
+        if self._proof is not None:
+            self._judge(self._proof)  # the trainer never answered: counted
         self._committing, self._proof = version, None
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
@@ -170,18 +176,23 @@ class Delivery:
 
     async def _pass_canary(self) -> None:
         timeout_s = self._commit_timeout_s()
-        await self._around.changes.until(lambda: self._proof is not None, timeout_s=timeout_s)
+        await self._around.changes.until(self._can_judge_joiner, timeout_s=timeout_s)
+        if not self._can_judge_joiner():
+            who = "the replica" if self._proof is None else "the trainer"
+            raise UpdateFailed(Phase.CANARY, f"no answer of {who} in {timeout_s:g} s", silent=True)
         proof, self._proof = self._proof, None
-        if proof is None:
-            raise UpdateFailed(Phase.CANARY, f"no proof in {timeout_s:g} s", silent=True)
-        problem = judge(proof, self._around.config.canary_max_gap) or proof.error
+        assert proof is not None, "_can_judge_joiner"
+        problem = self._judge(proof) or proof.error
         if problem is not None:
             raise UpdateFailed(Phase.CANARY, problem)
 
     def _judge_in_service(self) -> None:
         """Take the lease from a replica whose answer is wrong; it is sent everything again."""
+        if not self._can_judge():
+            return
         proof, self._proof = self._proof, None
-        problem = judge(proof, self._around.config.canary_max_gap) if proof else None
+        assert proof is not None, "_can_judge"
+        problem = self._judge(proof)
         if problem is None:
             return
         self._failures += 1  # what comes next is sent whole, not as changes
@@ -189,6 +200,24 @@ class Delivery:
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
         self._around.changes.announce()
+
+    def _can_judge(self) -> bool:
+        """The replica has answered, and so has the trainer unless there is nothing to compare."""
+        proof = self._proof
+        if proof is None:
+            return False
+        known = self._around.canaries.get(proof.version) is not None
+        return known or proof.canary_logprobs is None
+
+    def _can_judge_joiner(self) -> bool:
+        """Bytes whose digests are right are better than no replica while no trainer is there."""
+        return self._can_judge() or (
+            self._proof is not None and self._around.trainers.current is None
+        )
+
+    def _judge(self, proof: Report) -> str | None:
+        expected = self._around.canaries.get(proof.version)
+        return judge(proof, expected, self._around.config.canary_max_gap)
 
     def _commit_timeout_s(self) -> float:
         """The replica gives up by itself first, and says what went wrong."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.protocol.weight_bus import Order
 from services.protocol.weights import WeightManifest
 from services.weight_bus.barrier import Barrier
+from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.replicas import Replicas
@@ -21,7 +22,8 @@ class Surroundings:
         barrier: where replicas wait for each other before a commit, if they do.
         replicas: where the replica's state is kept.
         trainers: who sends.
-        changes: announces every change of the three above and of `newest`.
+        canaries: what the trainer answered to the canary.
+        changes: announces every change of the four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
         newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.
@@ -33,6 +35,7 @@ class Surroundings:
     barrier: Barrier
     replicas: Replicas
     trainers: TrainerGroups
+    canaries: Canaries
     changes: Changes
     clock: Callable[[], float]
     newest: Callable[[], tuple[WeightManifest, float] | None]

@@ -1,6 +1,5 @@
 """Models small enough to build on the fly, and a sender that speaks the real wire format."""
 
-import hashlib
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from services.protocol.weights import (
     WeightManifest,
     plan_buckets,
 )
-from services.transport.bucket import HEADER_MAGIC, NO_BASE, Kind
+from services.transport.bucket import HEADER_MAGIC, NO_BASE, Kind, digest
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 5.0
@@ -91,9 +90,7 @@ class Sender:
             train_step=version,
             tensors=tuple(specs),
             buckets=buckets,
-            digests=tuple(
-                tuple(hashlib.sha256(p.numpy()).hexdigest() for p in rank) for rank in payloads
-            ),
+            digests=tuple(tuple(digest(p) for p in rank) for rank in payloads),
         )
         links = tuple(self.link(rank, epoch) for rank in range(self.world_size))
         return StageWeights(manifest=manifest, links=links), payloads

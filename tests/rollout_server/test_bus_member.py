@@ -20,10 +20,11 @@ from services.protocol.weight_bus import (
     SendWeights,
     StageWeights,
 )
-from services.protocol.weights import Canary, WeightManifest
+from services.protocol.weights import WeightManifest
 from services.rollout_server.bus_member import BusMember
 from services.rollout_server.canary import Proof
 
+Sequences = tuple[tuple[int, ...], ...]
 DEADLINE_S = 5.0
 
 
@@ -79,7 +80,7 @@ class ScriptedLoader:
 
     def __init__(self) -> None:
         self.committed: WeightManifest | None = None
-        self.canary: Canary | None = None
+        self.canary: Sequences = ()
         self.gates: dict[str, asyncio.Event] = {}
         self.stages: list[str] = []
         self.cancelled: list[str] = []
@@ -129,7 +130,7 @@ class ScriptedLoader:
 
 
 class ScriptedProver:
-    """Proves with a gap of a tenth of the version, once the gate is open."""
+    """Answers with minus the version, once the gate is open."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -147,7 +148,7 @@ class ScriptedProver:
             raise
         if self.error is not None:
             raise self.error
-        return Proof(gap=manifest.version / 10, unmoved=True)
+        return Proof(logprobs=((-float(manifest.version),),), unmoved=True)
 
 
 class Scene:
@@ -187,10 +188,7 @@ async def scene() -> AsyncIterator[Scene]:
     assert scene.bus.left == ["r"]
 
 
-CANARY = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
-
-
-def manifest(version: int, canary: Canary | None = None) -> WeightManifest:
+def manifest(version: int, canary: Sequences = ()) -> WeightManifest:
     return WeightManifest(
         version=version, train_step=0, tensors=(), buckets=(), digests=((),), canary=canary
     )
@@ -281,26 +279,26 @@ async def test_a_member_whose_task_ended_is_not_healthy() -> None:
 
 
 async def test_every_commit_is_followed_by_its_proof(scene: Scene) -> None:
-    scene.loader.canary = CANARY
+    scene.loader.canary = ((1, 2),)
     scene.bus.orders.put_nowait(CommitWeights(version=3))
     assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
     proof = await scene.next(scene.bus.reports)
     assert (proof.phase, proof.version, proof.error) == (Phase.CANARY, 3, None)
-    assert (proof.canary_gap, proof.canary_unmoved) == (pytest.approx(0.3), True)
+    assert (proof.canary_logprobs, proof.canary_unmoved) == (((-3.0,),), True)
 
 
 async def test_an_engine_that_gives_no_proof_is_reported(scene: Scene) -> None:
-    scene.loader.canary = CANARY
+    scene.loader.canary = ((1, 2),)
     scene.prover.error = TimeoutError("full")
     scene.bus.orders.put_nowait(CommitWeights(version=3))
     assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
     proof = await scene.next(scene.bus.reports)
-    assert (proof.phase, proof.canary_gap) == (Phase.CANARY, None)
+    assert (proof.phase, proof.canary_logprobs) == (Phase.CANARY, None)
     assert "full" in proof.error
 
 
 async def test_the_next_commit_ends_a_proof_that_still_waits(scene: Scene) -> None:
-    scene.loader.canary = CANARY
+    scene.loader.canary = ((1, 2),)
     scene.prover.gate.clear()
     scene.bus.orders.put_nowait(CommitWeights(version=3))
     assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT

@@ -8,9 +8,10 @@ import pytest_asyncio
 import torch
 from transformers import PreTrainedModel
 
-from services.protocol.weights import Canary, WeightManifest
+from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.rollout_server.canary import CanaryProver
 from services.rollout_server.engine_loader import StageFailed
+from services.weight_bus.canary import largest_gap
 
 from .conftest import Fault, Sender, build_model, policy
 from .served import Answer, Served, serve, whole
@@ -52,34 +53,42 @@ async def test_the_canary_proves_the_weights_that_are_served_and_no_others(
 ) -> None:
     prover = CanaryProver(served.engine, timeout_s=30)
     first = await served.push(sender, seed=1)
-    right = await prover.prove(with_canary(first, served.policies[str(first)]))
-    assert right.gap is not None
-    assert right.gap < TOLERANCE
+    right = await prover.prove(with_canary(first))
+    expected = scores_of(served.policies[str(first)])
+    assert right.logprobs is not None
+    assert largest_gap(right.logprobs, expected) < TOLERANCE
     second = await served.push(sender, seed=2)
-    stale = await prover.prove(with_canary(second, served.policies[str(first)]))
-    assert stale.gap is not None
-    assert stale.gap > 100 * TOLERANCE, "other weights passed for the right ones"
-    assert not stale.unmoved
-    again = await prover.prove(with_canary(second + 1, served.policies[str(second)]))
+    newer = await prover.prove(with_canary(second))
+    assert newer.logprobs is not None
+    assert largest_gap(newer.logprobs, expected) > 100 * TOLERANCE, "other weights passed"
+    assert not newer.unmoved
+    again = await prover.prove(with_canary(second + 1))
     assert again.unmoved, "nothing was delivered in between"
 
 
-def with_canary(version: int, model: PreTrainedModel) -> WeightManifest:
-    """A manifest that asks for what `model` answers."""
-    sequences = ((40, 50, 60, 70), (80, 41))
+SEQUENCES = ((40, 50, 60, 70), (80, 41))
+
+
+def scores_of(model: PreTrainedModel) -> CanaryLogprobs:
+    """What `model` answers to the canary."""
     scored = []
-    for one in sequences:
+    for one in SEQUENCES:
         ids = torch.tensor([one])
         with torch.no_grad():
             logprobs = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
         scored.append(tuple(logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()))
+    return tuple(scored)
+
+
+def with_canary(version: int) -> WeightManifest:
+    """A manifest that asks for the sequences."""
     return WeightManifest(
         version=version,
         train_step=version,
         tensors=(),
         buckets=(),
         digests=((str(version),),),
-        canary=Canary(sequences=sequences, logprobs=tuple(scored)),
+        canary=SEQUENCES,
     )
 
 

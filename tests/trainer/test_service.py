@@ -9,7 +9,7 @@ import pytest
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import TrainBatch
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
-from services.protocol.weights import Canary, Dtype, TensorSpec, WeightManifest
+from services.protocol.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer import publisher
 from services.trainer import service as service_module
 from services.trainer.config import TrainerConfig
@@ -30,6 +30,7 @@ class FakeBus:
     def __init__(self, newest: int | None = None, served: int | None = None) -> None:
         self.newest, self.served = newest, served
         self.manifests: list[WeightManifest] = []
+        self.canaries: list[tuple[int, CanaryLogprobs]] = []
         self.away = 0
         self.lose_answers = 0
         self.bus_id = "first"
@@ -46,7 +47,7 @@ class FakeBus:
             address="",
             state=ReplicaState.LIVE,
             committed_version=self.served,
-            leased=True,
+            leased=self.served is not None,
             model="m",
             max_model_len=1,
             pid=1,
@@ -71,7 +72,12 @@ class FakeBus:
             self.lose_answers -= 1
             raise NotReady("the answer was lost")
 
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        self._check_away()
+        self.canaries.append((version, logprobs))
+
     def restart(self) -> None:
+        self.canaries.clear()
         self.newest, self.bus_id, self.away = self.served, "second", 2
         self.manifests.clear()
         self.looked.set()
@@ -134,8 +140,8 @@ class FakeGroup:
 
 
 def snapshot_of(rank: int, weights: int) -> RankSnapshot:
-    """The digests name the weights; each rank has scored the canary sequence of its index."""
-    return RankSnapshot(digests=(f"{rank}/{weights}",), canary={rank: [-float(rank)]})
+    """The digests name the weights."""
+    return RankSnapshot(digests=(f"{rank}/{weights}",))
 
 
 class Starter:
@@ -188,10 +194,27 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
     service = await open_service(bus, FakeGroup())
     await until(lambda: bus.versions == [0])
     assert bus.manifests[0].digests == (("0/0",), ("1/0",))
-    assert bus.manifests[0].canary == Canary(
-        sequences=((3, 4), (5, 6)), logprobs=((-0.0,), (-1.0,))
-    )
+    assert bus.manifests[0].canary == ((3, 4), (5, 6))
     assert (await service.state()).policy_version == 0
+
+
+async def test_a_version_is_scored_as_soon_as_it_is_delivered(open_service) -> None:
+    bus = FakeBus()
+    await open_service(bus, FakeGroup())
+    await until(lambda: bus.canaries == [(0, ((-0.0,), (-1.0,)))])
+
+
+async def test_a_version_that_is_still_on_its_way_is_scored_before_the_weights_change(
+    open_service, make_start
+) -> None:
+    bus, group = FakeBus(served=-1), FakeGroup()
+    service = await open_service(bus, group)
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    await service.train(batch(2))
+    called = [call[0] for call in group.calls]
+    assert called == ["snapshot", "logprobs", "start_run", "train", "logprobs", "train"]
+    assert [version for version, _ in bus.canaries] == [0, 1]
 
 
 async def test_weights_that_a_replica_serves_are_left_alone_until_a_run_starts(
@@ -286,6 +309,7 @@ async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
     await service.train(batch(1))
     bus.restart()
     await until(lambda: bus.versions == [1])
+    await until(lambda: [version for version, _ in bus.canaries] == [1])
     assert (await service.train(batch(2))).policy_version == 2
     assert bus.versions == [1, 2]
 
@@ -367,7 +391,9 @@ async def test_new_ranks_give_replicas_the_last_runs_weights_without_being_asked
     assert (await service.state()).run_id is None, "whoever leads the run must start it again"
     state = await service.start_run(make_start())
     assert (state.step, state.policy_version, bus.versions) == (4, 1, [0, 1])
-    assert [call[0] for call in second.calls] == ["start_run"], "loaded twice"
+    assert [call[0] for call in second.calls if call[0] != "logprobs"] == ["start_run"], (
+        "loaded twice"
+    )
     assert (await service.train(batch(5))).policy_version == 2
 
 
@@ -378,7 +404,7 @@ async def test_initial_weights_never_follow_those_of_a_run_that_nobody_remembers
     service = await open_service(bus, group)
     state = await service.start_run(make_start())
     assert (bus.versions, state.policy_version) == ([10], 10)
-    assert [call[0] for call in group.calls] == ["start_run"]
+    assert [call[0] for call in group.calls if call[0] != "logprobs"] == ["start_run"]
 
 
 @pytest.mark.parametrize(

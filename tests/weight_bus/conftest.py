@@ -16,11 +16,13 @@ from services.protocol.weight_bus import (
     StageWeights,
     TrainerHello,
 )
-from services.protocol.weights import Canary, Dtype, TensorSpec, WeightManifest
+from services.protocol.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 
 DEADLINE_S = 5.0
+SCORES = ((-1.0,),)
+"""What the trainer says of the canary."""
 
 OrderT = TypeVar("OrderT", bound=Order)
 
@@ -94,7 +96,9 @@ class Replica(Endpoint):
         )
 
     async def proved(self, version: int, gap: float | None, error: str | None = None) -> None:
-        await self.report(Phase.CANARY, version, error=error, canary_gap=gap)
+        """Answer the canary, `gap` nats off what the trainer says; None: no answer."""
+        answer = None if gap is None else ((SCORES[0][0] + gap,),)
+        await self.report(Phase.CANARY, version, error=error, canary_logprobs=answer)
 
     async def committed(self, version: int, error: str | None = None) -> None:
         await self.report(Phase.COMMIT, version, error=error, paused_s=0.01)
@@ -170,7 +174,7 @@ def hello(
     )
 
 
-def manifest(version: int, canary: Canary | None = None) -> WeightManifest:
+def manifest(version: int, *, canary: bool = False) -> WeightManifest:
     spec = TensorSpec(name="w.weight", dtype=Dtype.FLOAT32, shape=(4,), shard_numels=(2, 2))
     return WeightManifest(
         version=version,
@@ -178,7 +182,7 @@ def manifest(version: int, canary: Canary | None = None) -> WeightManifest:
         tensors=(spec,),
         buckets=((0, 1),),
         digests=(("0" * 64,), ("1" * 64,)),
-        canary=canary,
+        canary=((1, 2),) if canary else (),
     )
 
 

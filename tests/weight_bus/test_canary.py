@@ -1,19 +1,27 @@
 """What the bus makes of the proofs of its deliveries."""
 
 import asyncio
+import math
+
+import pytest
 
 from services.protocol.weight_bus import (
     CommitWeights,
     MemberTable,
     Order,
+    Phase,
     ReplicaState,
     StageWeights,
 )
-from services.protocol.weights import Canary
+from services.protocol.weights import CanaryLogprobs
 
-from .conftest import DEADLINE_S, Replica, World, manifest
+from .conftest import DEADLINE_S, SCORES, Replica, World, manifest
 
-CANARY = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
+
+async def publish(world: World, version: int) -> None:
+    """A version and what the trainer says of its canary."""
+    await world.bus.publish(manifest(version, canary=True))
+    await world.bus.publish_canary(version, SCORES)
 
 
 async def commit(replica: Replica, version: int) -> None:
@@ -38,7 +46,7 @@ def is_leased(table: MemberTable) -> bool:
 
 async def test_a_late_joiner_is_leased_only_when_its_outputs_are_the_trainers(world: World) -> None:
     await world.register_trainer()
-    await world.bus.publish(manifest(0, CANARY))
+    await publish(world, 0)
     replica = await world.replica("r")
     await commit(replica, 0)
     assert not is_leased(await world.table())
@@ -53,7 +61,7 @@ async def test_a_late_joiner_is_leased_only_when_its_outputs_are_the_trainers(wo
 
 async def test_a_late_joiner_that_gives_no_proof_is_sent_everything_again(world: World) -> None:
     await world.register_trainer()
-    await world.bus.publish(manifest(0, CANARY))
+    await publish(world, 0)
     replica = await world.replica("r")
     await commit(replica, 0)
     await replica.proved(0, gap=None, error="EngineDeadError")
@@ -64,7 +72,7 @@ async def test_a_late_joiner_that_gives_no_proof_is_sent_everything_again(world:
 async def test_a_replica_in_service_keeps_its_lease_while_its_proof_waits(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r", committed_version=0)
-    await world.bus.publish(manifest(1, CANARY))
+    await publish(world, 1)
     await commit(replica, 1)
     await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
     await replica.proved(1, gap=None, error="TimeoutError: full of requests")
@@ -76,7 +84,7 @@ async def test_a_replica_in_service_whose_outputs_are_wrong_loses_its_lease_unti
 ) -> None:
     await world.register_trainer()
     replica = await world.replica("r", committed_version=0)
-    await world.bus.publish(manifest(1, CANARY))
+    await publish(world, 1)
     await commit(replica, 1)
     await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
     await replica.proved(1, gap=3.0)
@@ -90,8 +98,43 @@ async def test_a_replica_in_service_whose_outputs_are_wrong_loses_its_lease_unti
 async def test_a_proof_of_a_version_that_is_gone_changes_nothing(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r", committed_version=0)
-    await world.bus.publish(manifest(1, CANARY))
+    await publish(world, 1)
     await commit(replica, 1)
     await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
     await replica.proved(0, gap=3.0)
     assert is_leased(await world.table())
+
+
+async def test_a_late_joiner_waits_for_the_trainers_answer_too(world: World) -> None:
+    await world.register_trainer()
+    await world.bus.publish(manifest(0, canary=True))
+    replica = await world.replica("r")
+    await commit(replica, 0)
+    await replica.proved(0, gap=0.0)
+    assert not is_leased(await world.table())
+    await world.bus.publish_canary(0, SCORES)
+    await world.until(is_leased)
+
+
+async def test_a_replica_in_service_is_judged_when_the_trainers_answer_comes(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await world.bus.publish(manifest(1, canary=True))
+    await commit(replica, 1)
+    await replica.proved(1, gap=3.0)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await world.bus.publish_canary(1, SCORES)
+    await world.until(lambda t: not t.leased)
+
+
+@pytest.mark.parametrize("answer", [((math.nan,),), ((-1.0, -1.0),), ()])
+async def test_an_answer_that_cannot_be_compared_is_a_wrong_one(
+    world: World, answer: CanaryLogprobs
+) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", committed_version=0)
+    await publish(world, 1)
+    await commit(replica, 1)
+    await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
+    await replica.report(Phase.CANARY, 1, canary_logprobs=answer)
+    await world.until(lambda t: not t.leased)

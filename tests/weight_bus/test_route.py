@@ -11,10 +11,9 @@ from services.protocol.weight_bus import (
     SendWeights,
     StageWeights,
 )
-from services.protocol.weights import Canary
 from services.weight_bus.config import WeightBusConfig
 
-from .conftest import DEADLINE_S, Replica, World, manifest
+from .conftest import DEADLINE_S, SCORES, Replica, World, manifest
 
 
 @pytest.fixture
@@ -135,10 +134,10 @@ async def test_a_replica_without_a_copy_is_sent_everything(thrifty_world: World)
 
 async def test_a_replica_whose_outputs_are_wrong_is_sent_everything(thrifty_world: World) -> None:
     world = thrifty_world
-    canary = Canary(sequences=((1, 2),), logprobs=((-1.0,),))
     await world.register_trainer()
     replica = await world.replica("r", committed_version=1, keeps_copy=True)
-    await world.bus.publish(manifest(2, canary))
+    await world.bus.publish(manifest(2, canary=True))
+    await world.bus.publish_canary(2, SCORES)
     order = await replica.receive(StageWeights)
     assert await bases(world, order) == [1] * 3
     await finish(world, replica, order)
