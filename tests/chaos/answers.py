@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 from pathlib import Path
 
 import aiohttp
@@ -12,11 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from services.protocol.weight_bus import Member
 from services.router.journal import ChoiceJournal
 from services.weight_bus.changes import Changes
+from tests.chaos.request import PROMPT, stream
 
-PROMPT = [40, 50, 60, 70, 80]
-TOKENS = 250
 STREAMS = 2
 DEADLINE_S = 60.0
+_MOST_LOADED = 8
 
 
 class Client:
@@ -74,26 +73,8 @@ class Client:
             journal = ChoiceJournal(0)
             journal.begin_segment(member.replica_id)
             self.journals[member.replica_id].append(journal)
-            await self._stream(member, journal)
-
-    async def _stream(self, member: Member, journal: ChoiceJournal) -> None:
-        sampling = {"max_tokens": TOKENS, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
-        body = {
-            "request_id": f"chaos-{next(self._numbers)}",
-            "model": member.model,
-            "token_ids": PROMPT,
-            "sampling_params": sampling,
-            "stream": True,
-        }
-        url = f"{member.address}/inference/v1/generate"
-        async with self._session.post(url, json=body) as response:
-            assert response.status == 200, await response.text()
-            async for line in response.content:
-                if line.startswith(b"data: {"):
-                    for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
-                        journal.take(choice)
-                    self._changes.announce()
-        assert journal.finish_reason == "length"
+            request_id = f"chaos-{next(self._numbers)}"
+            await stream(self._session, member, request_id, journal, self._changes.announce)
 
 
 class Judge:
@@ -119,6 +100,12 @@ class Judge:
         logits = self._under(version)(ids).logits[0, len(PROMPT) - 1 : -1]
         return logits.double().log_softmax(-1).gather(-1, torch.tensor(tokens)[:, None])[:, 0]
 
+    def forget(self, below: int) -> None:
+        """Drop the weights of versions that nobody will be served under any more."""
+        for path in self._weights.glob("*.pt"):
+            if int(path.stem) < below:
+                path.unlink()
+
     def _under(self, version: int) -> PreTrainedModel:
         if version not in self._loaded:
             config = AutoConfig.from_pretrained(self._model)
@@ -128,4 +115,7 @@ class Judge:
             assert not unexpected, unexpected
             assert set(missing) <= {"lm_head.weight"}, missing
             self._loaded[version] = model
+            if len(self._loaded) > _MOST_LOADED:
+                del self._loaded[min(self._loaded)]
+            return model
         return self._loaded[version]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,10 @@ async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> No
     )
     with engine_sockets():
         await replica.start()
-    await asyncio.Event().wait()
+    sent_away = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sent_away.set)
+    await sent_away.wait()
+    await replica.stop()
 
 
 def run_rank(

@@ -1,57 +1,29 @@
 """Real engines, a real two-rank FSDP2 trainer and a real bus, each in processes to be killed."""
 
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.trainer import rank_group
 from tests.chaos.answers import Client, Judge
-from tests.chaos.scene import FORKS, REPLICAS, Scene
-from tests.rollout_server.conftest import build_model, policy
+from tests.chaos.opening import make_model, opened
+from tests.chaos.scene import Scene
 
 TOLERANCE = 1e-5
-PRELOADED = [
-    "tests.chaos.children",
-    # What an engine would import in each of its processes after they were forked.
-    "vllm.v1.worker.cpu_worker",
-    "vllm.model_executor.models.qwen3",
-]
 
 
 @pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = build_model(tmp_path_factory.mktemp("model"), tied=False)
-    policy(folder, seed=0).save_pretrained(folder)
-    return folder
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def running_scene(
     model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Scene]:
-    weights = tmp_path_factory.mktemp("weights")
-    with (
-        # A short name: a socket's path may have 107 characters.
-        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        config = RolloutServerConfig(model=str(model), replicas=REPLICAS)
-        for name, value in environment(config).items():
-            patch.setenv(name, value)
-        # Processes are forked from one that has imported everything, in a tenth of a second.
-        FORKS.set_forkserver_preload(PRELOADED)
-        scene = Scene(folder, model, weights)
-        patch.setattr(rank_group, "ray", scene.ranks.ray)
-        try:
-            await scene.open()
-            yield scene
-        finally:
-            await scene.close()
+    async with opened(model, tmp_path_factory.mktemp("weights")) as scene:
+        yield scene
 
 
 @pytest.fixture(scope="package")

@@ -49,15 +49,18 @@ class Scene:
     Attributes:
         ranks: the trainer's rank processes.
         replicas: every replica process that has not been killed, by replica id.
-        killed: replicas that a test has killed.
+        killed: replicas that a test has killed or sent away.
         client: has requests in flight on every replica.
         weights: where the parameters of every version are recorded.
     """
 
     client: Client
 
-    def __init__(self, folder: str, model: Path, weights: Path) -> None:
+    def __init__(
+        self, folder: str, model: Path, weights: Path, *, replicas: int = REPLICAS
+    ) -> None:
         self._folder, self._model, self.weights = folder, model, weights
+        self._wanted = replicas
         self._bus_path = f"{folder}/bus"
         self._bus_process: Any = None
         self.replicas: dict[str, Any] = {}
@@ -79,14 +82,14 @@ class Scene:
     async def open(self) -> None:
         """Start a bus, a trainer and replicas."""
         self.start_bus()
-        for _ in range(REPLICAS):
+        for _ in range(self._wanted):
             self.start_replica()
         await self._trainer.open()
 
     async def close(self) -> None:
         """End every process."""
         await self._trainer.close()
-        for process in self._processes:
+        for process in self._living():
             for one in family(process.pid):
                 with suppress(psutil.NoSuchProcess):
                     one.kill()
@@ -104,7 +107,7 @@ class Scene:
         replica_id = f"r{next(self._numbers)}"
         engine = RolloutServerConfig(
             model=str(self._model),
-            replicas=REPLICAS,
+            replicas=self._wanted,
             max_model_len=512,
             max_num_seqs=8,
             kv_cache_gb=0.05,
@@ -123,12 +126,24 @@ class Scene:
         process.kill()
         return below
 
-    def kill_worker(self, replica_id: str) -> None:
-        """kill -9 of the engine process of the second tensor-parallel rank."""
+    def kill_below(self, replica_id: str, title: str) -> None:
+        """kill -9 of the one process below the replica's that has this in its title."""
         below = family(self.replicas[replica_id].pid)
-        (worker,) = (one for one in below if "Worker_TP1" in " ".join(one.cmdline()))
+        (engine,) = (one for one in below if title in " ".join(one.cmdline()))
         self.killed.add(replica_id)
-        worker.kill()
+        engine.kill()
+
+    def send_away(self, replica_id: str) -> None:
+        """Ask the replica to leave the bus and end."""
+        self.killed.add(replica_id)
+        self.replicas[replica_id].terminate()
+
+    def processes(self) -> dict[int, str]:
+        """Process ids of what runs, and what each is."""
+        named = {"bus": self._bus_process}
+        named |= {f"replica {name}": process for name, process in self.replicas.items()}
+        named |= {f"rank {index}": rank.process for index, rank in enumerate(self.ranks.ranks)}
+        return {one.pid: name for name, one in named.items() if one is not None}
 
     def freeze(self, pid: int) -> None:
         """Stop a process and those below it where they are."""
@@ -176,11 +191,11 @@ class Scene:
         await self.until(has_lease, f"a lease of {replica_id}")
         return seen[0]
 
-    async def until_gone(self, replica_id: str) -> None:
+    async def until_gone(self, replica_id: str, *, exitcode: int = 1) -> None:
         """Wait until the replica's process has ended by itself, having left the bus first."""
         process = self.replicas.pop(replica_id)
         await asyncio.to_thread(process.join, READY_S)
-        assert process.exitcode == 1
+        assert process.exitcode == exitcode, f"{replica_id} ended with {process.exitcode}"
         assert all(one.replica_id != replica_id for one in (await self.table()).members)
 
     async def member(self, replica_id: str) -> Member:
@@ -211,13 +226,13 @@ class Scene:
     async def make_whole(self) -> list[str]:
         """Bring everything back that a test took away; the replicas, all up to date."""
         self.ranks.may_start.set()
-        for process in self._processes:
+        for process in self._living():
             self.thaw(process.pid)
         if not self._bus_process.is_alive():
             self.start_bus()
-        while len(self.replicas) < REPLICAS:
+        while len(self.replicas) < self._wanted:
             self.start_replica()
-        while len(self.replicas) > REPLICAS:
+        while len(self.replicas) > self._wanted:
             self.kill_replica(next(iter(self.replicas)))
         replica_ids = list(self.replicas)
         await self.until_served(await self.train(), replica_ids)
@@ -226,8 +241,12 @@ class Scene:
     def _start(self, role: str, *args: Any) -> Any:
         process = FORKS.Process(target=run, args=(role, *args))
         process.start()
-        self._processes.append(process)
+        self._processes = [*self._living(), process]
         return process
+
+    def _living(self) -> list[Any]:
+        """The id of a process that has ended may be somebody else's by now."""
+        return [process for process in self._processes if process.is_alive()]
 
 
 def family(pid: int | None) -> list[psutil.Process]:
@@ -237,6 +256,20 @@ def family(pid: int | None) -> list[psutil.Process]:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
         return []
+
+
+async def until_ended(processes: list[psutil.Process], timeout_s: float) -> None:
+    """Wait until none of them runs; what nobody has reaped yet does not run either."""
+    deadline = time.monotonic() + timeout_s
+    while alive := [one for one in processes if _runs(one)]:
+        assert time.monotonic() < deadline, f"{alive} outlive what started them"
+        await asyncio.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def leased_at(table: MemberTable, replica_id: str, version: int) -> bool:
