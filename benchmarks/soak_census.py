@@ -1,0 +1,174 @@
+"""What every process holds, minute for minute, and whether it grows."""
+
+import asyncio
+import os
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from services.cli.leftovers import descendants
+from tests.chaos.scene import Scene
+
+MIB = 1 << 20
+WARM_S = 45.0
+"""Younger processes still fill caches and are not compared."""
+
+LEAST = 6
+"""Samples without which a process is not compared."""
+
+TOLERANCES = {"rss_mib": (24.0, 0.05), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
+"""How much more, and which share more, a process may hold late than early."""
+
+GRACE_S = 10.0
+MORE_PROCESSES = 0
+SEGMENTS = Path("/dev/shm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One process at one time.
+
+    Attributes:
+        at_s: seconds since the first census.
+        name: what it is.
+        age_s: seconds since the process began.
+    """
+
+    at_s: float
+    name: str
+    pid: int
+    age_s: float
+    rss_mib: float
+    fds: int
+    threads: int
+
+
+class Census:
+    """Counted whenever everything is whole, so that counts can be compared.
+
+    Attributes:
+        samples: of all processes, in order of time.
+        processes: how many there were at each census.
+        forgotten: segments of shared memory that outlived all processes that mapped them.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._began = time.monotonic()
+        self.samples: list[Sample] = []
+        self.processes: list[int] = []
+        self.forgotten: set[str] = set()
+        self._segments: set[str] = set()
+        self._helpers: set[int] = set()  # the server that everything is forked from
+
+    def take(self) -> None:
+        """Count now."""
+        names = self._names()
+        self._helpers |= {pid for pid, name in names.items() if name == "helper"}
+        mapped: set[str] = set()
+        for pid, name in names.items():
+            try:
+                self.samples.append(self._sample(pid, name))
+                mapped |= _segments_of(pid)
+            except (psutil.NoSuchProcess, OSError):
+                continue  # it ended meanwhile
+        self.processes.append(len(names))
+        self._segments |= mapped
+        self.forgotten = {one for one in self._segments - mapped if Path(one).exists()}
+
+    async def left(self) -> list[int]:
+        """Processes that outlive the scene, which is closed by now."""
+        deadline = time.monotonic() + GRACE_S
+        while left := set(descendants(os.getpid())) - self._helpers:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        return sorted(left)
+
+    def growth(self) -> list[dict[str, Any]]:
+        """Early and late means of each process that lived long enough, and what is too much."""
+        rows = []
+        by_process: dict[tuple[str, int], list[Sample]] = defaultdict(list)
+        for sample in self.samples:
+            if sample.age_s >= WARM_S:
+                by_process[sample.name, sample.pid].append(sample)
+        for (name, pid), samples in by_process.items():
+            if len(samples) < LEAST:
+                continue
+            early, late = samples[: len(samples) // 3], samples[-(len(samples) // 3) :]
+            row: dict[str, Any] = {
+                "name": name,
+                "pid": pid,
+                "minutes": (samples[-1].at_s - samples[0].at_s) / 60,
+                "grown": [],
+            }
+            for what, (more, share) in TOLERANCES.items():
+                before, after = _mean(early, what), _mean(late, what)
+                row[what] = [round(before, 1), round(after, 1)]
+                if after > before * (1 + share) + more:
+                    row["grown"].append(what)
+            rows.append(row)
+        return rows
+
+    def problems(self) -> list[str]:
+        """What leaks."""
+        found = [
+            f"leak: {row['name']}: {what} {row[what][0]:g} -> {row[what][1]:g}"
+            for row in self.growth()
+            for what in row["grown"]
+        ]
+        third = max(1, len(self.processes) // 3)
+        early, late = max(self.processes[:third]), min(self.processes[-third:])
+        if late > early + MORE_PROCESSES:
+            found.append(f"leak: {early} processes when whole -> {late}")
+        if self.forgotten:
+            found.append(f"leak: shared memory that nobody maps: {sorted(self.forgotten)}")
+        return found
+
+    def series(self) -> list[dict[str, Any]]:
+        """All samples, short enough to be kept in a file."""
+        rounded = {"at_s": 0, "age_s": 0, "rss_mib": 1}
+        return [
+            {key: round(value, rounded[key]) if key in rounded else value for key, value in row}
+            for row in (asdict(sample).items() for sample in self.samples)
+        ]
+
+    def _names(self) -> dict[int, str]:
+        names = {os.getpid(): "driver", **dict.fromkeys(descendants(os.getpid()), "helper")}
+        for pid, name in self._scene.processes().items():
+            if pid in names:
+                names[pid] = name
+            if name.startswith("replica"):
+                names |= dict.fromkeys(descendants(pid), name.replace("replica", "engine"))
+        return names
+
+    def _sample(self, pid: int, name: str) -> Sample:
+        process = psutil.Process(pid)
+        return Sample(
+            at_s=time.monotonic() - self._began,
+            name=name,
+            pid=pid,
+            age_s=time.time() - process.create_time(),
+            rss_mib=process.memory_info().rss / MIB,
+            fds=process.num_fds(),
+            threads=process.num_threads(),
+        )
+
+
+def _segments_of(pid: int) -> set[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    prefix = f"{SEGMENTS}/"
+    return {
+        line[line.index(prefix) :]
+        for line in lines
+        if prefix in line and not line.endswith("(deleted)")
+    }
+
+
+def _mean(samples: list[Sample], what: str) -> float:
+    return statistics.mean(getattr(sample, what) for sample in samples)
