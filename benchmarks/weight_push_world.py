@@ -23,7 +23,7 @@ from services.protocol.trajectory import PolicySpan, Trajectory
 from services.protocol.weight_bus import ReplicaState
 from services.protocol.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
-from services.trainer.canary import by_sequence, canary_of
+from services.trainer.canary import by_sequence
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
 from services.weight_bus.app import WeightBusKeeper
@@ -110,7 +110,7 @@ class World:
         while members < replicas:
             table = await world.bus.watch(revision, DEADLINE_S)
             revision, members = table.revision, len(table.members)
-        await world.ours()
+        await world._first()
         return world
 
     async def close(self) -> None:
@@ -192,12 +192,36 @@ class World:
         async with asyncio.timeout(DEADLINE_S):
             return await self._follow(manifest.version)
 
+    async def prove(self) -> float:
+        """Score the canary of the newest version, as the trainer does when it is delivered.
+
+        Returns:
+            Seconds of the forward passes on the ranks.
+        """
+        sequences = [list(one) for one in self.group.model.canary]
+        if not sequences:
+            return 0.0
+        began = time.monotonic()
+        scored = by_sequence(await self.call("logprobs", sequences))
+        seconds = time.monotonic() - began
+        await self.bus.publish_canary(self.version, tuple(map(tuple, scored)))
+        return seconds
+
+    async def _first(self) -> None:
+        """Replicas without weights get them, and a lease once the canary is scored."""
+        self.version = 0
+        await self.bus.publish(self._manifest(0, await self.call("snapshot", 0)))
+        await self.prove()
+        async with asyncio.timeout(DEADLINE_S):
+            await self._follow(0)
+
     async def _publish(self, version: int) -> Push:
         self.version = version
         started = time.monotonic()
         snapshots = await self.call("snapshot", version)
         taken = time.monotonic()
         staged, committed = await self.deliver(self._manifest(version, snapshots))
+        await self.prove()
         return Push(
             started=started, ended=committed, snapshot=taken - started, staged=staged - taken
         )
@@ -227,7 +251,7 @@ class World:
             tensors=model.tensors,
             buckets=model.buckets,
             digests=tuple(snapshot.digests for snapshot in snapshots),
-            canary=canary_of(model.canary, [snapshot.canary for snapshot in snapshots]),
+            canary=model.canary,
         )
 
 
