@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from services.protocol.errors import NotReady
 from services.protocol.reward_service import Score, ScoreJob
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import (
     BUS_ACTOR,
     NAMESPACE,
@@ -147,6 +148,10 @@ class BusPeer:
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""
         return await self._call("watch", revision, wait_s, extra_s=wait_s)
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._call("versions")
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""

@@ -16,6 +16,7 @@ from services.cli.run_listing import show_run, show_runs
 from services.cli.run_summary import near, show_how_to_go_on, show_summary
 from services.cli.runs_client import URL, RunsClient
 from services.cli.served import Served
+from services.cli.version_listing import show_versions
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
 
@@ -106,6 +107,16 @@ def _ending(status: RunStatus) -> str:
     return f"{status.run_id}: {status.state} after {status.step} train steps"
 
 
+def versions_command(arguments: argparse.Namespace, console: Console) -> int:
+    """`millrace versions`: what became of the newest weight versions."""
+    # Ray takes seconds to import; only commands that join the cluster need it.
+    from services.cli.bus_client import BusClient
+
+    with BusClient(arguments.address) as client:
+        show_versions(client.versions(), console)
+    return 0
+
+
 def chat_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace chat`: talk to the served model."""
     options = ChatOptions(
@@ -151,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     served.add_argument("--url", default=URL, help=f"where the router answers ({URL})")
     _add_service_commands(commands, served)
     _add_run_commands(commands, served)
+    _add_bus_commands(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")
@@ -175,6 +187,15 @@ def _add_service_commands(commands: Any, served: argparse.ArgumentParser) -> Non
     talk.add_argument("--temperature", type=float, help="0 for the likeliest answer")
     talk.add_argument("--max-tokens", type=int, help="longest answer (what fits)")
     talk.set_defaults(command=chat_command)
+
+
+def _add_bus_commands(commands: Any) -> None:
+    joining = argparse.ArgumentParser(add_help=False)
+    joining.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
+    versions = commands.add_parser(
+        "versions", parents=[joining], help="show what became of the newest weight versions"
+    )
+    versions.set_defaults(command=versions_command)
 
 
 def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from rich.console import Console
 
+from services.cli.rows import show_rows
 from services.cli.run_view import failures_text, ledger_text
 from services.protocol.orchestrator import RunStatus
 
@@ -9,16 +10,12 @@ _COLUMNS = ("run", "state", "step", "reward", "held-out", "seconds")
 
 
 def show_runs(runs: list[RunStatus], console: Console) -> None:
-    """Print a line per run. Lines are as long as their ids ask for, however narrow the
-    terminal: an id that is broken in two cannot be copied."""
+    """Print a line per run."""
     if not runs:
         console.print("No runs yet.")
         return
     rows = [_COLUMNS, *(_row(run) for run in runs)]
-    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        console.print("  ".join(cells).rstrip(), markup=False, highlight=False, soft_wrap=True)
+    show_rows(rows, console)
 
 
 def _row(run: RunStatus) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 BUS_ACTOR = "weight_bus"
@@ -292,6 +293,12 @@ class WeightBus(Protocol):
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """What became of the newest versions, oldest first; a bounded number.
+
+        A restarted bus begins with what its members tell again.
+        """
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """Lease only replicas at most `max_lag` versions behind the newest; None: any."""

@@ -2,6 +2,7 @@
 
 import ray
 
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.bus import Bus
@@ -54,6 +55,10 @@ class WeightBusActor:
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""
         return await self._bus.watch(revision, wait_s)
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._bus.versions()
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import (
     MemberTable,
     Order,
@@ -32,6 +33,7 @@ from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.replicas import Replicas
 from services.weight_bus.surroundings import Surroundings
 from services.weight_bus.trainer_groups import TrainerGroups
+from services.weight_bus.version_ledger import VersionLedger
 
 _TICK_S = 0.25
 
@@ -47,6 +49,7 @@ class Bus:
         *,
         store: Callable[[], Awaitable[tuple[str, int]]],
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._clock = clock
@@ -54,6 +57,7 @@ class Bus:
         self._canaries = Canaries()
         self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
+        self._ledger = VersionLedger(config.ledger_versions, wall=wall)
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
         self._manifest: tuple[WeightManifest, float] | None = None
@@ -66,6 +70,7 @@ class Bus:
             barrier=Barrier(self._replicas, self._changes),
             replicas=self._replicas,
             trainers=self._trainers,
+            ledger=self._ledger,
             changes=self._changes,
             canaries=self._canaries,
             newest=lambda: self._manifest,
@@ -79,6 +84,8 @@ class Bus:
         """See `services.protocol.weight_bus.WeightBus`."""
         self._replicas.enter(hello)
         copy = hello.copy
+        if hello.committed_version is not None:
+            self._ledger.told(hello.replica_id, hello.committed_version, copy)
         if copy and self._manifest is None and copy.version == self._replicas.newest_version:
             # After a restart: what replicas hold, they can give to others without a trainer.
             self._manifest = (copy, self._clock())
@@ -147,6 +154,7 @@ class Bus:
             )
         self._manifest = (manifest, self._clock())
         self._replicas.raise_newest(manifest.version)
+        self._ledger.published(manifest)
         log.info("published", version=manifest.version, bytes=manifest.total_bytes)
         self._update()
 
@@ -165,6 +173,10 @@ class Bus:
         """
         await self._changes.until(lambda: self._look().revision != revision, timeout_s=wait_s)
         return self._look()
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """See `services.protocol.weight_bus.WeightBus` and `VersionLedger`."""
+        return self._ledger.records()
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`.

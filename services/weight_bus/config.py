@@ -31,6 +31,7 @@ class WeightBusConfig(StrictModel):
         retry_s: pause before the first retry of a failed update; doubles up to
             `retry_max_s`.
         retry_max_s: longest pause between retries.
+        ledger_versions: versions that the bus remembers the fate of.
         num_cpus: CPUs that Ray reserves for the deployment that keeps the actor alive.
     """
 
@@ -47,6 +48,7 @@ class WeightBusConfig(StrictModel):
     canary_max_gap: float = Field(default=0.5, gt=0)
     retry_s: float = Field(default=0.2, gt=0)
     retry_max_s: float = Field(default=5.0, gt=0)
+    ledger_versions: int = Field(default=256, ge=1)
     num_cpus: float = Field(default=0.1, ge=0)
 
     @model_validator(mode="after")

@@ -51,7 +51,8 @@ class Delivery:
                 # Edge of the loop: one that ended would leave the replica behind for good.
                 except Exception as error:
                     log.exception("delivery failed", replica=self._replica_id)
-                    self._give_up(UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}"))
+                    failed = UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}")
+                    self._give_up(failed, version=None)
                     await asyncio.sleep(self._around.config.retry_max_s)
         finally:
             self._drop_links()
@@ -63,7 +64,7 @@ class Delivery:
             await self._update(manifest, published_at)
             self._failures = 0
         except UpdateFailed as failed:
-            self._give_up(failed)
+            self._give_up(failed, manifest.version)
             await self._back_off(manifest.version)
 
     def take(self, report: Report) -> bool:
@@ -115,6 +116,7 @@ class Delivery:
         if manifest.canary and not self._in_service():
             await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest)
+        self._around.ledger.committed(self._replica_id, manifest.version)
         # One in service is judged whenever its answer comes: it may be full of requests.
         self._judge_in_service()
         tags = {"replica": self._replica_id}
@@ -195,6 +197,7 @@ class Delivery:
         problem = self._judge(proof)
         if problem is None:
             return
+        self._around.ledger.failed(self._replica_id, proof.version, f"{Phase.CANARY}: {problem}")
         self._failures += 1  # what comes next is sent whole, not as changes
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
         log.warning("canary died", replica=self._replica_id, why=problem)
@@ -225,7 +228,7 @@ class Delivery:
         own_s = replica.hello.commit_timeout_s if replica is not None else 0.0
         return own_s + self._around.config.commit_margin_s
 
-    def _give_up(self, failed: UpdateFailed) -> None:
+    def _give_up(self, failed: UpdateFailed, version: int | None) -> None:
         """A failed stage leaves the old version served; silence or a failed commit does not.
 
         Nor does failing again and again: those who wait for every replica in service to be
@@ -241,6 +244,8 @@ class Delivery:
             in_a_row=self._failures,
         )
         self._drop_links()
+        if version is not None:
+            self._around.ledger.failed(self._replica_id, version, str(failed))
         # A replica without a lease gets it back by a commit only.
         live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
         state = ReplicaState.LIVE if live and self._failures < _STRIKES else CATCHING_UP

@@ -11,6 +11,7 @@ from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.replicas import Replicas
 from services.weight_bus.trainer_groups import TrainerGroups
+from services.weight_bus.version_ledger import VersionLedger
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,8 @@ class Surroundings:
         replicas: where the replica's state is kept.
         trainers: who sends.
         canaries: what the trainer answered to the canary.
-        changes: announces every change of the four above and of `newest`.
+        ledger: where outcomes are written down.
+        changes: announces every change of the first four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
         newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.
@@ -36,6 +38,7 @@ class Surroundings:
     replicas: Replicas
     trainers: TrainerGroups
     canaries: Canaries
+    ledger: VersionLedger
     changes: Changes
     clock: Callable[[], float]
     newest: Callable[[], tuple[WeightManifest, float] | None]

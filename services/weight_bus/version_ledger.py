@@ -1,0 +1,109 @@
+"""The account of every version: what it is, who committed it, who failed and why."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.protocol.version_ledger import VersionOutcome, VersionRecord, digest_of
+from services.protocol.weights import WeightManifest
+
+_OUTCOMES = 64
+"""Outcomes kept of each version; replicas that restart for ever have ever new names."""
+
+
+@dataclass
+class _Entry:
+    base: int | None
+    manifest: WeightManifest | None = None
+    published_at: float | None = None
+    commits: int = 0
+    failures: int = 0
+    outcomes: deque[VersionOutcome] = field(default_factory=lambda: deque(maxlen=_OUTCOMES))
+
+
+class VersionLedger:
+    """The newest versions, a bounded number of them.
+
+    It lives in memory. A restarted bus begins with what its members tell again: the
+    versions that replicas serve, and the newest one when the trainer publishes it again;
+    times of publishing and failures from before are gone, and a commit from before counts
+    when its replica registers.
+
+    Args:
+        keep: versions to remember.
+        wall: seconds since 1970.
+    """
+
+    def __init__(self, keep: int, *, wall: Callable[[], float]) -> None:
+        self._keep, self._wall = keep, wall
+        self._entries: dict[int, _Entry] = {}
+
+    def published(self, manifest: WeightManifest) -> None:
+        """A trainer published a version; also one that replicas were known to serve."""
+        entry = self._entry(manifest.version)
+        if entry is not None:
+            entry.manifest, entry.published_at = manifest, self._wall()
+
+    def told(self, replica_id: str, version: int, copy: WeightManifest | None) -> None:
+        """A replica that registers serves a version; counted once for each replica."""
+        entry = self._entry(version)
+        if entry is None:
+            return
+        if copy is not None and copy.version == version and entry.manifest is None:
+            entry.manifest = copy
+        if not _has_committed(entry, replica_id):
+            self._add(entry, replica_id, None)
+
+    def committed(self, replica_id: str, version: int) -> None:
+        """A replica serves the version from now on."""
+        entry = self._entry(version)
+        if entry is not None:
+            self._add(entry, replica_id, None)
+
+    def failed(self, replica_id: str, version: int, error: str) -> None:
+        """An attempt to bring the version to a replica failed."""
+        entry = self._entry(version)
+        if entry is not None:
+            self._add(entry, replica_id, error)
+
+    def records(self) -> tuple[VersionRecord, ...]:
+        """All that is remembered, oldest version first."""
+        return tuple(_record(version, entry) for version, entry in sorted(self._entries.items()))
+
+    def _add(self, entry: _Entry, replica_id: str, error: str | None) -> None:
+        if error is not None:
+            entry.failures += 1
+        elif not _has_committed(entry, replica_id):
+            entry.commits += 1
+        entry.outcomes.append(VersionOutcome(replica_id=replica_id, at=self._wall(), error=error))
+
+    def _entry(self, version: int) -> _Entry | None:
+        """The version's entry; None where it is older than everything that is kept."""
+        known = self._entries.get(version)
+        if known is not None:
+            return known
+        if len(self._entries) >= self._keep and version < min(self._entries):
+            return None
+        base = max((one for one in self._entries if one < version), default=None)
+        entry = self._entries[version] = _Entry(base=base)
+        if len(self._entries) > self._keep:
+            del self._entries[min(self._entries)]
+        return entry
+
+
+def _has_committed(entry: _Entry, replica_id: str) -> bool:
+    return any(one.replica_id == replica_id and one.error is None for one in entry.outcomes)
+
+
+def _record(version: int, entry: _Entry) -> VersionRecord:
+    manifest = entry.manifest
+    return VersionRecord(
+        version=version,
+        train_step=manifest.train_step if manifest is not None else None,
+        digest=digest_of(manifest) if manifest is not None else "",
+        base=entry.base,
+        published_at=entry.published_at,
+        commits=entry.commits,
+        failures=entry.failures,
+        outcomes=tuple(entry.outcomes),
+    )

@@ -1,0 +1,58 @@
+"""A private Ray with a weight bus and one scripted replica, in a process of its own.
+
+Prints the cluster's address when the replica has weights; ends when its input does.
+"""
+
+import asyncio
+import os
+import sys
+
+import ray
+
+from services.cli.private_cluster import PrivateCluster
+from services.peers import BusPeer
+from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
+from services.protocol.weights import WeightManifest
+from services.weight_bus.actor import WeightBusActor
+from services.weight_bus.config import WeightBusConfig
+
+
+def hello() -> ReplicaHello:
+    return ReplicaHello(
+        replica_id="r1",
+        address="http://127.0.0.1:1",
+        tensor_parallel_size=1,
+        committed_version=4,
+        model="policy",
+        max_model_len=16,
+        pid=os.getpid(),
+        commit_timeout_s=1.0,
+    )
+
+
+async def play() -> None:
+    bus = BusPeer()
+    await bus.register_replica(hello())
+    digests = (("00",),)
+    await bus.publish(
+        WeightManifest(version=5, train_step=9, tensors=(), buckets=(), digests=digests)
+    )
+    print(ray.get_runtime_context().gcs_address, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+def main(auth_mode: str) -> None:
+    with PrivateCluster(num_cpus=1) as cluster:
+        os.environ["RAY_AUTH_MODE"] = auth_mode  # which Ray has read before
+        cluster.start()
+        bus = (
+            ray.remote(WeightBusActor)
+            .options(name=BUS_ACTOR, namespace=NAMESPACE, num_cpus=0, max_concurrency=100)
+            .remote(WeightBusConfig())
+        )
+        asyncio.run(play())
+        del bus  # without a handle Ray would end it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""`millrace versions`, and how commands join a cluster."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.cli.main import main
+from services.cli.version_listing import show_versions
+from services.protocol.version_ledger import VersionOutcome, VersionRecord
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "0123456789abcdef0123456789abcdef"
+START_S, COMMAND_S = 120.0, 90.0
+
+
+def environment(auth_mode: str, token: str = TOKEN) -> dict[str, str]:
+    changes = {
+        "RAY_AUTH_MODE": auth_mode,
+        "RAY_AUTH_TOKEN": token,
+        "RAY_raylet_start_wait_time_s": f"{START_S:g}",
+        "PYTHONPATH": str(ROOT),
+    }
+    return os.environ | changes
+
+
+@contextmanager
+def cluster(auth_mode: str) -> Iterator[str]:
+    """A bus on a Ray of its own; yields the address."""
+    script = str(Path(__file__).with_name("bus_cluster.py"))
+    process = subprocess.Popen(
+        [sys.executable, script, auth_mode],
+        env=environment(auth_mode),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().strip()
+    finally:
+        process.communicate(timeout=START_S)
+
+
+def millrace(*arguments: str, auth_mode: str, token: str = TOKEN) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "services.cli.main", *arguments]
+    return subprocess.run(
+        command,
+        env=environment(auth_mode, token),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+    )
+
+
+def test_versions_are_shown_and_only_to_who_may_join_the_cluster() -> None:
+    with cluster("token") as address:
+        shown = millrace("versions", "--address", address, auth_mode="token")
+        assert shown.returncode == 0, shown.stderr
+        heading, first, second = shown.stdout.splitlines()
+        assert heading.split()[:3] == ["version", "step", "base"]
+        assert first.split()[:5] == ["4", "-", "-", "-", "1"]
+        assert second.split()[:3] == ["5", "9", "4"]
+        for mode, token in (("disabled", ""), ("token", TOKEN[::-1])):
+            refused = millrace("versions", "--address", address, auth_mode=mode, token=token)
+            assert refused.returncode in (1, 2), refused.stdout
+            assert "version  step" not in refused.stdout
+            assert refused.stderr.splitlines()[-1].startswith("error: "), refused.stderr
+
+
+def test_an_address_where_nothing_listens_is_one_clear_line(
+    capsys: pytest.CaptureFixture[str], closed_url: str
+) -> None:
+    address = closed_url.removeprefix("http://")
+    assert main(["versions", "--address", address]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --address: {address!r} -> Nothing answers there")
+    assert main(["versions", "--address", "nonsense"]) == 2
+
+
+def test_the_newest_failure_of_a_version_is_shown_below_the_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcomes = tuple(
+        VersionOutcome(replica_id="r1", at=1e9 + at, error=error)
+        for at, error in ((0, "stage: [digest] of bucket 0"), (1, "commit: late"), (2, None))
+    )
+    record = VersionRecord(
+        version=3,
+        train_step=3,
+        digest="a" * 64,
+        base=2,
+        published_at=1e9,
+        commits=1,
+        failures=2,
+        outcomes=outcomes,
+    )
+    show_versions([record], Console())
+    _, row, failure = capsys.readouterr().out.splitlines()
+    assert row.split()[-2:] == ["2", "a" * 12]
+    assert failure.split(maxsplit=2)[2] == "r1: commit: late"
+    show_versions([], Console())
+    assert capsys.readouterr().out == "No versions yet.\n"
