@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from services.observability.log import Log
 from services.protocol.weight_bus import SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
+from services.rollout_server.engine_pause import PausableEngine, pause
 
 _POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
@@ -17,11 +18,8 @@ _COMMIT_STEPS = 3  # pause, load, resume
 log = Log("rollout_server")
 
 
-class Engine(Protocol):
+class Engine(PausableEngine, Protocol):
     """What is used of vLLM's `AsyncLLM`."""
-
-    async def pause_generation(self, *, mode: Any, clear_cache: bool) -> None:
-        """Stop stepping; requests stay."""
 
     async def resume_generation(self) -> None:
         """Step again."""
@@ -77,6 +75,7 @@ class EngineLoader:
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
         self._staged: WeightManifest | None = None
+        self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
         self.torn = False
 
@@ -107,7 +106,9 @@ class EngineLoader:
             "keep_copy": self._keep_copy,
         }
         self._staged = None
-        await self._rpc("drop_stage")
+        if self._update_open:
+            await self._rpc("drop_stage")
+        self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
             await self._engine.start_weight_update()
         async with asyncio.timeout(_RPC_TIMEOUT_S):
@@ -143,9 +144,7 @@ class EngineLoader:
             raise NothingStaged(f"version {version} is not staged")
         started = time.monotonic()
         try:
-            await self._step(
-                self._engine.pause_generation(mode=self._mode, clear_cache=self._clear_cache)
-            )
+            await self._step(pause(self._engine, mode=self._mode, clear_cache=self._clear_cache))
             before, self.committed = self.committed, None
             # Until the workers say otherwise: a cancelled or late load may have begun.
             was_torn, self.torn = self.torn, True
@@ -156,6 +155,7 @@ class EngineLoader:
                 self.committed = None if self.torn else before
                 raise
             self.torn, self.committed, self._staged = False, staged, None
+            self._update_open = False
         finally:
             if not self.torn:
                 await self._step(self._engine.resume_generation())

@@ -19,8 +19,12 @@ class ScriptedEngine:
         self.finish_error: Exception | None = None
         self.hang = False
         self.torn = False
+        self.renderer = self.engine_core = self
 
-    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+    async def clear_mm_cache_async(self) -> None:
+        pass
+
+    async def pause_scheduler_async(self, *, mode: str, clear_cache: bool) -> None:
         self.calls.append(("pause", mode, clear_cache))
 
     async def resume_generation(self) -> None:

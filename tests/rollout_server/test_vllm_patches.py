@@ -7,6 +7,7 @@ import pytest
 import torch
 from vllm.outputs import CompletionOutput
 from vllm.utils import system_utils
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
@@ -51,6 +52,17 @@ def test_what_the_other_patches_replace_still_exists() -> None:
     assert list(inspect.signature(system_utils._maybe_force_spawn).parameters) == []
     assert "generators" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
     assert "_init_executor" in vars(UniProcExecutor)
+
+
+def test_vllm_pauses_with_the_same_two_calls_and_a_wait_that_it_says_nobody_needs() -> None:
+    source = inspect.getsource(AsyncLLM.pause_generation)
+    body = source.rpartition('"""')[2]
+    assert [line.strip() for line in body.splitlines() if "await" in line] == [
+        "await self.renderer.clear_mm_cache_async()",
+        "await self.engine_core.pause_scheduler_async(mode=mode, clear_cache=clear_cache)",
+        "await asyncio.sleep(0.02)",
+    ]
+    assert "not required for correctness" in body
 
 
 def test_the_head_sizes_are_those_of_vllms_cpu_attention() -> None:
