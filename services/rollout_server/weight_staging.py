@@ -9,7 +9,7 @@ import torch
 
 from services.protocol.weight_bus import Link
 from services.protocol.weights import TensorSpec, WeightManifest
-from services.transport.bucket import Encoded, Kind, decode, digest, whole
+from services.transport.bucket import Encoded, Kind, apply_changes, digest, whole
 from services.transport.gloo import GlooLink
 
 OpenLink = Callable[[Link], GlooLink]
@@ -117,9 +117,8 @@ class StagedVersion:
         )
         payload = encoded.payload
         if encoded.kind is not Kind.FULL:
-            payload = decode(
-                encoded, self._old_bytes(encoded, rank, bucket), self._itemsize(bucket)
-            )
+            payload = self._old_bytes(encoded, rank, bucket)
+            apply_changes(encoded, payload, self._itemsize(bucket))
         if digest(payload) != self.manifest.digests[rank][bucket]:
             raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         self._place(payload, rank, bucket)

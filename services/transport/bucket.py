@@ -35,9 +35,9 @@ class Encoded:
 
     Attributes:
         kind: see `Kind`.
-        base: version that the receiver must hold to decode it; `NO_BASE` for `FULL`.
+        base: version that the receiver must hold to apply it; `NO_BASE` for `FULL`.
         payload: uint8. For a delta int32 element indexes and then the elements' values
-            (not differences: decoding twice does no harm).
+            (not differences: applying them twice does no harm).
     """
 
     kind: Kind
@@ -90,26 +90,24 @@ def encode(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded:
     return Encoded(kind=Kind.DELTA, base=base, payload=payload)
 
 
-def decode(encoded: Encoded, old: Tensor, itemsize: int) -> Tensor:
-    """The bucket's bytes, from its bytes in the base version, which stay as they are.
+def apply_changes(encoded: Encoded, bucket: Tensor, itemsize: int) -> None:
+    """Turn a bucket's bytes of the base version into those of the new one, in place.
 
     Raises:
-        ValueError: the payload is not what `encode` makes.
+        ValueError: the payload is not what `encode` makes; the bucket is as it was.
     """
     if encoded.kind is Kind.SAME:
-        return old
+        return
     count, rest = divmod(encoded.payload.numel(), _INDEX_BYTES + itemsize)
     if rest:
         raise ValueError(f"a delta of {encoded.payload.numel()} bytes ends inside an element")
     split = count * _INDEX_BYTES
     index = encoded.payload[:split].view(torch.int32).long()
-    new = old.clone()
-    elements = new.view(_unit(itemsize))
+    elements = bucket.view(_unit(itemsize))
     if count and not 0 <= int(index.min()) <= int(index.max()) < elements.numel():
         raise ValueError("a delta points outside its bucket")
     # A copy of its own: values start where their type may not be aligned.
     elements[index] = encoded.payload[split:].clone().view(_unit(itemsize))
-    return new
 
 
 def _unit(itemsize: int) -> torch.dtype:

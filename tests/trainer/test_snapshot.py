@@ -3,7 +3,7 @@
 import torch
 
 from services.trainer.snapshot import Snapshot, SnapshotShelf
-from services.transport.bucket import Kind, decode
+from services.transport.bucket import Kind, apply_changes
 
 
 def make_snapshot(version: int, *values: list[float]) -> Snapshot:
@@ -35,8 +35,9 @@ def test_a_receiver_that_holds_a_version_of_the_shelf_gets_what_changed() -> Non
     changed, same = source.encoded(0, 1), source.encoded(1, 1)
     assert (changed.kind, changed.base, changed.payload.numel()) == (Kind.DELTA, 1, 8)
     assert (same.kind, same.payload.numel()) == (Kind.SAME, 0)
-    decoded = decode(changed, torch.tensor(old).view(torch.uint8), 4)
-    assert decoded.view(torch.float32).tolist() == new
+    bucket = torch.tensor(old).view(torch.uint8)
+    apply_changes(changed, bucket, 4)
+    assert bucket.view(torch.float32).tolist() == new
     assert source.encoded(0, 1) is changed, "found again for every link"
 
 
