@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -35,6 +36,10 @@ from soak_load import EXACT, Findings, Load
 from services.cli.leftovers import adopt_orphans, end_descendants
 from tests.chaos.answers import Judge
 from tests.chaos.opening import make_model, opened
+
+PRIMITIVES = 64
+"""Compiled kernels that oneDNN keeps in an engine. Prompts of any length are computed anew at
+each commit, and its default of 1024 takes half an hour and 200 MiB to fill: like a leak."""
 
 BASELINE = Path(__file__).parent / "baselines" / "soak.json"
 
@@ -60,6 +65,7 @@ def main() -> None:
     _log_to(log)
     console.print(f"logs: {log}")
     torch.set_num_threads(1)
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(PRIMITIVES)
     adopt_orphans()
     try:
         result = asyncio.run(soak(options, console))
@@ -99,7 +105,9 @@ async def soak(options: argparse.Namespace, console: Console) -> dict[str, Any]:
                     await load.finish()
                     pushing.cancel()
                     watching.cancel()
-            except* (AssertionError, TimeoutError, OSError, RuntimeError) as failed:
+            # Edge of the soak: whatever ended it is a finding, and what is known is shown.
+            except* Exception as failed:  # noqa: BLE001
+                traceback.print_exception(failed)
                 for error in failed.exceptions:
                     findings.wrong("stopped", f"{type(error).__name__}: {error}")
             finally:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import aiohttp
 
 from services.protocol.weight_bus import Member
+from services.router.errors import UpstreamBroken
 from services.router.journal import ChoiceJournal
 
 PROMPT = [40, 50, 60, 70, 80]
@@ -24,7 +25,7 @@ async def stream(
     Raises:
         AssertionError: the replica refused, or ended the answer early.
         aiohttp.ClientError: the connection broke.
-        UpstreamBroken: a token without label or logprob, or an aborted answer.
+        UpstreamBroken: an error in place of tokens, a token without label or logprob.
     """
     sampling = {"max_tokens": TOKENS, "temperature": 1.0, "logprobs": 0, "ignore_eos": True}
     body = {
@@ -38,7 +39,10 @@ async def stream(
         assert response.status == 200, await response.text()
         async for line in response.content:
             if line.startswith(b"data: {"):
-                for choice in json.loads(line.removeprefix(b"data: "))["choices"]:
+                chunk = json.loads(line.removeprefix(b"data: "))
+                if "choices" not in chunk:
+                    raise UpstreamBroken("error", str(chunk))
+                for choice in chunk["choices"]:
                     journal.take(choice)
                 on_chunk()
     assert journal.finish_reason == "length", f"ended early: {journal.finish_reason}"

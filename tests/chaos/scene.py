@@ -110,7 +110,7 @@ class Scene:
             replicas=self._wanted,
             max_model_len=512,
             max_num_seqs=8,
-            kv_cache_gb=0.05,
+            kv_cache_gb=0.01,
             keep_copy=True,
             **config,
         )
