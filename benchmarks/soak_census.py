@@ -21,7 +21,7 @@ WARM_S = 45.0
 LEAST = 6
 """Samples without which a process is not compared."""
 
-TOLERANCES = {"rss_mib": (24.0, 0.05), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
+TOLERANCES = {"rss_mib": (24.0, 0.0), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
 """How much more, and which share more, a process may hold late than early."""
 
 GRACE_S = 10.0
@@ -69,7 +69,8 @@ class Census:
     def take(self) -> None:
         """Count now."""
         names = self._names()
-        self._helpers |= {pid for pid, name in names.items() if name == "helper"}
+        if not self.processes:
+            self._helpers = {pid for pid, name in names.items() if name == "helper"}
         mapped: set[str] = set()
         for pid, name in names.items():
             try:
