@@ -15,7 +15,7 @@ from services.cli.leftovers import descendants
 from tests.chaos.scene import Scene
 
 MIB = 1 << 20
-WARM_S = 45.0
+WARM_S = 90.0
 """Younger processes still fill caches and are not compared."""
 
 LEAST = 6
