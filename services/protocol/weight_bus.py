@@ -47,6 +47,7 @@ class ReplicaHello:
         keeps_copy: it keeps the bytes of what it serves in host memory: the base of changes,
             and what a late joiner can be given.
         copy: manifest of that copy, None while there is none.
+        memory_domain: see `TrainerHello`; of all its engine workers.
     """
 
     replica_id: str
@@ -59,6 +60,7 @@ class ReplicaHello:
     commit_timeout_s: float
     keeps_copy: bool = False
     copy: WeightManifest | None = None
+    memory_domain: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +73,22 @@ class TrainerHello:
             ranks of a newer one have registered.
         rank: 0-based.
         world_size: ranks in the group.
+        memory_domain: processes with the same name here can read each other's memory; empty:
+            nobody can.
     """
 
     member_id: str
     group: str
     rank: int
     world_size: int
+    memory_domain: str = ""
+
+
+class Transport(StrEnum):
+    """How the bytes of a bucket reach a replica."""
+
+    GLOO = "gloo"
+    SHARED_MEMORY = "shared_memory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +104,7 @@ class Link:
         prefix: unique per epoch; never used twice.
         world_size: 1 + tensor_parallel_size.
         timeout_s: deadline of every operation on the link, seconds.
+        transport: how bytes pass.
     """
 
     replica_id: str
@@ -101,6 +114,7 @@ class Link:
     prefix: str
     world_size: int
     timeout_s: float
+    transport: Transport = Transport.GLOO
 
 
 @dataclass(frozen=True, kw_only=True)

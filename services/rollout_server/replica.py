@@ -20,6 +20,7 @@ from services.rollout_server.engine_fork import fork_engine_processes
 from services.rollout_server.engine_loader import EngineLoader
 from services.rollout_server.http_server import HttpServer
 from services.rollout_server.version_spans import put_spans_on_every_output
+from services.transport.shared_memory import memory_domain
 
 _WATCH_S = 0.1
 _END_TIMEOUT_S = 10.0
@@ -164,4 +165,5 @@ class RolloutReplica:
             commit_timeout_s=self._longest_commit_s,
             keeps_copy=self._config.keep_copy,
             copy=copy,
+            memory_domain=memory_domain(),
         )

@@ -119,18 +119,23 @@ class StagedVersion:
         if encoded.kind is not Kind.FULL:
             payload = self._old_bytes(encoded, rank, bucket)
             apply_changes(encoded, payload, self._itemsize(bucket))
-        if digest(payload) != self.manifest.digests[rank][bucket]:
-            raise ValueError(f"digest of bucket {bucket} is not the manifest's")
         self._place(payload, rank, bucket)
+        link.release()
+        # Of what was copied, not of what was received: a sender's memory may change meanwhile.
+        if digest(self._shards(rank, bucket)) != self.manifest.digests[rank][bucket]:
+            raise ValueError(f"digest of bucket {bucket} is not the manifest's")
 
     def shard_bytes(self, rank: int, bucket: int) -> torch.Tensor:
         """What trainer rank `rank` sends of a bucket: uint8, fresh."""
-        pieces = [torch.empty(0, dtype=torch.uint8)]
+        return torch.cat([torch.empty(0, dtype=torch.uint8), *self._shards(rank, bucket)])
+
+    def _shards(self, rank: int, bucket: int) -> Iterator[torch.Tensor]:
+        """Where the bytes of trainer rank `rank` belong, uint8, in the order of the wire."""
         for index in range(*self.manifest.buckets[bucket]):
             first = self._offsets[index][rank]
             numel = self.manifest.tensors[index].shard_numels[rank]
-            pieces.append(self._tensors[index][first : first + numel].view(torch.uint8))
-        return torch.cat(pieces)
+            # Bytes to bytes: a shard may start at an offset that its type is not aligned to.
+            yield self._tensors[index][first : first + numel].view(torch.uint8)
 
     def _old_bytes(self, encoded: Encoded, rank: int, bucket: int) -> torch.Tensor:
         base = self._base
@@ -144,15 +149,9 @@ class StagedVersion:
 
     def _place(self, payload: torch.Tensor, rank: int, bucket: int) -> None:
         at = 0
-        for index in range(*self.manifest.buckets[bucket]):
-            tensor, spec = self._tensors[index], self.manifest.tensors[index]
-            numel = spec.shard_numels[rank]
-            nbytes = numel * spec.dtype.itemsize
-            first = self._offsets[index][rank]
-            # Bytes to bytes: a shard may start at an offset that its type is not aligned to.
-            target = tensor[first : first + numel].view(torch.uint8)
-            target.copy_(payload[at : at + nbytes])
-            at += nbytes
+        for target in self._shards(rank, bucket):
+            target.copy_(payload[at : at + len(target)])
+            at += len(target)
 
 
 class CopySource:

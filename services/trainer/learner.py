@@ -32,6 +32,7 @@ from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, Ran
 from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
 from services.trainer.step import TrainStep
 from services.trainer.wire_layout import WireLayout
+from services.transport.shared_memory import BufferPool
 
 BETAS = (0.9, 0.95)
 
@@ -71,6 +72,7 @@ class Learner:
 
     def __init__(self, config: TrainerConfig) -> None:
         self.shelf = SnapshotShelf()
+        self._pool = BufferPool()
         self._config = config
         self._device = torch.device(config.device)
         self._mesh = init_device_mesh(config.device, (dist.get_world_size(),))
@@ -99,7 +101,7 @@ class Learner:
         self._policy.reshard_all()
         parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
         dtype = getattr(torch, self._dtype.value)
-        taken = take_snapshot(version, parameters, self._layout.parameters, dtype)
+        taken = take_snapshot(version, parameters, self._layout.parameters, dtype, self._pool)
         self.shelf.put(taken)
         return RankSnapshot(digests=taken.digests)
 

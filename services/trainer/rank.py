@@ -56,12 +56,14 @@ class TrainerRank:
         """
         self._learner = await self._in_torch(partial(self._load, *place))
         from services.trainer.bus_member import BusMember  # imports torch
+        from services.transport.shared_memory import memory_domain
 
         hello = TrainerHello(
             member_id=f"trainer/{self._group}/{self._rank}",
             group=self._group,
             rank=self._rank,
             world_size=self._config.world_size,
+            memory_domain=memory_domain(),
         )
         member = BusMember(hello, BusPeer(), self._learner.shelf, self._address)
         self._member = asyncio.create_task(member.run())

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,7 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.checkpoint_names import CheckpointNames, Part
-from services.transport.bucket import Encoded, digest, encode, whole
+from services.transport.bucket import Encoded, changes, digest, whole
+from services.transport.shared_memory import BufferPool, Place
 
 SNAPSHOTS_KEPT = 2
 """Versions a rank can still send: the newest, and the one that late links may be sending."""
@@ -24,15 +26,22 @@ class Snapshot:
 
     Attributes:
         version: policy version.
-        buckets: uint8 host tensors, never written again; a bucket may be empty.
+        buckets: uint8 host tensors, not written again while the snapshot is held; a bucket
+            may be empty.
+        places: where other processes of this node can read each bucket.
         digests: blake3 hex of each bucket.
         itemsize: bytes per element.
     """
 
     version: int
     buckets: tuple[Tensor, ...]
+    places: tuple[Place, ...]
     digests: tuple[str, ...]
     itemsize: int
+
+    def whole(self, bucket: int) -> Encoded:
+        """A bucket as it is."""
+        return whole(self.buckets[bucket], self.places[bucket])
 
 
 class SnapshotShelf:
@@ -70,12 +79,11 @@ class SnapshotShelf:
         with self._encoding:
             known = self._encoded.get(key)
             if known is None:
-                new = snapshot.buckets[bucket]
-                known = (
-                    encode(new, old.buckets[bucket], base, snapshot.itemsize)
-                    if old is not None
-                    else whole(new)
-                )
+                known = None
+                if old is not None:
+                    new, itemsize = snapshot.buckets[bucket], snapshot.itemsize
+                    known = changes(new, old.buckets[bucket], base, itemsize)
+                known = known or snapshot.whole(bucket)
                 self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= key[0]}
                 self._encoded[key] = known
             return known
@@ -100,7 +108,7 @@ class SnapshotSource:
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """See `BucketSource`."""
         if base is None:
-            return whole(self._snapshot.buckets[bucket])
+            return self._snapshot.whole(bucket)
         return self._shelf.changes(self._snapshot, bucket, base)
 
 
@@ -109,27 +117,32 @@ def take_snapshot(
     parameters: Sequence[DTensor],
     buckets: Sequence[tuple[int, int]],
     dtype: torch.dtype,
+    pool: BufferPool,
 ) -> Snapshot:
-    """Copy local shards into fresh host memory; no collective, nothing shared.
+    """Copy local shards into host memory; no collective.
 
     Args:
         version: name of the copy.
         parameters: resharded, in the manifest's order.
         buckets: half-open ranges of indexes into `parameters`.
         dtype: element type on the wire.
+        pool: gives the memory, and gets it back when nobody holds the snapshot any more.
     """
-    copies = []
-    for first, last in buckets:
-        shards = [one.to_local().detach().reshape(-1) for one in parameters[first:last]]
-        flat = torch.empty(sum(shard.numel() for shard in shards), dtype=dtype)
-        torch.cat([shard.to("cpu", dtype) for shard in shards], out=flat)
-        copies.append(flat.view(torch.uint8))
-    return Snapshot(
+    shards = [one.to_local().detach().reshape(-1) for one in parameters]
+    ends = list(accumulate((shard.numel() * dtype.itemsize for shard in shards), initial=0))
+    buffer = pool.take(ends[-1])
+    flat = buffer.bytes.view(dtype)
+    torch.cat([shard.to("cpu", dtype) for shard in shards], out=flat)
+    copies = tuple(buffer.bytes[ends[first] : ends[last]] for first, last in buckets)
+    snapshot = Snapshot(
         version=version,
-        buckets=tuple(copies),
-        digests=tuple(digest(copy) for copy in copies),
+        buckets=copies,
+        places=tuple(buffer.place(ends[first]) for first, _ in buckets),
+        digests=tuple(digest([copy]) for copy in copies),
         itemsize=dtype.itemsize,
     )
+    weakref.finalize(snapshot, pool.give, buffer)
+    return snapshot
 
 
 def tensor_specs(

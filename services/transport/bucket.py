@@ -1,5 +1,6 @@
 """One bucket on the wire: whole, as the elements that changed, or as nothing at all."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -8,11 +9,7 @@ import blake3
 import torch
 from torch import Tensor
 
-HEADER_MAGIC = 0x4D494C4C
-"""First header field; anything else means that the two ends disagree about the stream."""
-
-HEADER_FIELDS = 6
-"""A bucket is preceded by int64: magic, version, bucket index, kind, base version, bytes."""
+from services.transport.shared_memory import Place
 
 NO_BASE = -1
 DELTA_LIMIT = 0.75
@@ -38,11 +35,13 @@ class Encoded:
         base: version that the receiver must hold to apply it; `NO_BASE` for `FULL`.
         payload: uint8. For a delta int32 element indexes and then the elements' values
             (not differences: applying them twice does no harm).
+        place: where other processes of this node can read the payload; None: nowhere.
     """
 
     kind: Kind
     base: int
     payload: Tensor
+    place: Place | None = None
 
 
 class BucketSource(Protocol):
@@ -60,18 +59,21 @@ class BucketSource(Protocol):
         """The bucket for a receiver that holds `base`; whole if that does not help."""
 
 
-def digest(payload: Tensor) -> str:
-    """blake3 hex of a bucket's bytes (uint8 on the host)."""
-    return blake3.blake3(payload.numpy().data).hexdigest()
+def digest(pieces: Iterable[Tensor]) -> str:
+    """blake3 hex of a bucket's bytes, given piece by piece (uint8 on the host)."""
+    hashed = blake3.blake3()
+    for piece in pieces:
+        hashed.update(piece.numpy().data)
+    return hashed.hexdigest()
 
 
-def whole(payload: Tensor) -> Encoded:
+def whole(payload: Tensor, place: Place | None = None) -> Encoded:
     """The bucket as it is."""
-    return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload)
+    return Encoded(kind=Kind.FULL, base=NO_BASE, payload=payload, place=place)
 
 
-def encode(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded:
-    """The smallest of a bucket's forms for a receiver that holds `old`.
+def changes(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded | None:
+    """What is new in a bucket for a receiver that holds `old`; None: almost everything.
 
     Args:
         new: uint8, the bucket's bytes.
@@ -84,7 +86,7 @@ def encode(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded:
     if not len(changed):
         return Encoded(kind=Kind.SAME, base=base, payload=new[:0])
     if len(changed) * (_INDEX_BYTES + itemsize) > DELTA_LIMIT * new.numel():
-        return whole(new)
+        return None
     index_bytes = changed.to(torch.int32).view(torch.uint8)
     payload = torch.cat([index_bytes, values[changed].view(torch.uint8)])
     return Encoded(kind=Kind.DELTA, base=base, payload=payload)
@@ -94,7 +96,7 @@ def apply_changes(encoded: Encoded, bucket: Tensor, itemsize: int) -> None:
     """Turn a bucket's bytes of the base version into those of the new one, in place.
 
     Raises:
-        ValueError: the payload is not what `encode` makes; the bucket is as it was.
+        ValueError: the payload is not what `changes` makes; the bucket is as it was.
     """
     if encoded.kind is Kind.SAME:
         return

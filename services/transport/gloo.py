@@ -1,4 +1,8 @@
-"""Both ends of a link over Gloo: a process group of one sender and one replica's workers."""
+"""Both ends of a link: a Gloo process group of one sender and one replica's workers.
+
+Bytes go over the wire, or, where the receivers can read the sender's memory, only the place
+at which they lie.
+"""
 
 import time
 from collections.abc import Callable
@@ -7,19 +11,19 @@ from typing import Any
 
 import torch
 from torch.distributed import (  # type: ignore[attr-defined]
+    BarrierOptions,
     BroadcastOptions,
     ProcessGroupGloo,
 )
 
-from services.protocol.weight_bus import Link
+from services.protocol.weight_bus import Link, Transport
 from services.transport.bucket import (
-    HEADER_FIELDS,
-    HEADER_MAGIC,
     BucketSource,
     Encoded,
-    Kind,
 )
+from services.transport.header import FIELDS, Header
 from services.transport.meeting import MeetingPlace, connect, disconnect
+from services.transport.shared_memory import Mappings
 
 
 class LinkBroken(RuntimeError):
@@ -50,8 +54,12 @@ class GlooLink:
         self._broadcast.rootRank = 0
         self._broadcast.rootTensor = 0
         self._broadcast.timeout = self._timeout
+        self._barrier = BarrierOptions()
+        self._barrier.timeout = self._timeout
         self._group: Any = None  # a ProcessGroupGloo, whose methods torch's stubs do not know
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._mappings = Mappings()
+        self._held = False  # the last bucket lies in its sender's memory
 
     def open(self) -> None:
         """Meet the other members at the bus's store; blocks until all are there.
@@ -110,8 +118,9 @@ class GlooLink:
     def receive_bucket(self, *, version: int, bucket: int, nbytes: int) -> Encoded:
         """Receive one bucket of this link's sender.
 
-        The payload is the link's own memory and valid until the next call: fresh pages for
-        every bucket would cost more than the bytes' way over the wire.
+        The payload is the link's or the sender's memory and valid until `release`, which must
+        be called before the next bucket: fresh pages for every bucket would cost more than
+        the bytes' way over the wire.
 
         Args:
             version: policy version that must be announced.
@@ -120,36 +129,56 @@ class GlooLink:
 
         Raises:
             ValueError: the header says something else than the manifest.
+            OSError: the sender's memory cannot be read.
             RuntimeError: the sender is gone or missed the deadline.
         """
-        header = torch.empty(HEADER_FIELDS, dtype=torch.int64)
-        self._pass(header)
-        magic, announced, index, kind, base, size = header.tolist()
-        expected = HEADER_MAGIC, version, bucket
-        fits = size == nbytes if kind == Kind.FULL else size < max(nbytes, 1)
-        if (magic, announced, index) != expected or kind not in tuple(Kind) or not fits:
-            raise ValueError(
-                f"bucket header is {header.tolist()}, expected {list(expected)} and a kind and "
-                f"size that fit {nbytes} bytes"
-            )
-        if size > self._buffer.numel():
-            self._buffer = torch.empty(size, dtype=torch.uint8)
-        payload = self._buffer[:size]
-        if size:
-            self._pass(payload)
-        return Encoded(kind=Kind(kind), base=base, payload=payload)
+        numbers = torch.empty(FIELDS, dtype=torch.int64)
+        self._pass(numbers)
+        header = Header.unpack(numbers, version=version, bucket=bucket, nbytes=nbytes)
+        self._held = header.place is not None
+        if header.place is not None:
+            payload = self._mappings.read(header.place, header.size)
+        else:
+            payload = self._receive(header.size)
+        return Encoded(kind=header.kind, base=header.base, payload=payload)
+
+    def release(self) -> None:
+        """The bucket received last is no longer needed; its sender may write there again.
+
+        Raises:
+            RuntimeError: another member is gone or missed the deadline.
+        """
+        if self._held:
+            self._held = False
+            self._meet()
 
     def close(self) -> None:
         """Drop the group; its destructor closes the sockets."""
         self._group = None
 
     def _send_bucket(self, version: int, bucket: int, encoded: Encoded) -> int:
-        size = encoded.payload.numel()
-        header = [HEADER_MAGIC, version, bucket, int(encoded.kind), encoded.base, size]
-        self._pass(torch.tensor(header))
-        if size:
+        in_place = self.link.transport is Transport.SHARED_MEMORY
+        header = Header.of(version, bucket, encoded, in_place=in_place)
+        self._pass(header.pack())
+        if header.place is not None:
+            self._meet()
+        elif header.size:
             self._pass(encoded.payload)
-        return size
+        return header.size
+
+    def _receive(self, size: int) -> torch.Tensor:
+        if size > self._buffer.numel():
+            self._buffer = torch.empty(size, dtype=torch.uint8)
+        payload = self._buffer[:size]
+        if size:
+            self._pass(payload)
+        return payload
+
+    def _meet(self) -> None:
+        """Wait until every member is here."""
+        if self._group is None:
+            raise LinkBroken("closed")
+        self._group.barrier(self._barrier).wait()
 
     def _pass(self, tensor: torch.Tensor) -> None:
         if self._group is None:

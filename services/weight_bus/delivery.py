@@ -62,6 +62,8 @@ class Delivery:
         manifest, published_at = self._newest()
         try:
             await self._update(manifest, published_at)
+            if self._failures:
+                self._drop_links()  # the next ones may go the way that had failed
             self._failures = 0
         except UpdateFailed as failed:
             self._give_up(failed, manifest.version)
@@ -147,7 +149,9 @@ class Delivery:
 
     async def _stage(self, manifest: WeightManifest) -> None:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
-        links = await route.links(self._around, self._replica_id, self._prefix, len(self._senders))
+        links = await route.links(
+            self._around, self._replica_id, self._prefix, self._senders, self._failures
+        )
         base = route.base_of_changes(self._around, self._replica_id, manifest, self._failures)
         self._reports.expect(Phase.STAGE, manifest.version, self._prefix)
         stage = StageWeights(manifest=manifest, links=links, base=base)

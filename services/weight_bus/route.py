@@ -1,6 +1,8 @@
 """By which way a version reaches one replica: from whom, over which links, onto what."""
 
-from services.protocol.weight_bus import Link, Phase
+from collections.abc import Sequence
+
+from services.protocol.weight_bus import Link, Phase, ReplicaHello, Transport
 from services.protocol.weights import WeightManifest
 from services.weight_bus.reports import UpdateFailed
 from services.weight_bus.surroundings import Surroundings
@@ -36,11 +38,38 @@ def base_of_changes(
     return None if manifest.version % every == 0 else replica.committed_version
 
 
-async def links(around: Surroundings, replica_id: str, prefix: str, ranks: int) -> tuple[Link, ...]:
-    """One link for each trainer rank.
+def transport_between(
+    around: Surroundings, sender: str, receiver: ReplicaHello, failures: int
+) -> Transport:
+    """How one sender's bytes reach the replica.
+
+    A replica that stands in for the trainer sends over the wire: its copy lies in memory of
+    its own.
 
     Raises:
-        UpdateFailed: the replica is gone.
+        UpdateFailed: the configured way does not lead there.
+    """
+    wanted = around.config.transport
+    rank = around.trainers.hello(sender)
+    shared = rank is not None and rank.memory_domain == receiver.memory_domain != ""
+    if wanted == "shared_memory" and rank is not None and not shared:
+        raise UpdateFailed(
+            Phase.STAGE,
+            f"weight_bus.transport: {wanted} -> {sender} and {receiver.replica_id} share no "
+            "memory; use auto.",
+        )
+    if wanted == "gloo" or not shared or (wanted == "auto" and failures):
+        return Transport.GLOO
+    return Transport.SHARED_MEMORY
+
+
+async def links(
+    around: Surroundings, replica_id: str, prefix: str, senders: Sequence[str], failures: int
+) -> tuple[Link, ...]:
+    """One link from each sender, in the order of the trainer's ranks.
+
+    Raises:
+        UpdateFailed: the replica is gone, or cannot be reached as configured.
     """
     replica = around.replicas.get(replica_id)
     if replica is None:
@@ -55,6 +84,7 @@ async def links(around: Surroundings, replica_id: str, prefix: str, ranks: int) 
             prefix=f"{prefix}t{rank}",
             world_size=1 + replica.hello.tensor_parallel_size,
             timeout_s=around.config.link_timeout_s,
+            transport=transport_between(around, sender, replica.hello, failures),
         )
-        for rank in range(ranks)
+        for rank, sender in enumerate(senders)
     )

@@ -46,6 +46,11 @@ class TrainerGroups:
         """Whether the member is a known rank."""
         return member_id in self._ranks
 
+    def hello(self, member_id: str) -> TrainerHello | None:
+        """How a rank introduced itself; None if the member is not a known rank."""
+        rank = self._ranks.get(member_id)
+        return rank.hello if rank is not None else None
+
     def seen(self, member_id: str) -> bool:
         """Note a heartbeat; False if the member is not a known rank."""
         rank = self._ranks.get(member_id)

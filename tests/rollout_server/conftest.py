@@ -27,7 +27,8 @@ from services.protocol.weights import (
     WeightManifest,
     plan_buckets,
 )
-from services.transport.bucket import HEADER_MAGIC, NO_BASE, Kind, digest
+from services.transport.bucket import NO_BASE, Kind, digest
+from services.transport.header import MAGIC
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 5.0
@@ -90,7 +91,7 @@ class Sender:
             train_step=version,
             tensors=tuple(specs),
             buckets=buckets,
-            digests=tuple(tuple(digest(p) for p in rank) for rank in payloads),
+            digests=tuple(tuple(digest([p]) for p in rank) for rank in payloads),
         )
         links = tuple(self.link(rank, epoch) for rank in range(self.world_size))
         return StageWeights(manifest=manifest, links=links), payloads
@@ -161,7 +162,7 @@ class Sender:
                 self.groups.pop(link.prefix)
                 return
             header = torch.tensor(
-                [HEADER_MAGIC, version, bucket, Kind.FULL, NO_BASE, payload.numel()]
+                [MAGIC, version, bucket, Kind.FULL, NO_BASE, payload.numel(), 0, 0, 0, 0]
             )
             _broadcast(group, header)
             if payload.numel():

@@ -12,7 +12,7 @@ import torch
 from services.protocol.weight_bus import Link, SendWeights, StageWeights
 from services.rollout_server.peer_sender import PeerSender
 from services.rollout_server.weight_staging import StagedVersion
-from services.transport.bucket import Encoded, Kind, encode
+from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
 
 from .conftest import HOST, Fault, Sender
@@ -119,7 +119,8 @@ class Changes:
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         assert base is not None
-        got = encode(self._new[bucket], self._old[bucket], base, itemsize=4)
+        new = self._new[bucket]
+        got = changes(new, self._old[bucket], base, itemsize=4) or whole(new)
         self.kinds.append(got.kind)
         return got
 

@@ -22,9 +22,11 @@ from services.protocol.weight_bus import (
 from services.trainer.bus_member import SUPERSEDED, BusMember
 from services.trainer.snapshot import Snapshot, SnapshotShelf, SnapshotSource
 from services.transport.gloo import LinkBroken
+from services.transport.shared_memory import Place
 
 HELLO = TrainerHello(member_id="trainer/a/0", group="a", rank=0, world_size=1)
 DEADLINE_S = 5.0
+NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
 
 
 class FakeBus:
@@ -119,7 +121,7 @@ def link_to(replica_id: str, prefix: str) -> Link:
 
 def snapshot_of(version: int) -> Snapshot:
     buckets = (torch.zeros(4, dtype=torch.uint8),)
-    return Snapshot(version=version, buckets=buckets, digests=("",), itemsize=4)
+    return Snapshot(version=version, buckets=buckets, places=(NOWHERE,), digests=("",), itemsize=4)
 
 
 @pytest.fixture

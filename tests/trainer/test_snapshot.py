@@ -4,11 +4,20 @@ import torch
 
 from services.trainer.snapshot import Snapshot, SnapshotShelf
 from services.transport.bucket import Kind, apply_changes
+from services.transport.shared_memory import Place
+
+NOWHERE = Place(pid=0, fd=0, inode=0, offset=0)
 
 
 def make_snapshot(version: int, *values: list[float]) -> Snapshot:
     buckets = tuple(torch.tensor(one).view(torch.uint8) for one in values)
-    return Snapshot(version=version, buckets=buckets, digests=("",) * len(values), itemsize=4)
+    return Snapshot(
+        version=version,
+        buckets=buckets,
+        places=(NOWHERE,) * len(values),
+        digests=("",) * len(values),
+        itemsize=4,
+    )
 
 
 def test_the_shelf_keeps_the_newest_two_and_replaces_a_version_in_place() -> None:

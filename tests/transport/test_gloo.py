@@ -13,8 +13,9 @@ import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.protocol.weight_bus import Link
-from services.transport.bucket import HEADER_FIELDS, HEADER_MAGIC, Encoded, Kind, whole
+from services.transport.bucket import Encoded, Kind, whole
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
+from services.transport.header import FIELDS, MAGIC
 
 HOST = "127.0.0.1"
 
@@ -69,7 +70,7 @@ class Receiver(threading.Thread):
         store = PrefixStore(self._link.prefix, self._store)
         self.group = group = ProcessGroupGloo(store, 1, 2, gloo_options(HOST, timeout))
         for _ in range(self._buckets):
-            header = torch.empty(HEADER_FIELDS, dtype=torch.int64)
+            header = torch.empty(FIELDS, dtype=torch.int64)
             self._receive(group, header, timeout)
             payload = torch.empty(int(header[5]), dtype=torch.uint8)
             if payload.numel():
@@ -92,7 +93,7 @@ def test_every_bucket_arrives_with_its_header_and_digest(store) -> None:
     assert sending.send(source, None) == 3_001_001
     receiver.join(10)
     assert receiver.headers == [
-        [HEADER_MAGIC, 7, i, Kind.FULL, -1, n] for i, n in enumerate([1000, 0, 3_000_001])
+        [MAGIC, 7, i, Kind.FULL, -1, n, 0, 0, 0, 0] for i, n in enumerate([1000, 0, 3_000_001])
     ]
     assert receiver.digests == source.digests
 

@@ -80,6 +80,7 @@ class Replica(Endpoint):
 
     commit_timeout_s = 0.0
     keeps_copy = False
+    memory_domain = ""
 
     async def register(self, committed_version: int | None = None) -> None:
         held = manifest(committed_version) if committed_version is not None else None
@@ -87,6 +88,7 @@ class Replica(Endpoint):
             hello(self.id, committed_version, self.commit_timeout_s),
             keeps_copy=self.keeps_copy,
             copy=held if self.keeps_copy else None,
+            memory_domain=self.memory_domain,
         )
         await self.bus.register_replica(introduced)
 
@@ -126,11 +128,19 @@ class World:
         await self.bus.close()
         self.bus = self._bus()
 
-    async def register_trainer(self, group: str = "a") -> list[Endpoint]:
+    async def register_trainer(
+        self, group: str = "a", *, memory_domain: str = ""
+    ) -> list[Endpoint]:
         self.ranks = [Endpoint(self.bus, f"{group}/{rank}") for rank in range(2)]
         for rank, endpoint in enumerate(self.ranks):
             await self.bus.register_trainer(
-                TrainerHello(member_id=endpoint.id, group=group, rank=rank, world_size=2)
+                TrainerHello(
+                    member_id=endpoint.id,
+                    group=group,
+                    rank=rank,
+                    world_size=2,
+                    memory_domain=memory_domain,
+                )
             )
         return self.ranks
 
@@ -141,8 +151,10 @@ class World:
         commit_timeout_s: float = 0.0,
         *,
         keeps_copy: bool = False,
+        memory_domain: str = "",
     ) -> Replica:
         endpoint = Replica(self.bus, name)
+        endpoint.memory_domain = memory_domain
         endpoint.keeps_copy = keeps_copy
         endpoint.commit_timeout_s = commit_timeout_s
         await endpoint.register(committed_version)

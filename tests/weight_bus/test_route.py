@@ -10,6 +10,7 @@ from services.protocol.weight_bus import (
     ReplicaState,
     SendWeights,
     StageWeights,
+    Transport,
 )
 from services.weight_bus.config import WeightBusConfig
 
@@ -144,3 +145,62 @@ async def test_a_replica_whose_outputs_are_wrong_is_sent_everything(thrifty_worl
     await replica.proved(2, gap=3.0)
     order = await replica.receive(StageWeights)
     assert await bases(world, order) == [None] * 3
+
+
+def transports(order: StageWeights) -> set[Transport]:
+    return {link.transport for link in order.links}
+
+
+async def test_bytes_pass_through_memory_where_both_ends_share_it_and_over_the_wire_elsewhere(
+    world: World,
+) -> None:
+    await world.register_trainer(memory_domain="node-1")
+    near = await world.replica("near", memory_domain="node-1")
+    far = await world.replica("far", memory_domain="node-2")
+    await world.bus.publish(manifest(0))
+    assert transports(await near.receive(StageWeights)) == {Transport.SHARED_MEMORY}
+    assert transports(await far.receive(StageWeights)) == {Transport.GLOO}
+
+
+async def test_unknown_memory_is_nobodys(world: World) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r")
+    await world.bus.publish(manifest(0))
+    assert transports(await replica.receive(StageWeights)) == {Transport.GLOO}
+
+
+async def test_what_failed_through_memory_is_tried_over_the_wire_and_then_through_memory_again(
+    world: World,
+) -> None:
+    await world.register_trainer(memory_domain="node-1")
+    replica = await world.replica("r", memory_domain="node-1")
+    await world.bus.publish(manifest(0))
+    await replica.vote(await replica.receive(StageWeights), error="OSError: may not read")
+    await replica.receive(DropLinks)
+    order = await replica.receive(StageWeights)
+    assert transports(order) == {Transport.GLOO}
+    await finish(world, replica, order)
+    await replica.receive(DropLinks)
+    await world.bus.publish(manifest(1))
+    assert transports(await replica.receive(StageWeights)) == {Transport.SHARED_MEMORY}
+
+
+async def test_a_peer_sends_over_the_wire(world: World) -> None:
+    await world.replica("peer", committed_version=5, keeps_copy=True, memory_domain="node-1")
+    joiner = await world.replica("joiner", memory_domain="node-1")
+    assert transports(await joiner.receive(StageWeights)) == {Transport.GLOO}
+
+
+@pytest.mark.parametrize("domain", ["node-1", "node-2"])
+async def test_a_transport_that_is_set_is_used_or_refused(domain: str) -> None:
+    config = WeightBusConfig(transport="shared_memory", retry_s=0.001, retry_max_s=0.002)
+    world = World(config)
+    await world.register_trainer(memory_domain="node-1")
+    replica = await world.replica("r", memory_domain=domain)
+    await world.bus.publish(manifest(0))
+    if domain == "node-1":
+        assert transports(await replica.receive(StageWeights)) == {Transport.SHARED_MEMORY}
+    else:
+        table = await world.until(lambda t: bool(t.members[0].last_error))
+        assert "weight_bus.transport: shared_memory" in table.members[0].last_error
+    await world.bus.close()

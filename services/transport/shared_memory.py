@@ -1,0 +1,132 @@
+"""Memory that other processes of the same node can read, and how they find it.
+
+A buffer is an anonymous file: it has no name that could be left behind, and goes with the
+last process that maps it. Others open it through the owner's entry in /proc, which the
+kernel allows to processes of the same user.
+"""
+
+import mmap
+import os
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_MAPPINGS_KEPT = 8
+
+
+def memory_domain() -> str:
+    """Name of the set of processes that can reach each other's memory: this boot of this
+    machine, seen through the same process table, as the same user."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where bytes lie.
+
+    Attributes:
+        pid: process that owns them, as its own process table numbers it.
+        fd: its file descriptor.
+        inode: of the file; tells a descriptor that was closed and given to another file.
+        offset: first byte.
+    """
+
+    pid: int
+    fd: int
+    inode: int
+    offset: int
+
+
+class SharedBuffer:
+    """Bytes of this process that others can map.
+
+    Attributes:
+        bytes: uint8, all of it, writable by this process.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._fd = os.memfd_create("millrace", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._fd, max(nbytes, 1))
+            self._map = mmap.mmap(self._fd, max(nbytes, 1))
+            self._inode = os.fstat(self._fd).st_ino
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)[:nbytes]
+
+    def place(self, offset: int) -> Place:
+        """Where the byte at `offset` lies."""
+        return Place(pid=os.getpid(), fd=self._fd, inode=self._inode, offset=offset)
+
+    def __del__(self) -> None:
+        """Close the file; tensors of its bytes keep the memory itself."""
+        fd = getattr(self, "_fd", -1)
+        if fd >= 0:
+            os.close(fd)
+
+
+class BufferPool:
+    """Buffers of one size that are used again: touching fresh memory costs more than a copy.
+
+    `give` may be called by whichever thread drops the last user of a buffer, in the middle
+    of anything, so nothing here takes a lock.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[SharedBuffer] = deque(maxlen=1)
+
+    def take(self, nbytes: int) -> SharedBuffer:
+        """A buffer of this size that nobody uses."""
+        while self._spare:
+            try:
+                spare = self._spare.pop()
+            except IndexError:
+                break  # another thread was faster
+            if len(spare.bytes) == nbytes:
+                return spare
+        return SharedBuffer(nbytes)
+
+    def give(self, buffer: SharedBuffer) -> None:
+        """Nobody uses the buffer any more; what is one too many is let go."""
+        self._spare.append(buffer)
+
+
+class Mappings:
+    """The buffers of other processes that this one has mapped, newest last."""
+
+    def __init__(self) -> None:
+        self._mapped: dict[tuple[int, int, int], Tensor] = {}
+
+    def read(self, place: Place, nbytes: int) -> Tensor:
+        """Bytes of another process: uint8, not to be written to.
+
+        Raises:
+            OSError: the process is gone, or this one may not read it.
+            ValueError: the bytes are not there any more.
+        """
+        key = place.pid, place.fd, place.inode
+        mapped = self._mapped.pop(key, None)
+        if mapped is None:
+            mapped = _map(place)
+        self._mapped[key] = mapped
+        while len(self._mapped) > _MAPPINGS_KEPT:
+            del self._mapped[next(iter(self._mapped))]
+        if place.offset + nbytes > len(mapped):
+            raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(mapped)}")
+        return mapped[place.offset : place.offset + nbytes]
+
+
+def _map(place: Place) -> Tensor:
+    fd = os.open(f"/proc/{place.pid}/fd/{place.fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_ino != place.inode:
+            raise ValueError(f"the buffer at {place} is gone")
+        # Writable only because torch knows no other tensors.
+        return torch.frombuffer(mmap.mmap(fd, 0), dtype=torch.uint8)
+    finally:
+        os.close(fd)
