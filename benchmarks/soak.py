@@ -74,7 +74,8 @@ def main() -> None:
     show(result, console)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
+        options.json.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     sys.exit(1 if result["problems"] else 0)
 
 

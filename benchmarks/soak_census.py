@@ -5,7 +5,7 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -131,13 +131,14 @@ class Census:
             found.append(f"leak: shared memory that nobody maps: {sorted(self.forgotten)}")
         return found
 
-    def series(self) -> list[dict[str, Any]]:
-        """All samples, short enough to be kept in a file."""
-        rounded = {"at_s": 0, "age_s": 0, "rss_mib": 1}
-        return [
-            {key: round(value, rounded[key]) if key in rounded else value for key, value in row}
-            for row in (asdict(sample).items() for sample in self.samples)
-        ]
+    def series(self) -> dict[str, list[list[float]]]:
+        """Of each process, once a minute: minute, RSS in MiB, file descriptors, threads."""
+        rows: dict[str, dict[int, list[float]]] = defaultdict(dict)
+        for one in self.samples:
+            minute = int(one.at_s / 60)
+            row: list[float] = [minute, round(one.rss_mib, 1), one.fds, one.threads]
+            rows[f"{one.name}, pid {one.pid}"].setdefault(minute, row)
+        return {name: list(by_minute.values()) for name, by_minute in rows.items()}
 
     def _names(self) -> dict[int, str]:
         names = {os.getpid(): "driver", **dict.fromkeys(descendants(os.getpid()), "helper")}
