@@ -1,7 +1,9 @@
 """From our configuration to vLLM's arguments."""
 
-from argparse import Namespace
-from typing import Any
+import json
+from argparse import Action, ArgumentTypeError, BooleanOptionalAction, Namespace
+from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -15,25 +17,79 @@ from services.rollout_server.config import RolloutServerConfig
 _PACKAGE = "services.rollout_server"
 _OURS = ("weight_transfer_config", "worker_extension_cls", "distributed_executor_backend")
 
+_ONE_ONLY = (
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+)
+
 
 def server_arguments(config: RolloutServerConfig) -> Namespace:
     """All arguments of vLLM's engine and OpenAI server, as its own parser would leave them.
 
     Raises:
         InvalidInput: `engine_args` names an argument that vLLM does not have or that the
-            rollout server must set itself.
+            rollout server must set itself, or gives it a value that vLLM does not take.
     """
-    arguments: Namespace = make_arg_parser(
-        FlexibleArgumentParser()  # type: ignore[no-untyped-call]
-    ).parse_args([])
-    for name, value in config.engine_args.items():
-        if not hasattr(arguments, name):
-            raise InvalidInput(f"engine_args.{name}", value, "vLLM has no such argument.")
-        if name in _OURS:
-            raise InvalidInput(f"engine_args.{name}", value, "The rollout server sets it itself.")
-    for name, value in (_chosen(config) | config.engine_args).items():
+    parser = make_arg_parser(_Parser(add_help=False))  # type: ignore[no-untyped-call]
+    actions = {action.dest: action for action in parser._actions if action.option_strings}
+    arguments: Namespace = parser.parse_args([])
+    for name, value in _chosen(config).items():
         setattr(arguments, name, value)
+    for name, value in config.engine_args.items():
+        if name not in actions:
+            raise InvalidInput(f"engine_args.{name}", value, _nearest(name, list(actions)))
+        _refuse_ours(name, value)
+        setattr(arguments, name, _parsed(parser, actions[name], value))
     return arguments
+
+
+def _refuse_ours(name: str, value: Any) -> None:
+    fix = ""
+    if name in _OURS:
+        fix = "The rollout server sets it itself."
+    elif name in RolloutServerConfig.model_fields:
+        fix = f"Set {name} itself, beside engine_args: it decides more than vLLM's argument."
+    elif name in _ONE_ONLY and value != 1:
+        fix = "Leave it at 1: weights reach the workers of tensor parallelism only."
+    if fix:
+        raise InvalidInput(f"engine_args.{name}", value, fix)
+
+
+class _Parser(FlexibleArgumentParser):
+    """vLLM's parser, which ends the process where it does not like an argument."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _parsed(parser: Any, action: Action, value: Any) -> Any:
+    """The value as vLLM's parser would have it from a command line."""
+    option = action.option_strings[0]
+    if value is None:
+        return None
+    try:
+        if action.nargs == 0 or isinstance(action, BooleanOptionalAction):
+            if not isinstance(value, bool):
+                raise ValueError("Write true or false.")
+            return value
+        if isinstance(value, list) and action.nargs is not None:
+            line = [option, *map(_word, value)]
+        else:
+            line = [f"{option}={_word(value)}"]
+        return getattr(parser.parse_args(line), action.dest)
+    except (ValueError, ArgumentTypeError) as error:
+        problem = " ".join(str(error).partition("[type=")[0].split())
+        raise InvalidInput(f"engine_args.{action.dest}", value, problem) from None
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    (nearest,) = get_close_matches(name, known, n=1, cutoff=0.0) or [""]
+    return f"vLLM has no such argument; the nearest is {nearest}."
 
 
 def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:

@@ -1,0 +1,59 @@
+"""Any argument of vLLM's engine and server can be set in the deployment file."""
+
+from typing import Any
+
+import pytest
+
+from services.protocol.errors import InvalidInput
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine_environment import environment
+
+
+def arguments(**engine_args: Any) -> Any:
+    return server_arguments(RolloutServerConfig(model="m", engine_args=engine_args))
+
+
+def test_values_become_what_vllms_own_parser_makes_of_them() -> None:
+    made = arguments(
+        enable_auto_tool_choice=True,
+        tool_call_parser="hermes",
+        max_num_batched_tokens=4096,
+        enable_prefix_caching=False,
+        structured_outputs_config={"backend": "xgrammar", "disable_any_whitespace": True},
+        hf_overrides={"rope_theta": 10000},
+        allowed_origins=["http://one", "http://two"],
+        chat_template=None,
+    )
+    assert made.enable_auto_tool_choice
+    assert made.structured_outputs_config.disable_any_whitespace
+    assert made.hf_overrides == {"rope_theta": 10000}
+    assert made.allowed_origins == ["http://one", "http://two"]
+    engine = engine_arguments(made)
+    assert (engine.max_num_batched_tokens, engine.enable_prefix_caching) == (4096, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fix"),
+    [
+        ("max_num_batched_token", 16, "the nearest is max_num_batched_tokens"),
+        ("tool_parser", "hermes", "the nearest is tool_parser_plugin|tool_call_parser"),
+        ("max_num_batched_tokens", "many", "invalid"),
+        ("tensor_parallel_size", 2, "beside engine_args"),
+        ("pipeline_parallel_size", 2, "Leave it at 1"),
+        ("enable_prefix_caching", "yes", "true or false"),
+        ("structured_outputs_config", {"no_such_field": 1}, "no_such_field"),
+        ("kv_cache_dtype", "int1", "invalid choice"),
+        ("worker_extension_cls", "x.Y", "sets it itself"),
+    ],
+)
+def test_what_vllm_does_not_take_is_refused_with_field_value_and_fix(
+    name: str, value: Any, fix: str
+) -> None:
+    with pytest.raises(InvalidInput, match=fix) as caught:
+        arguments(**{name: value})
+    assert (caught.value.field, caught.value.value) == (f"engine_args.{name}", value)
+
+
+def test_a_nodes_environment_cannot_turn_development_endpoints_on() -> None:
+    assert environment(RolloutServerConfig(model="m"))["VLLM_SERVER_DEV_MODE"] == "0"
