@@ -14,6 +14,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from services.protocol.errors import NotReady
+from services.protocol.replica_control import ControlOutcome
 from services.protocol.reward_service import Score, ScoreJob
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from services.protocol.version_ledger import VersionRecord
@@ -148,6 +149,17 @@ class BusPeer:
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""
         return await self._call("watch", revision, wait_s, extra_s=wait_s)
+
+    async def control(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        order = (replica_id, action, level, timeout_s)
+        return await self._call("control", *order, extra_s=timeout_s)
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("report_control", outcome)
 
     async def versions(self) -> tuple[VersionRecord, ...]:
         """See `services.protocol.weight_bus.WeightBus`."""

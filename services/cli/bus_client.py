@@ -16,11 +16,13 @@ from ray.exceptions import RayError
 
 from services.peers import BusPeer
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.replica_control import ControlOutcome
 from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import NAMESPACE
+from services.protocol.weight_bus import NAMESPACE, Member
 
 _KNOCK_S = 5.0
 _JOIN_S = 20.0
+_CONTROL_S = 120.0  # a commit may come first
 
 
 class BusClient:
@@ -69,6 +71,20 @@ class BusClient:
             NotReady: the bus does not answer.
         """
         return asyncio.run(BusPeer().versions())
+
+    def members(self) -> tuple[Member, ...]:
+        """Every rollout server that the bus knows; errors as in `versions`."""
+        return asyncio.run(BusPeer().watch(-1, 0.0)).members
+
+    def control(self, replica_id: str, action: str, level: int | None) -> ControlOutcome:
+        """Have a replica do something.
+
+        Raises:
+            InvalidInput: no such replica, action or level, or it cannot do that.
+            ControlFailed: it failed, or said nothing in time.
+            NotReady: the bus does not answer.
+        """
+        return asyncio.run(BusPeer().control(replica_id, action, level, _CONTROL_S))
 
     def _join(self) -> None:
         try:

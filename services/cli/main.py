@@ -11,6 +11,7 @@ from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
 from services.cli.follow import ENDED, follow_or_stop
+from services.cli.member_listing import show_members
 from services.cli.run_file import read_run_file
 from services.cli.run_listing import show_run, show_runs
 from services.cli.run_summary import near, show_how_to_go_on, show_summary
@@ -19,6 +20,7 @@ from services.cli.served import Served
 from services.cli.version_listing import show_versions
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
+from services.protocol.replica_control import ControlAction, ControlFailed, Hold, check_control
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 SHOWN_TRAJECTORIES = 1000
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidInput as problem:
         errors.print(f"error: {problem.field}: {_shown(problem.value)} -> {problem.fix}")
         return BAD_INPUT
-    except NotReady as problem:
+    except (NotReady, ControlFailed) as problem:
         errors.print(f"error: {problem}")
         return FAILED
     except KeyboardInterrupt:
@@ -114,6 +116,27 @@ def versions_command(arguments: argparse.Namespace, console: Console) -> int:
 
     with BusClient(arguments.address) as client:
         show_versions(client.versions(), console)
+    return 0
+
+
+def replica_command(arguments: argparse.Namespace, console: Console) -> int:
+    """`millrace replica`: list the replicas, or have one pause, sleep, end its requests, ..."""
+    if arguments.replica_id is not None:  # before seconds go into joining
+        check_control(arguments.action or "", arguments.level)
+    from services.cli.bus_client import BusClient
+
+    with BusClient(arguments.address) as client:
+        if arguments.replica_id is None:
+            show_members(client.members(), console)
+            return 0
+        done = client.control(arguments.replica_id, arguments.action, arguments.level)
+    held = "" if done.held is Hold.NONE else f"; it is {done.held}"
+    console.print(
+        f"{done.replica_id}: {arguments.action} done in {done.seconds:.2f} s{held}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
     return 0
 
 
@@ -196,6 +219,14 @@ def _add_bus_commands(commands: Any) -> None:
         "versions", parents=[joining], help="show what became of the newest weight versions"
     )
     versions.set_defaults(command=versions_command)
+
+    replica = commands.add_parser(
+        "replica", parents=[joining], help="list the replicas, or have one pause, sleep, ..."
+    )
+    replica.add_argument("replica_id", nargs="?", help="without it, all are listed")
+    replica.add_argument("action", nargs="?", help=", ".join(ControlAction))
+    replica.add_argument("--level", type=int, help="of sleep: 1 keeps the weights, 2 drops them")
+    replica.set_defaults(command=replica_command)
 
 
 def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:

@@ -107,10 +107,12 @@ class BusMetrics:
     failures = _counter("bus_failures", "Updates that failed", "replica", "phase")
     tick_failures = _counter("bus_tick_failures", "Looks for silent members that failed")
     dropped_reports = _counter("bus_dropped_reports", "Reports nobody waited for any more")
+    refusals = _counter("bus_refusals", "Input that the bus refused", "what")
     newest_version = _gauge("bus_newest_version", "Highest version published")
     replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
     leased = _gauge("bus_leased_replicas", "Replicas that may be given work")
     push = _seconds("bus_push_seconds", "Publish to commit, per replica", "replica")
+    lease = _seconds("bus_lease_seconds", "Registration to first lease", "replica")
     paused = _seconds("bus_paused_seconds", "Generation stopped for a commit", "replica")
     canary_gap = _gauge("bus_canary_gap", "Replica's logprobs beside the trainer's", "replica")
     canary_unmoved = _counter("bus_canary_unmoved", "Commits that changed no output", "replica")
@@ -161,4 +163,5 @@ class RolloutMetrics:
     """Declared by the rollout server; vLLM's own metrics appear beside it as `ray_vllm_*`."""
 
     version = _gauge("rollout_version", "Policy version served", "replica")
+    start_up = _gauge("rollout_start_seconds", "Time of a start-up phase", "replica", "phase")
     orders = _counter("rollout_orders", "Bus orders carried out", "replica", "order", "result")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from services.protocol.replica_control import ControlOutcome, ControlReplica, Hold
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 
@@ -27,6 +28,8 @@ class ReplicaState(StrEnum):
     LIVE = "live"
     STAGING = "staging"
     COMMITTING = "committing"
+    PAUSED = "paused"
+    ASLEEP = "asleep"
     SUSPECT = "suspect"
     DEAD = "dead"
 
@@ -48,6 +51,7 @@ class ReplicaHello:
             and what a late joiner can be given.
         copy: manifest of that copy, None while there is none.
         memory_domain: see `TrainerHello`; of all its engine workers.
+        held: what an operator keeps it from.
     """
 
     replica_id: str
@@ -61,6 +65,7 @@ class ReplicaHello:
     keeps_copy: bool = False
     copy: WeightManifest | None = None
     memory_domain: str = ""
+    held: Hold = Hold.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +174,7 @@ class DropLinks:
     prefix: str
 
 
-Order = SendWeights | StageWeights | CommitWeights | DropLinks
+Order = SendWeights | StageWeights | CommitWeights | DropLinks | ControlReplica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +312,22 @@ class WeightBus(Protocol):
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""
+
+    async def control(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """Have a replica do what an operator asks (`ControlAction`), and wait until it has.
+
+        From the order to pause or sleep until that to resume or wake up it has no lease;
+        after sleep of level 2 not before a whole version was committed again.
+
+        Raises:
+            InvalidInput: no such replica, action or level, or the replica cannot do that.
+            ControlFailed: it failed, or did not report within `timeout_s`.
+        """
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        """Take a replica's report of such an order."""
 
     async def versions(self) -> tuple[VersionRecord, ...]:
         """What became of the newest versions, oldest first; a bounded number.

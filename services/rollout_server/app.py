@@ -5,6 +5,7 @@ on its own address, which it registers with the weight bus.
 """
 
 import os
+import time
 from typing import Any
 
 import ray
@@ -14,6 +15,7 @@ from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
 from services.rollout_server.engine_sockets import engine_sockets
+from services.rollout_server.placement import resources
 from services.rollout_server.preflight import available_memory, check_memory, check_model
 
 _UNBOUNDED = 1_000_000
@@ -28,6 +30,7 @@ class RolloutServer:
         Raises:
             InvalidInput: the model or the memory does not fit.
         """
+        began_at = time.monotonic()
         check_model(config)
         check_memory(config, available_bytes=available_memory())
         os.environ.update(environment(config))
@@ -43,6 +46,7 @@ class RolloutServer:
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             bus=BusPeer(),
             on_end=_end_process,
+            began_at=began_at,
         )
         with engine_sockets():
             await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
@@ -80,6 +84,6 @@ def build(config: RolloutServerConfig) -> serve.Application:
         health_check_timeout_s=60.0,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=30.0,
-        ray_actor_options={"num_cpus": config.num_cpus, "num_gpus": config.gpus},
+        **resources(config),
     )
     return deployment.bind(config)

@@ -9,6 +9,7 @@ from typing import Any
 from services.observability.log import Log
 from services.observability.metrics import RolloutMetrics
 from services.protocol.errors import NotReady
+from services.protocol.replica_control import ControlReplica
 from services.protocol.weight_bus import (
     CommitWeights,
     DropLinks,
@@ -23,6 +24,8 @@ from services.protocol.weight_bus import (
 from services.protocol.weights import WeightManifest
 from services.rollout_server.canary import CanaryProver, Proof
 from services.rollout_server.engine_loader import EngineLoader
+from services.rollout_server.replica_control import EngineControl
+from services.rollout_server.start_up import StartPhase
 
 _POLL_WAIT_S = 2.0
 _RETRY_S = 0.25
@@ -46,13 +49,16 @@ class BusMember:
         bus: WeightBus,
         loader: EngineLoader,
         prover: CanaryProver,
+        control: EngineControl,
         hello: Callable[[WeightManifest | None, WeightManifest | None], ReplicaHello],
         *,
         retry_s: float = _RETRY_S,
+        reached: Callable[[StartPhase], None] = lambda phase: None,
     ) -> None:
+        self._reached = reached
         self._bus = bus
         self._loader = loader
-        self._prover = prover
+        self._prover, self._control = prover, control
         self._hello = hello
         self._id = hello(None, None).replica_id
         self._retry_s = retry_s
@@ -117,6 +123,7 @@ class BusMember:
                 await asyncio.sleep(self._retry_s)
                 continue
             self._acknowledged = 0
+            self._reached(StartPhase.REGISTRATION)
             log.info("registered", replica=self._id, version=self._loader.committed_version)
             return
 
@@ -129,6 +136,8 @@ class BusMember:
                 await self._commit(order)
             elif isinstance(order, DropLinks):
                 await self._drop(order)
+            elif isinstance(order, ControlReplica):
+                await self._carry_out_control(order)
             else:
                 assert isinstance(order, SendWeights)
                 self._start_send(order)
@@ -157,12 +166,22 @@ class BusMember:
         committed = self._loader.committed
         if committed is None:
             return
+        self._reached(StartPhase.FIRST_WEIGHTS)
         RolloutMetrics.version.set(committed.version, {"replica": self._id})
         if committed.version == order.version and committed.canary:
             self._proving = asyncio.create_task(self._prove(committed), name="canary")
 
+    async def _carry_out_control(self, order: ControlReplica) -> None:
+        outcome = await self._control.carry_out(order, self._id)
+        if outcome is None:
+            return  # delivered again
+        failed = outcome.error is not None or outcome.refusal is not None
+        self._count(order.action, "failed" if failed else "done")
+        await self._tell(lambda: self._bus.report_control(outcome))
+
     async def _prove(self, manifest: WeightManifest) -> None:
         """In the background of generation: it waits for its turn like any other request."""
+        await self._control.until_released()
         started, error, proof = time.monotonic(), None, Proof(logprobs=None, unmoved=False)
         try:
             proof = await self._prover.prove(manifest)
@@ -260,9 +279,12 @@ class BusMember:
         )
 
     async def _report(self, report: Report) -> None:
+        await self._tell(lambda: self._bus.report(report))
+
+    async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         for _ in range(_REPORT_TRIES):
             try:
-                await self._bus.report(report)
+                await call()
             except NotReady:
                 await asyncio.sleep(self._retry_s)
                 continue

@@ -15,6 +15,8 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         # No plugin of the environment is wanted, and looking for them costs start-up time.
         "VLLM_PLUGINS": "",
+        # Else what a node's environment says would open the engine to everybody.
+        "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",
         # Fresh memory for every version: with 4 KiB pages, touching it first would cost
         # several times the copy.

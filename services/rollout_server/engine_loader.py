@@ -3,10 +3,11 @@
 import asyncio
 import pickle
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from services.observability.log import Log
+from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
 from services.rollout_server.engine_pause import PausableEngine, pause
@@ -51,13 +52,22 @@ class NothingStaged(RuntimeError):
     """A commit was ordered of a version that is not there."""
 
 
+class Asleep(RuntimeError):
+    """A commit was ordered of an engine whose memory an operator has freed."""
+
+
 class EngineLoader:
     """The versions of one engine: at most one staged, at most one committed.
 
     Attributes:
         committed: the version served, None before the first commit and after a commit
             that failed half-way.
-        torn: a commit failed half-way; generation stands still until one succeeds.
+        torn: a commit failed half-way, or an operator had the weights dropped; generation
+            stands still until a commit succeeds.
+        held: what an operator keeps the engine from. A commit resumes no paused engine and
+            loads into no sleeping one.
+        wake: called instead of resuming, once, after the next commit: what an engine that
+            lost its weights in its sleep does last.
     """
 
     def __init__(
@@ -78,6 +88,8 @@ class EngineLoader:
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
         self.torn = False
+        self.held = Hold.NONE
+        self.wake: Callable[[], Awaitable[object]] | None = None
 
     @property
     def committed_version(self) -> int | None:
@@ -133,6 +145,7 @@ class EngineLoader:
 
         Raises:
             NothingStaged: the version is not complete here; generation was not stopped.
+            Asleep: an operator has put the engine to sleep.
             TimeoutError: a step missed its deadline.
             Exception: whatever the engine raises. Unless `torn`, the served version is as
                 before and generation goes on.
@@ -142,9 +155,14 @@ class EngineLoader:
             return 0.0  # the order was delivered again
         if staged is None or staged.version != version:
             raise NothingStaged(f"version {version} is not staged")
+        if self.held is Hold.ASLEEP:
+            raise Asleep("an operator has put the engine to sleep; wake it up first")
         started = time.monotonic()
         try:
-            await self._step(pause(self._engine, mode=self._mode, clear_cache=self._clear_cache))
+            if self.held is Hold.NONE and self.wake is None:  # else it stands still already
+                await self._step(
+                    pause(self._engine, mode=self._mode, clear_cache=self._clear_cache)
+                )
             before, self.committed = self.committed, None
             # Until the workers say otherwise: a cancelled or late load may have begun.
             was_torn, self.torn = self.torn, True
@@ -158,8 +176,19 @@ class EngineLoader:
             self._update_open = False
         finally:
             if not self.torn:
-                await self._step(self._engine.resume_generation())
+                await self._go_on()
         return time.monotonic() - started
+
+    def lose_weights(self) -> None:
+        """The weights are gone: nothing is served until everything was sent again."""
+        self.committed, self._staged, self.torn = None, None, True
+
+    async def _go_on(self) -> None:
+        if self.wake is not None:
+            await self._step(self.wake())
+            self.wake = None
+        elif self.held is Hold.NONE:
+            await self._step(self._engine.resume_generation())
 
     @property
     def copy(self) -> WeightManifest | None:
@@ -212,7 +241,7 @@ class EngineLoader:
         async with asyncio.timeout(_RPC_TIMEOUT_S):
             return await self._engine.collective_rpc(method, args=args)
 
-    async def _step(self, call: Awaitable[None]) -> None:
+    async def _step(self, call: Awaitable[object]) -> None:
         async with asyncio.timeout(self._timeout_s):
             await call
 

@@ -10,6 +10,8 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 
+from services.rollout_server.public_routes import keep_public_routes
+
 _BACKLOG = 2048
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
@@ -47,6 +49,7 @@ class HttpServer:
         """
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
+        keep_public_routes(app)
         await init_app_state(engine, app.state, arguments, tasks)
         config = uvicorn.Config(app, log_config=None, access_log=False)
         self._server = NoSignalServer(config)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
+from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import ReplicaHello, WeightBus
 from services.protocol.weights import WeightManifest
 from services.rollout_server.bus_member import BusMember
@@ -19,6 +19,8 @@ from services.rollout_server.engine_arguments import engine_arguments, server_ar
 from services.rollout_server.engine_fork import fork_engine_processes
 from services.rollout_server.engine_loader import EngineLoader
 from services.rollout_server.http_server import HttpServer
+from services.rollout_server.replica_control import EngineControl, why_sleepless
+from services.rollout_server.start_up import StartPhase, StartUp
 from services.rollout_server.version_spans import put_spans_on_every_output
 from services.transport.shared_memory import memory_domain
 
@@ -38,6 +40,7 @@ class RolloutReplica:
 
     Args:
         on_end: called when a part ended by itself, after the others have been stopped.
+        began_at: `time.monotonic()` when the imports began; None: now.
     """
 
     def __init__(
@@ -48,7 +51,10 @@ class RolloutReplica:
         node_ip: str,
         bus: WeightBus,
         on_end: Callable[[], None],
+        began_at: float | None = None,
     ) -> None:
+        self._start_up = StartUp(replica_id, began_at)
+        self._start_up.reached(StartPhase.IMPORTS)
         self.replica_id = replica_id
         self._on_end = on_end
         self._watch_task: asyncio.Task[None] | None = None
@@ -57,6 +63,7 @@ class RolloutReplica:
         self._bus = bus
         self._engine: AsyncLLM | None = None
         self._member: BusMember | None = None
+        self._loader: EngineLoader | None = None
         self._longest_commit_s = 0.0
         self._server = HttpServer(config.host or node_ip)
         reachable = node_ip if config.host in _ANY_HOST else config.host or node_ip
@@ -72,12 +79,12 @@ class RolloutReplica:
             InvalidInput: `engine_args` holds what vLLM does not know.
             Exception: whatever vLLM raises; what had been started is stopped.
         """
-        started = time.monotonic()
         put_spans_on_every_output()
         arguments = server_arguments(self._config)
         try:
             usage = UsageContext.OPENAI_API_SERVER
             engine_config = engine_arguments(arguments).create_engine_config(usage)
+            self._start_up.reached(StartPhase.ENGINE_CONFIG)
             if self._config.device == "cpu":
                 fork_engine_processes()
             self._engine = AsyncLLM.from_vllm_config(
@@ -85,8 +92,9 @@ class RolloutReplica:
                 usage_context=usage,
                 stat_loggers=stat_loggers,
             )
-            engine_s = time.monotonic() - started
+            self._start_up.reached(StartPhase.ENGINE)
             await self._server.start(self._engine, arguments)
+            self._start_up.reached(StartPhase.HTTP_APP)
         except BaseException:
             await self.stop()
             raise
@@ -99,16 +107,14 @@ class RolloutReplica:
         )
         self._longest_commit_s = loader.longest_commit_s
         prover = CanaryProver(self._engine, timeout_s=self._config.canary_timeout_s)
-        self._member = BusMember(self._bus, loader, prover, self._hello)
+        control = EngineControl(self._engine, loader, sleepless=why_sleepless(self._config))
+        self._loader = loader
+        self._member = BusMember(
+            self._bus, loader, prover, control, self._hello, reached=self._start_up.reached
+        )
         self._member.start()
         self._watch_task = asyncio.create_task(self._watch(), name="watch")
-        log.info(
-            "rollout server up",
-            replica=self.replica_id,
-            address=self.address,
-            engine_s=round(engine_s, 2),
-            total_s=round(time.monotonic() - started, 2),
-        )
+        log.info("rollout server up", replica=self.replica_id, address=self.address)
 
     async def check_health(self) -> None:
         """Answer if engine, server and membership all run.
@@ -166,4 +172,5 @@ class RolloutReplica:
             keeps_copy=self._config.keep_copy,
             copy=copy,
             memory_domain=memory_domain(),
+            held=self._loader.held if self._loader is not None else Hold.NONE,
         )

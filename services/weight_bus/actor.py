@@ -2,6 +2,7 @@
 
 import ray
 
+from services.protocol.replica_control import ControlOutcome
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
 from services.protocol.weights import CanaryLogprobs, WeightManifest
@@ -55,6 +56,16 @@ class WeightBusActor:
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """See `services.protocol.weight_bus.WeightBus`."""
         return await self._bus.watch(revision, wait_s)
+
+    async def control(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._bus.control(replica_id, action, level, timeout_s)
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.report_control(outcome)
 
     async def versions(self) -> tuple[VersionRecord, ...]:
         """See `services.protocol.weight_bus.WeightBus`."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
+from services.protocol.replica_control import ControlOutcome
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import (
     MemberTable,
@@ -28,6 +29,7 @@ from services.weight_bus.barrier import Barrier
 from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.control import Control
 from services.weight_bus.delivery import Delivery
 from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.replicas import Replicas
@@ -63,6 +65,12 @@ class Bus:
         self._manifest: tuple[WeightManifest, float] | None = None
         # Also keeps link prefixes of a restarted bus apart from those before.
         self._bus_id, numbers = secrets.token_hex(4), itertools.count()
+        self._control = Control(
+            self._replicas,
+            post=self._post,
+            changed=self._update,
+            new_id=lambda: f"{self._bus_id}.{next(numbers)}",
+        )
         self._shown = self._message(revision=0)
         self._tick_task: asyncio.Task[None] | None = None
         self._around = Surroundings(
@@ -106,6 +114,16 @@ class Bus:
         for delivery, _ in self._deliveries.values():
             delivery.look_at_senders()
         self._update()
+
+    async def control(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        return await self._control.order(replica_id, action, level, timeout_s)
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        self._control.take(outcome)
 
     async def leave(self, member_id: str) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
@@ -237,6 +255,7 @@ class Bus:
     async def _end_delivery(self, replica_id: str) -> None:
         delivery = self._deliveries.pop(replica_id, None)
         if delivery is not None:
+            self._control.forget(replica_id)
             delivery[1].cancel()
             await asyncio.gather(delivery[1], return_exceptions=True)
 

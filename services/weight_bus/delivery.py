@@ -4,6 +4,7 @@ import asyncio
 
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
+from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import (
     CommitWeights,
     DropLinks,
@@ -18,7 +19,7 @@ from services.protocol.weights import WeightManifest
 from services.weight_bus import route
 from services.weight_bus.canary import judge
 from services.weight_bus.mailbox import MailboxFull
-from services.weight_bus.replicas import SERVING
+from services.weight_bus.replicas import SERVING, Replica
 from services.weight_bus.reports import Reports, UpdateFailed
 from services.weight_bus.surroundings import Surroundings
 
@@ -102,6 +103,8 @@ class Delivery:
         replica, newest = self._around.replicas.get(self._replica_id), self._around.newest()
         if replica is None or newest is None or self._possible_senders(newest[0]) is None:
             return False
+        if replica.held is Hold.ASLEEP:
+            return False  # it could not load what it is sent
         held = replica.committed_version
         is_behind = held is None or held < newest[0].version
         return is_behind or replica.state is not ReplicaState.LIVE
@@ -115,10 +118,13 @@ class Delivery:
         paused_s = await self._commit(manifest.version)
         if self._senders[0] not in (self._around.trainers.current or ()):
             self._drop_links()  # a peer sends once
+        is_joining = not self._in_service() and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service():
             await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest)
         self._around.ledger.committed(self._replica_id, manifest.version)
+        if is_joining and replica is not None:
+            self._note_first_lease(replica)
         # One in service is judged whenever its answer comes: it may be full of requests.
         self._judge_in_service()
         tags = {"replica": self._replica_id}
@@ -133,6 +139,12 @@ class Delivery:
             paused_s=round(paused_s, 4),
         )
         self._around.changes.announce()
+
+    def _note_first_lease(self, replica: Replica) -> None:
+        replica.was_leased = True
+        waited_s = self._around.clock() - replica.registered_at
+        BusMetrics.lease.observe(waited_s, tags={"replica": self._replica_id})
+        log.info("first lease", replica=self._replica_id, seconds=round(waited_s, 3))
 
     def _possible_senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
         return route.senders(self._around, self._replica_id, manifest, self._failures)
@@ -182,6 +194,8 @@ class Delivery:
 
     async def _pass_canary(self) -> None:
         timeout_s = self._commit_timeout_s()
+        # An engine that an operator holds computes no answer until it is released.
+        await self._around.changes.until(self._is_released, timeout_s=None)
         await self._around.changes.until(self._can_judge_joiner, timeout_s=timeout_s)
         if not self._can_judge_joiner():
             who = "the replica" if self._proof is None else "the trainer"
@@ -207,6 +221,10 @@ class Delivery:
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
         self._around.changes.announce()
+
+    def _is_released(self) -> bool:
+        replica = self._around.replicas.get(self._replica_id)
+        return replica is None or replica.held is Hold.NONE
 
     def _can_judge(self) -> bool:
         """The replica has answered, and so has the trainer unless there is nothing to compare."""

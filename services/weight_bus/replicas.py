@@ -3,12 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.protocol.replica_control import ControlOutcome, Hold
 from services.protocol.weight_bus import Member, ReplicaHello, ReplicaState
 from services.protocol.weights import WeightManifest
 from services.weight_bus.config import WeightBusConfig
 
 SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
 """States with a lease: staging does not disturb generation, committing only delays it."""
+
+
+_HELD = {Hold.PAUSED: ReplicaState.PAUSED, Hold.ASLEEP: ReplicaState.ASLEEP}
 
 
 @dataclass
@@ -23,6 +27,8 @@ class Replica:
         seen_at: when it was last heard of.
         copy: manifest of the version it keeps a copy of, None if it keeps none.
         last_error: why it was last suspected or failed.
+        held: what an operator keeps it from.
+        was_leased: it has had a lease in this life of the bus.
     """
 
     hello: ReplicaHello
@@ -32,6 +38,8 @@ class Replica:
     seen_at: float
     copy: WeightManifest | None = None
     last_error: str = ""
+    held: Hold = Hold.NONE
+    was_leased: bool = False
 
 
 class Replicas:
@@ -69,6 +77,7 @@ class Replicas:
                 # It holds no whole version: a commit failed half-way.
                 known.state = ReplicaState.SUSPECT
             known.committed_version, known.copy = hello.committed_version, hello.copy
+            known.held = hello.held
         else:
             has_weights = hello.committed_version is not None
             self._replicas[hello.replica_id] = Replica(
@@ -78,6 +87,7 @@ class Replicas:
                 registered_at=self._clock(),
                 seen_at=self._clock(),
                 copy=hello.copy,
+                held=hello.held,
             )
         self.raise_newest(hello.committed_version)
 
@@ -102,6 +112,20 @@ class Replicas:
     def leave(self, replica_id: str) -> None:
         """Forget a replica."""
         self._replicas.pop(replica_id, None)
+
+    def hold(self, replica_id: str, held: Hold) -> None:
+        """An operator keeps the replica from its work."""
+        self._replicas[replica_id].held = held
+
+    def told(self, outcome: ControlOutcome) -> None:
+        """The replica says what became of an operator's order."""
+        replica = self._replicas.get(outcome.replica_id)
+        if replica is None:
+            return
+        replica.held = outcome.held
+        if not outcome.has_weights and replica.committed_version is not None:
+            replica.committed_version, replica.copy = None, None
+            replica.state = ReplicaState.CATCHING_UP
 
     def begin(self, replica_id: str, state: ReplicaState) -> None:
         """An update of the replica enters a new state."""
@@ -140,7 +164,7 @@ class Replicas:
     def in_service(self, replica: Replica) -> bool:
         """Whether it serves and has been heard of lately."""
         silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
-        return replica.state in SERVING and not silent
+        return replica.state in SERVING and not silent and replica.held is Hold.NONE
 
     def leased(self, replica: Replica) -> bool:
         """Whether the replica may be given work now."""
@@ -156,6 +180,7 @@ class Replicas:
     def _member(self, replica: Replica) -> Member:
         hello, state = replica.hello, replica.state
         silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
+        state = _HELD.get(replica.held, state) if state is not ReplicaState.DEAD else state
         if silent and state is not ReplicaState.DEAD:
             state = ReplicaState.SUSPECT
         return Member(

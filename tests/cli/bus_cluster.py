@@ -11,6 +11,13 @@ import ray
 
 from services.cli.private_cluster import PrivateCluster
 from services.peers import BusPeer
+from services.protocol.errors import InvalidInput
+from services.protocol.replica_control import (
+    ControlAction,
+    ControlOutcome,
+    ControlReplica,
+    Hold,
+)
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
 from services.protocol.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
@@ -37,8 +44,33 @@ async def play() -> None:
     await bus.publish(
         WeightManifest(version=5, train_step=9, tensors=(), buckets=(), digests=digests)
     )
+    obeying = asyncio.create_task(obey(bus))
     print(ray.get_runtime_context().gcs_address, flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    obeying.cancel()
+
+
+async def obey(bus: BusPeer) -> None:
+    """Do what operators ask, but for sleeping."""
+    acknowledged, held = 0, Hold.NONE
+    while True:
+        answer = await bus.next_orders("r1", acknowledged, 1.0)
+        acknowledged = answer.last
+        for order in answer.orders:
+            assert isinstance(order, ControlReplica)
+            held = Hold.PAUSED if order.action is ControlAction.PAUSE else Hold.NONE
+            sleepless = InvalidInput("action", order.action.value, "Only engines on GPUs can.")
+            await bus.report_control(
+                ControlOutcome(
+                    replica_id="r1",
+                    control_id=order.control_id,
+                    held=held,
+                    has_weights=True,
+                    refusal=sleepless if order.action is ControlAction.SLEEP else None,
+                    error=None,
+                    seconds=0.25,
+                )
+            )
 
 
 def main(auth_mode: str) -> None:

@@ -73,6 +73,30 @@ def test_versions_are_shown_and_only_to_who_may_join_the_cluster() -> None:
             assert refused.stderr.splitlines()[-1].startswith("error: "), refused.stderr
 
 
+def test_an_operator_controls_a_replica_and_every_refusal_names_field_value_and_fix() -> None:
+    with cluster("disabled") as address:
+
+        def replica(*arguments: str) -> tuple[int, str]:
+            done = millrace("replica", *arguments, "--address", address, auth_mode="disabled")
+            return done.returncode, (done.stdout or done.stderr).strip()
+
+        assert replica("r1", "pause") == (0, "r1: pause done in 0.25 s; it is paused")
+        code, shown = replica()
+        assert code == 0
+        assert shown.splitlines()[1].split()[:4] == ["r1", "paused", "4", "no"]
+        assert replica("r1", "sleep") == (2, "error: action: 'sleep' -> Only engines on GPUs can.")
+        assert replica("r9", "pause") == (2, "error: replica: 'r9' -> Use one of: r1.")
+
+
+def test_an_unknown_action_is_refused_without_a_cluster(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["replica", "r1", "explode"]) == 2
+    assert "error: action: 'explode' -> Use one of abort, pause" in capsys.readouterr().err
+    assert main(["replica", "r1", "pause", "--level", "1"]) == 2
+    assert main(["replica", "r1"]) == 2
+
+
 def test_an_address_where_nothing_listens_is_one_clear_line(
     capsys: pytest.CaptureFixture[str], closed_url: str
 ) -> None:

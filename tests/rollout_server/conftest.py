@@ -2,13 +2,14 @@
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
@@ -224,14 +225,19 @@ SMALL = {
 }
 
 
-def build_model(folder: Path, *, tied: bool = False, config: Any = None) -> Path:
+def build_model(
+    folder: Path, *, tied: bool = False, config: Any = None, more_tokens: tuple[str, ...] = ()
+) -> Path:
     """A two-layer model, by default a Qwen3, and a byte tokenizer with a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    vocab = {
+        token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet, *more_tokens])
+    }
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.add_special_tokens({"additional_special_tokens": list(more_tokens)})
     fast.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     fast.save_pretrained(folder)
     config = config or Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=tied)
@@ -249,3 +255,35 @@ def policy(folder: Path, seed: int, dtype: torch.dtype = torch.float32) -> PreTr
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     return model
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Any]:
+    """vLLM's application as a replica serves it, for every test that only asks it."""
+    from .http_served import serve_http
+
+    folder = build_model(
+        tmp_path_factory.mktemp("app"), more_tokens=("<think>", "</think>", *TOOL_TOKENS)
+    )
+    store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    arguments = {
+        "enable_auto_tool_choice": True,
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "deepseek_v3",
+        # A model of random weights would fill its answer with blanks.
+        "structured_outputs_config": {
+            "backend": "xgrammar",
+            "disable_any_whitespace": True,
+            "enable_in_reasoning": True,
+            "reasoning_parser": "deepseek_v3",
+        },
+    }
+    async with serve_http(folder, engine_args=arguments) as one:
+        sender = Sender(store)
+        await one.served.push(sender, seed=1)
+        sender.join()
+        sender.groups.clear()
+        yield one
+
+
+TOOL_TOKENS = ("<tool_call>", "</tool_call>")

@@ -8,6 +8,12 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import NotReady
+from services.protocol.replica_control import (
+    ControlAction,
+    ControlOutcome,
+    ControlReplica,
+    Hold,
+)
 from services.protocol.weight_bus import (
     CommitWeights,
     DropLinks,
@@ -38,6 +44,7 @@ class ScriptedBus:
         self.hellos: asyncio.Queue[ReplicaHello] = asyncio.Queue()
         self.orders: asyncio.Queue[Order] = asyncio.Queue()
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.outcomes: asyncio.Queue[ControlOutcome] = asyncio.Queue()
         self.left: list[str] = []
         self.refused = asyncio.Event()
         self._last = 0
@@ -64,6 +71,10 @@ class ScriptedBus:
     async def report(self, report: Report) -> None:
         self._refuse_if_away()
         self.reports.put_nowait(report)
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        self._refuse_if_away()
+        self.outcomes.put_nowait(outcome)
 
     async def leave(self, member_id: str) -> None:
         assert not self.polling, "the poll under way would register again"
@@ -151,13 +162,37 @@ class ScriptedProver:
         return Proof(logprobs=((-float(manifest.version),),), unmoved=True)
 
 
+class ScriptedControl:
+    """Does everything at once, and is held where the test says so."""
+
+    def __init__(self) -> None:
+        self.released = asyncio.Event()
+        self.released.set()
+
+    async def carry_out(self, order: ControlReplica, replica_id: str) -> ControlOutcome:
+        return ControlOutcome(
+            replica_id=replica_id,
+            control_id=order.control_id,
+            held=Hold.PAUSED,
+            has_weights=True,
+            refusal=None,
+            error=None,
+            seconds=0.1,
+        )
+
+    async def until_released(self) -> None:
+        await self.released.wait()
+
+
 class Scene:
     def __init__(self) -> None:
         self.bus, self.loader, self.prover = ScriptedBus(), ScriptedLoader(), ScriptedProver()
+        self.control = ScriptedControl()
         self.member = BusMember(
             self.bus,  # type: ignore[arg-type]
             self.loader,  # type: ignore[arg-type]
             self.prover,  # type: ignore[arg-type]
+            self.control,  # type: ignore[arg-type]
             self.hello,
             retry_s=0.005,
         )
@@ -329,3 +364,22 @@ async def test_another_replicas_dropped_links_leave_what_is_staged_here(scene: S
     assert (scene.loader.ended, scene.loader.cancelled) == (["other/"], [])
     scene.loader.gates["e1/t0"].set()
     assert (await scene.next(scene.bus.reports)).phase is Phase.STAGE
+
+
+async def test_what_became_of_an_operators_order_is_reported(scene: Scene) -> None:
+    order = ControlReplica(control_id="7", action=ControlAction.PAUSE, level=None)
+    scene.bus.orders.put_nowait(order)
+    outcome = await scene.next(scene.bus.outcomes)
+    assert (outcome.control_id, outcome.held) == ("7", Hold.PAUSED)
+
+
+async def test_the_proof_of_a_commit_waits_for_the_operator_to_release_the_engine(
+    scene: Scene,
+) -> None:
+    scene.control.released.clear()
+    scene.loader.canary = ((1, 2),)
+    scene.bus.orders.put_nowait(CommitWeights(version=3))
+    assert (await scene.next(scene.bus.reports)).phase is Phase.COMMIT
+    assert not scene.prover.entered.is_set()
+    scene.control.released.set()
+    assert (await scene.next(scene.bus.reports)).phase is Phase.CANARY

@@ -1,0 +1,121 @@
+"""What operators ask of replicas: passed on as orders, and the outcome waited for."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.observability.log import Log
+from services.observability.metrics import BusMetrics
+from services.protocol.errors import InvalidInput
+from services.protocol.replica_control import (
+    ControlAction,
+    ControlFailed,
+    ControlOutcome,
+    ControlReplica,
+    Hold,
+    check_control,
+)
+from services.protocol.weight_bus import Order
+from services.weight_bus.mailbox import MailboxFull
+from services.weight_bus.replicas import Replicas
+
+_HOLDS = {ControlAction.PAUSE: Hold.PAUSED, ControlAction.SLEEP: Hold.ASLEEP}
+
+log = Log("weight_bus")
+
+
+@dataclass
+class _Open:
+    replica_id: str
+    outcome: "asyncio.Future[ControlOutcome]"
+
+
+class Control:
+    """Orders of operators that are under way.
+
+    Args:
+        replicas: where it is written down what a replica is kept from.
+        post: put an order into a replica's mailbox.
+        changed: have everybody look at the table again.
+        new_id: an id that was never used before.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        *,
+        post: Callable[[str, Order], None],
+        changed: Callable[[], None],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._replicas, self._post = replicas, post
+        self._changed, self._new_id = changed, new_id
+        self._open: dict[str, _Open] = {}
+
+    async def order(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """See `services.protocol.weight_bus.WeightBus.control`."""
+        try:
+            order = self._check(replica_id, action, level)
+        except InvalidInput:
+            BusMetrics.refusals.inc(tags={"what": "control"})
+            raise
+        outcome: asyncio.Future[ControlOutcome] = asyncio.get_running_loop().create_future()
+        self._open[order.control_id] = _Open(replica_id, outcome)
+        held = _HOLDS.get(order.action)
+        if held is not None:
+            # The router must look elsewhere before its requests are ended.
+            self._replicas.hold(replica_id, held)
+            self._changed()
+        try:
+            self._post(replica_id, order)
+            async with asyncio.timeout(timeout_s):
+                done = await outcome
+        except (MailboxFull, KeyError) as error:
+            raise ControlFailed(f"{replica_id} takes no orders: {error}") from None
+        except TimeoutError:
+            raise ControlFailed(
+                f"{replica_id} has not said in {timeout_s:g} s how {order.action} ended"
+            ) from None
+        finally:
+            del self._open[order.control_id]
+        return self._judged(order.action, done)
+
+    def take(self, outcome: ControlOutcome) -> None:
+        """A replica reports; what it says of itself counts even if nobody waits any more."""
+        self._replicas.told(outcome)
+        self._changed()
+        waiting = self._open.get(outcome.control_id)
+        if waiting is None or waiting.outcome.done():
+            BusMetrics.dropped_reports.inc()
+        else:
+            waiting.outcome.set_result(outcome)
+
+    def forget(self, replica_id: str) -> None:
+        """The replica is gone, and will not report."""
+        for one in self._open.values():
+            if one.replica_id == replica_id and not one.outcome.done():
+                one.outcome.set_exception(ControlFailed(f"{replica_id} is gone"))
+
+    def _check(self, replica_id: str, action: str, level: int | None) -> ControlReplica:
+        known, level = check_control(action, level)
+        if self._replicas.get(replica_id) is None:
+            names = ", ".join(self._replicas.replica_ids) or "there is none"
+            raise InvalidInput("replica", replica_id, f"Use one of: {names}.")
+        return ControlReplica(control_id=self._new_id(), action=known, level=level)
+
+    def _judged(self, action: ControlAction, done: ControlOutcome) -> ControlOutcome:
+        log.info(
+            "control",
+            replica=done.replica_id,
+            action=action,
+            held=done.held,
+            error=done.error or done.refusal,
+        )
+        if done.refusal is not None:
+            BusMetrics.refusals.inc(tags={"what": "control"})
+            raise done.refusal
+        if done.error is not None:
+            raise ControlFailed(f"{done.replica_id}: {action} failed: {done.error}")
+        return done

@@ -1,0 +1,49 @@
+"""What a deployment of the rollout server asks Ray for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.serve._private.build_app import build_app
+
+from services.rollout_server.app import build
+from services.rollout_server.config import RolloutServerConfig
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 4096}))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def asked_for(model: Path, **changes: Any) -> Any:
+    config = RolloutServerConfig(model=str(model), **changes)
+    (deployment,) = build_app(build(config), name="rollout_server").deployments
+    return deployment._replica_config
+
+
+def test_an_engine_of_several_gpus_gets_all_of_them_in_one_bundle_on_one_node(model: Path) -> None:
+    asked = asked_for(model, device="cuda", tensor_parallel_size=4, num_cpus=2)
+    assert asked.placement_group_bundles == [{"CPU": 2.0, "GPU": 4.0}]
+    assert asked.placement_group_strategy == "STRICT_PACK"
+    # The replica itself owns them: its children see what it sees.
+    assert asked.ray_actor_options["num_gpus"] == 4
+    assert asked.ray_actor_options["num_cpus"] == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({"device": "cuda"}, 1),
+        ({"device": "cpu"}, 0),
+        ({"device": "cpu", "tensor_parallel_size": 2}, 0),
+    ],
+)
+def test_an_engine_of_at_most_one_gpu_needs_no_placement_group(
+    model: Path, changes: dict[str, Any], gpus: int
+) -> None:
+    asked = asked_for(model, **changes)
+    assert asked.placement_group_bundles is None
+    assert asked.ray_actor_options["num_gpus"] == gpus
