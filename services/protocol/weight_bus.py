@@ -51,6 +51,7 @@ class ReplicaHello:
             and what a late joiner can be given.
         copy: manifest of that copy, None while there is none.
         memory_domain: see `TrainerHello`; of all its engine workers.
+        has_gpu: see `TrainerHello`; true of every engine worker.
         held: what an operator keeps it from.
     """
 
@@ -65,6 +66,7 @@ class ReplicaHello:
     keeps_copy: bool = False
     copy: WeightManifest | None = None
     memory_domain: str = ""
+    has_gpu: bool = False
     held: Hold = Hold.NONE
 
 
@@ -80,6 +82,7 @@ class TrainerHello:
         world_size: ranks in the group.
         memory_domain: processes with the same name here can read each other's memory; empty:
             nobody can.
+        has_gpu: the process owns a GPU.
     """
 
     member_id: str
@@ -87,12 +90,14 @@ class TrainerHello:
     rank: int
     world_size: int
     memory_domain: str = ""
+    has_gpu: bool = False
 
 
 class Transport(StrEnum):
     """How the bytes of a bucket reach a replica."""
 
     GLOO = "gloo"
+    NCCL = "nccl"
     SHARED_MEMORY = "shared_memory"
 
 

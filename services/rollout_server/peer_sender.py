@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from services.protocol.weight_bus import SendWeights
 from services.rollout_server.weight_staging import CopySource, StagedVersion
-from services.transport.gloo import GlooLink, LinkBroken
+from services.transport.ends import end_of
+from services.transport.gloo import LinkBroken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class PeerSender:
         self._cancelled = True
 
     def _send(self, source: CopySource) -> None:
-        link = GlooLink(self._order.link, self._address)
+        link = end_of(self._order.link, self._address)
         try:
             link.open()
             sent = link.send(source, None, cancelled=lambda: self._cancelled)

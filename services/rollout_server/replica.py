@@ -172,5 +172,6 @@ class RolloutReplica:
             keeps_copy=self._config.keep_copy,
             copy=copy,
             memory_domain=memory_domain(),
+            has_gpu=self._config.device == "cuda",
             held=self._loader.held if self._loader is not None else Hold.NONE,
         )

@@ -29,6 +29,7 @@ from services.rollout_server import layerwise_load
 from services.rollout_server.cpu_seeds import leave_draws_spent
 from services.rollout_server.peer_sender import PeerSender
 from services.rollout_server.weight_staging import StagedVersion
+from services.transport.ends import end_of
 from services.transport.gloo import GlooLink
 
 BACKEND = "millrace_staged"
@@ -176,7 +177,7 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         """Called by receiving threads; each has a prefix of its own."""
         opened = self._links.get(link.prefix)
         if opened is None:
-            opened = GlooLink(link, self._host, member=1 + self.parallel_config.rank)
+            opened = end_of(link, self._host, member=1 + self.parallel_config.rank)
             opened.open()
             self._links[link.prefix] = opened
         return opened

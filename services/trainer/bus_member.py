@@ -18,6 +18,7 @@ from services.protocol.weight_bus import (
     WeightBus,
 )
 from services.trainer.snapshot import SnapshotShelf
+from services.transport.ends import end_of
 from services.transport.gloo import GlooLink, LinkBroken
 
 POLL_S = 10.0
@@ -74,10 +75,10 @@ class BusMember:
         shelf: SnapshotShelf,
         address: str,
         *,
-        open_link: Callable[[Link, str], GlooLink] = GlooLink,
+        make_end: Callable[[Link, str], GlooLink] = end_of,
     ) -> None:
         self._hello, self._bus, self._shelf = hello, bus, shelf
-        self._address, self._open_link = address, open_link
+        self._address, self._make_end = address, make_end
         self._outlets: dict[str, _Outlet] = {}
         self._sends: set[asyncio.Task[None]] = set()
 
@@ -116,7 +117,7 @@ class BusMember:
         outlet = self._outlets.get(order.link.prefix)
         if outlet is None:
             self._drop_earlier(order.link.replica_id)
-            outlet = _Outlet(self._open_link(order.link, self._address))
+            outlet = _Outlet(self._make_end(order.link, self._address))
             self._outlets[order.link.prefix] = outlet
         if order.version in outlet.versions:
             return  # delivered again

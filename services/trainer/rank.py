@@ -64,6 +64,7 @@ class TrainerRank:
             rank=self._rank,
             world_size=self._config.world_size,
             memory_domain=memory_domain(),
+            has_gpu=self._config.device == "cuda",
         )
         member = BusMember(hello, BusPeer(), self._learner.shelf, self._address)
         self._member = asyncio.create_task(member.run())

@@ -163,7 +163,7 @@ class GlooLink:
         if header.place is not None:
             self._meet()
         elif header.size:
-            self._pass(encoded.payload)
+            self._pass_bytes(encoded.payload)
         return header.size
 
     def _receive(self, size: int) -> torch.Tensor:
@@ -171,8 +171,12 @@ class GlooLink:
             self._buffer = torch.empty(size, dtype=torch.uint8)
         payload = self._buffer[:size]
         if size:
-            self._pass(payload)
+            self._pass_bytes(payload)
         return payload
+
+    def _pass_bytes(self, payload: torch.Tensor) -> None:
+        """Pass a payload (uint8, on the host); the only thing that other transports change."""
+        self._pass(payload)
 
     def _meet(self) -> None:
         """Wait until every member is here."""

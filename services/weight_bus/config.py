@@ -20,9 +20,10 @@ class WeightBusConfig(StrictModel):
         stage_timeout_s: deadline from the order to send to the replica's vote.
         commit_margin_s: time beyond a replica's own deadline for a commit in which its
             report must come.
-        transport: how bytes reach a replica: "gloo" over TCP, "shared_memory" within a node,
-            "auto": shared memory where trainer rank and replica can read each other's, TCP
-            elsewhere and after a failure.
+        transport: how bytes reach a replica: "gloo" over TCP, "nccl" between GPUs,
+            "shared_memory" within a node; "auto": shared memory where trainer rank and
+            replica can read each other's, else NCCL where both have a GPU, else TCP, and TCP
+            after a failure.
         delta_anchor_every: send only what changed to replicas that keep a copy, and
             everything with every version that this divides; 0: always everything. It pays
             where the wire is slow: finding the changes costs about 1 GB/s and thread.
@@ -46,7 +47,7 @@ class WeightBusConfig(StrictModel):
     link_timeout_s: float = Field(default=20.0, gt=0)
     stage_timeout_s: float = Field(default=120.0, gt=0)
     commit_margin_s: float = Field(default=30.0, gt=0)
-    transport: Literal["auto", "gloo", "shared_memory"] = "auto"
+    transport: Literal["auto", "gloo", "nccl", "shared_memory"] = "auto"
     delta_anchor_every: int = Field(default=0, ge=0)
     commit: Literal["rolling", "barrier"] = "rolling"
     canary_max_gap: float = Field(default=0.5, gt=0)

@@ -49,18 +49,23 @@ def transport_between(
     Raises:
         UpdateFailed: the configured way does not lead there.
     """
-    wanted = around.config.transport
-    rank = around.trainers.hello(sender)
-    shared = rank is not None and rank.memory_domain == receiver.memory_domain != ""
-    if wanted == "shared_memory" and rank is not None and not shared:
+    wanted, rank = around.config.transport, around.trainers.hello(sender)
+    if rank is None:
+        return Transport.GLOO
+    possible = [Transport.GLOO]
+    if rank.has_gpu and receiver.has_gpu:
+        possible.append(Transport.NCCL)
+    if rank.memory_domain == receiver.memory_domain != "":
+        possible.append(Transport.SHARED_MEMORY)
+    if wanted == "auto":
+        return Transport.GLOO if failures else possible[-1]
+    if wanted not in possible:
         raise UpdateFailed(
             Phase.STAGE,
-            f"weight_bus.transport: {wanted} -> {sender} and {receiver.replica_id} share no "
-            "memory; use auto.",
+            f"weight_bus.transport: {wanted} -> Between {sender} and {receiver.replica_id} only "
+            f"{', '.join(possible)} can be used.",
         )
-    if wanted == "gloo" or not shared or (wanted == "auto" and failures):
-        return Transport.GLOO
-    return Transport.SHARED_MEMORY
+    return Transport(wanted)
 
 
 async def links(

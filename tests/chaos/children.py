@@ -51,7 +51,7 @@ def run_rank(
 ) -> None:
     ray.util.get_node_ip_address = lambda: HOST
     rank_module.BusPeer = lambda: BusOverSocket(bus)
-    bus_member.BusMember = partial(bus_member.BusMember, open_link=FaultyLink)
+    bus_member.BusMember = partial(bus_member.BusMember, make_end=FaultyLink)
     learner.Learner = partial(RecordingLearner, Path(weights))
     asyncio.run(_rank(path, config, group, rank))
 

@@ -140,7 +140,7 @@ def shelf() -> SnapshotShelf:
 @pytest.fixture
 async def member(bus: FakeBus, shelf: SnapshotShelf) -> AsyncIterator["asyncio.Task[None]"]:
     FakeLink.made = []
-    member = BusMember(HELLO, bus, shelf, "127.0.0.1", open_link=FakeLink)  # type: ignore[arg-type]
+    member = BusMember(HELLO, bus, shelf, "127.0.0.1", make_end=FakeLink)  # type: ignore[arg-type]
     task = asyncio.create_task(member.run())
     yield task
     task.cancel()

@@ -81,6 +81,7 @@ class Replica(Endpoint):
     commit_timeout_s = 0.0
     keeps_copy = False
     memory_domain = ""
+    has_gpu = False
 
     async def register(self, committed_version: int | None = None) -> None:
         held = manifest(committed_version) if committed_version is not None else None
@@ -89,6 +90,7 @@ class Replica(Endpoint):
             keeps_copy=self.keeps_copy,
             copy=held if self.keeps_copy else None,
             memory_domain=self.memory_domain,
+            has_gpu=self.has_gpu,
         )
         await self.bus.register_replica(introduced)
 
@@ -129,7 +131,7 @@ class World:
         self.bus = self._bus()
 
     async def register_trainer(
-        self, group: str = "a", *, memory_domain: str = ""
+        self, group: str = "a", *, memory_domain: str = "", has_gpu: bool = False
     ) -> list[Endpoint]:
         self.ranks = [Endpoint(self.bus, f"{group}/{rank}") for rank in range(2)]
         for rank, endpoint in enumerate(self.ranks):
@@ -140,6 +142,7 @@ class World:
                     rank=rank,
                     world_size=2,
                     memory_domain=memory_domain,
+                    has_gpu=has_gpu,
                 )
             )
         return self.ranks
@@ -152,9 +155,10 @@ class World:
         *,
         keeps_copy: bool = False,
         memory_domain: str = "",
+        has_gpu: bool = False,
     ) -> Replica:
         endpoint = Replica(self.bus, name)
-        endpoint.memory_domain = memory_domain
+        endpoint.memory_domain, endpoint.has_gpu = memory_domain, has_gpu
         endpoint.keeps_copy = keeps_copy
         endpoint.commit_timeout_s = commit_timeout_s
         await endpoint.register(committed_version)

@@ -162,6 +162,17 @@ async def test_bytes_pass_through_memory_where_both_ends_share_it_and_over_the_w
     assert transports(await far.receive(StageWeights)) == {Transport.GLOO}
 
 
+async def test_gpus_of_different_nodes_use_nccl(world: World) -> None:
+    await world.register_trainer(memory_domain="node-1", has_gpu=True)
+    far = await world.replica("far", memory_domain="node-2", has_gpu=True)
+    near = await world.replica("near", memory_domain="node-1", has_gpu=True)
+    on_cpu = await world.replica("cpu", memory_domain="node-2")
+    await world.bus.publish(manifest(0))
+    assert transports(await far.receive(StageWeights)) == {Transport.NCCL}
+    assert transports(await near.receive(StageWeights)) == {Transport.SHARED_MEMORY}
+    assert transports(await on_cpu.receive(StageWeights)) == {Transport.GLOO}
+
+
 async def test_unknown_memory_is_nobodys(world: World) -> None:
     await world.register_trainer()
     replica = await world.replica("r")
@@ -203,4 +214,5 @@ async def test_a_transport_that_is_set_is_used_or_refused(domain: str) -> None:
     else:
         table = await world.until(lambda t: bool(t.members[0].last_error))
         assert "weight_bus.transport: shared_memory" in table.members[0].last_error
+        assert "only gloo" in table.members[0].last_error
     await world.bus.close()
