@@ -138,9 +138,9 @@ class BusPeer:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._call("report", report)
 
-    async def publish(self, manifest: WeightManifest) -> None:
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
-        await self._call("publish", manifest)
+        await self._call("publish", manifest, group)
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""

@@ -305,11 +305,13 @@ class WeightBus(Protocol):
     async def report(self, report: Report) -> None:
         """Take a member's report; one that is no longer awaited is dropped and counted."""
 
-    async def publish(self, manifest: WeightManifest) -> None:
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         """Make a version the newest: its snapshot exists on every trainer rank.
 
         Raises:
-            InvalidInput: the version is not above the newest.
+            InvalidInput: the version is not above the newest, or is of another model than
+                the one that is served, or `group`, the publisher's, is not the trainer's any
+                more.
         """
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:

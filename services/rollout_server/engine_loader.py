@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from services.observability.log import Log
+from services.protocol.model_layout import first_difference
 from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
@@ -42,6 +43,10 @@ class Engine(PausableEngine, Protocol):
 
 class StageFailed(RuntimeError):
     """A version could not be received whole; the served version is untouched."""
+
+
+class OtherModel(StageFailed):
+    """The version is not of the model that is served; not a byte of it was received."""
 
 
 class SendFailed(RuntimeError):
@@ -85,6 +90,7 @@ class EngineLoader:
         self._clear_cache = in_flight != "keep_stale"
         self._timeout_s = commit_timeout_s
         self._staged: WeightManifest | None = None
+        self._loaded: WeightManifest | None = None  # the last one, also after it was lost
         self._update_open = False  # on the workers, which refuse to open another
         self.committed: WeightManifest | None = None
         self.torn = False
@@ -110,8 +116,13 @@ class EngineLoader:
             deadline, so this ends.
 
         Raises:
+            OtherModel: names, shapes or element types are not those of what was loaded.
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
         """
+        if self._loaded is not None and (
+            difference := first_difference(order.manifest, self._loaded)
+        ):
+            raise OtherModel(f"tensors: {difference}")
         info = {
             "order": pickle.dumps(order),
             "host": self._host,
@@ -173,6 +184,7 @@ class EngineLoader:
                 self.committed = None if self.torn else before
                 raise
             self.torn, self.committed, self._staged = False, staged, None
+            self._loaded = staged
             self._update_open = False
         finally:
             if not self.torn:

@@ -45,9 +45,9 @@ class WeightBusActor:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._bus.report(report)
 
-    async def publish(self, manifest: WeightManifest) -> None:
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
-        await self._bus.publish(manifest)
+        await self._bus.publish(manifest, group)
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""

@@ -25,6 +25,7 @@ from services.protocol.weight_bus import (
     TrainerHello,
 )
 from services.protocol.weights import CanaryLogprobs, WeightManifest
+from services.weight_bus.admission import check_publish
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
@@ -158,18 +159,19 @@ class Bus:
         if delivery is None or not delivery[0].take(report):
             BusMetrics.dropped_reports.inc()
 
-    async def publish(self, manifest: WeightManifest) -> None:
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         """See `services.protocol.weight_bus.WeightBus`.
 
         A restarted bus knows from its replicas which version is the newest, but has no
         manifest for it; it takes that one version again.
         """
-        newest, held = self._replicas.newest_version, self._manifest
-        is_known_again = held is None and manifest.version == newest
-        if newest is not None and manifest.version <= newest and not is_known_again:
-            raise InvalidInput(
-                "version", manifest.version, f"Version {newest} exists; publish a higher one."
-            )
+        check_publish(
+            manifest,
+            group,
+            known_again=self._manifest is None,
+            replicas=self._replicas,
+            trainers=self._trainers,
+        )
         self._manifest = (manifest, self._clock())
         self._replicas.raise_newest(manifest.version)
         self._ledger.published(manifest)

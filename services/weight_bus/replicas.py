@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.protocol.errors import InvalidInput
+from services.protocol.model_layout import first_difference
 from services.protocol.replica_control import ControlOutcome, Hold
 from services.protocol.weight_bus import Member, ReplicaHello, ReplicaState
 from services.protocol.weights import WeightManifest
@@ -28,6 +30,7 @@ class Replica:
         copy: manifest of the version it keeps a copy of, None if it keeps none.
         last_error: why it was last suspected or failed.
         held: what an operator keeps it from.
+        loaded: manifest of what it committed last in this life of the bus.
         was_leased: it has had a lease in this life of the bus.
     """
 
@@ -39,6 +42,7 @@ class Replica:
     copy: WeightManifest | None = None
     last_error: str = ""
     held: Hold = Hold.NONE
+    loaded: WeightManifest | None = None
     was_leased: bool = False
 
 
@@ -127,6 +131,21 @@ class Replicas:
             replica.committed_version, replica.copy = None, None
             replica.state = ReplicaState.CATCHING_UP
 
+    def check_model(self, manifest: WeightManifest) -> None:
+        """Refuse a version that a replica in service could not load without losing its own.
+
+        Raises:
+            InvalidInput: its names, shapes or element types are not those that are served.
+        """
+        for replica_id, replica in self._replicas.items():
+            served = replica.loaded or replica.copy
+            if served is None or not self.in_service(replica):
+                continue
+            difference = first_difference(manifest, served)
+            if difference is not None:
+                fix = f"{replica_id} serves another model: {difference}. Deploy it anew."
+                raise InvalidInput("tensors", f"version {manifest.version}", fix)
+
     def begin(self, replica_id: str, state: ReplicaState) -> None:
         """An update of the replica enters a new state."""
         self._replicas[replica_id].state = state
@@ -141,6 +160,7 @@ class Replicas:
         replica, version = self._replicas[replica_id], manifest.version
         replica.state, replica.committed_version = ReplicaState.LIVE, version
         replica.copy = manifest if replica.hello.keeps_copy else None
+        replica.loaded = manifest
         self.pushes += 1
         self.raise_newest(version)
 

@@ -42,6 +42,16 @@ class TrainerGroups:
                 self._retired.add(self._current)
             self._current = hello.group
 
+    def check_publisher(self, group: str | None) -> None:
+        """Refuse a group that another one has replaced: two trainers push to one bus.
+
+        Raises:
+            InvalidInput: see above.
+        """
+        if group in self._retired:
+            fix = f"Trainer group {self._current} has taken over this bus; stop one of the two."
+            raise InvalidInput("group", group, fix)
+
     def knows(self, member_id: str) -> bool:
         """Whether the member is a known rank."""
         return member_id in self._ranks

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -10,11 +11,11 @@ from transformers import PreTrainedModel
 
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.rollout_server.canary import CanaryProver
-from services.rollout_server.engine_loader import StageFailed
+from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.weight_bus.canary import largest_gap
 
-from .conftest import Fault, Sender, build_model, policy
-from .served import Answer, Served, serve, whole
+from .conftest import HOST, Fault, Sender, build_model, policy
+from .served import Answer, Served, checkpoint_tensors, serve, whole
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -140,11 +141,52 @@ async def test_a_failed_stage_leaves_the_served_version_bit_exact(
     assert served.worst_difference(after) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "problem"),
+    [
+        ("model.extra.weight", torch.zeros(4), "model.extra.weight is not in the model"),
+        ("model.norm.weight", torch.zeros(32), r"model.norm.weight is \[32\] float32, but \[64\]"),
+        ("model.norm.weight", torch.zeros(64, dtype=torch.bfloat16), "64. bfloat16, but"),
+        ("model.norm.weight", None, "model.norm.weight is missing"),
+    ],
+)
+async def test_weights_of_another_model_are_refused_and_the_old_version_serves_on(
+    served: Served, sender: Sender, name: str, tensor: torch.Tensor | None, problem: str
+) -> None:
+    version = await served.push(sender, seed=3)
+    before = await whole(served, 20, f"before {problem}")
+    tensors = checkpoint_tensors(served.policies[str(version)])
+    tensors.pop(name, None)
+    if tensor is not None:
+        tensors[name] = tensor
+    order, _ = sender.order(tensors, version + 1, f"other {version}")
+    with pytest.raises(OtherModel, match=problem):
+        await served.loader.stage(order)
+    after = await whole(served, 20, f"after {problem}")
+    assert (after.spans, after.logprobs) == (before.spans, before.logprobs)
+
+
+async def test_changes_onto_a_base_that_is_not_here_are_refused_and_everything_is_taken_instead(
+    served: Served, sender: Sender
+) -> None:
+    version = await served.push(sender, seed=3)
+    before = await whole(served, 20, "before a wrong base")
+    tensors = checkpoint_tensors(served.policies[str(version)])
+    order, _ = sender.order(tensors, version + 1, f"base {version}")
+    with pytest.raises(Exception, match=r"base: 99 -> .*of version None"):
+        await served.loader.stage(replace(order, base=99))
+    after = await whole(served, 20, "after a wrong base")
+    assert (after.spans, after.logprobs) == (before.spans, before.logprobs)
+    await served.push(sender, seed=4)
+
+
 async def test_a_commit_that_fails_half_way_serves_nothing_until_a_whole_version_is_committed(
     served: Served, sender: Sender
 ) -> None:
     await served.push(sender, seed=5)
     version, served.next_version = served.next_version, served.next_version + 2
+    # One that has loaded nothing yet takes the manifest's word for the model.
+    served.loader = EngineLoader(served.engine, host=HOST, in_flight="keep", commit_timeout_s=30)
     tensors = dict(policy(served.folder, 6).named_parameters())
     tensors["model.no_such_parameter"] = torch.zeros(4)
     order, payloads = sender.order(tensors, version, "torn")
