@@ -140,6 +140,15 @@ class Replica:
         """Load the copy that is kept; returns the seconds of the load itself."""
         return await self._in_worker(_load_again)
 
+    async def pause_only(self) -> None:
+        """Stop and go on, with the KV cache recomputed, as a commit does, but load nothing."""
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        await self._engine.resume_generation()
+
+    async def load_only(self) -> None:
+        """Load the copy that is kept in a pause: no delivery can disturb answers less."""
+        await self._stopped(_load_again)
+
     async def logprobs(self, sequence: list[int]) -> list[float]:
         """Logprobs of tokens 1.. under the weights that are served."""
         from vllm import SamplingParams

@@ -133,9 +133,10 @@ class EngineLoader:
             await self._rpc("drop_stage")
         self._update_open = True
         async with asyncio.timeout(_RPC_TIMEOUT_S):
-            await self._engine.start_weight_update()
-        async with asyncio.timeout(_RPC_TIMEOUT_S):
-            await self._engine.update_weights(_request(info))
+            # Handed over together: a busy engine takes calls only between two steps.
+            await asyncio.gather(
+                self._engine.start_weight_update(), self._engine.update_weights(_request(info))
+            )
         while True:
             votes = await self._rpc("stage_vote")
             failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
