@@ -106,6 +106,18 @@ async def test_an_operator_ends_requests_and_the_engine_goes_on(app: HttpServed)
     assert (await ask(app, 4)).usage.completion_tokens == 4
 
 
+async def test_an_operator_ends_every_answer_of_a_request_for_several(app: HttpServed) -> None:
+    several = asyncio.create_task(
+        app.client.completions.create(
+            model=MODEL, prompt="abc", n=3, max_tokens=900, extra_body={"ignore_eos": True}
+        )
+    )
+    await app.until_open_requests(3)
+    assert (await Operator(app).do(ControlAction.ABORT)).error is None
+    answer = await asyncio.wait_for(several, 30)
+    assert [choice.finish_reason for choice in answer.choices] == ["abort"] * 3
+
+
 async def test_a_paused_engine_takes_new_weights_and_answers_only_when_it_is_resumed(
     app: HttpServed, sender: Sender
 ) -> None:
