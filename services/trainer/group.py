@@ -9,6 +9,7 @@ from services.trainer.rank_messages import RankModel
 class Group(Protocol):
     """What the service needs of a `RankGroup`."""
 
+    name: str
     lost: asyncio.Event
     model: RankModel
 

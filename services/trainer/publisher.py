@@ -30,12 +30,16 @@ class Publisher:
     def __init__(self, bus: WeightBus, timeout_s: float) -> None:
         self.version: int | None = None
         self._bus, self._timeout_s = bus, timeout_s
+        self._group = ""
         self._held: WeightManifest | None = None
         self._canary: CanaryLogprobs | None = None  # of what is held
 
-    def forget_snapshots(self) -> None:
-        """The ranks are new: they cannot send what was published before."""
-        self._held = self._canary = None
+    def follow(self, group: str) -> None:
+        """The ranks are new: they cannot send what was published before.
+
+        The bus refuses what a group publishes when another one has taken its place.
+        """
+        self._group, self._held, self._canary = group, None, None
 
     @property
     def unproved(self) -> WeightManifest | None:
@@ -63,10 +67,11 @@ class Publisher:
         """Publish once, however often the call has to be repeated.
 
         Raises:
-            InvalidInput: somebody else has published this version or a higher one.
+            InvalidInput: somebody else has published this version or a higher one, or has
+                taken these ranks' place.
         """
         try:
-            await self._repeat(lambda: self._bus.publish(manifest))
+            await self._repeat(lambda: self._bus.publish(manifest, self._group))
         except InvalidInput:
             # A first attempt whose answer was lost: the bus has this very version.
             if (await self.members()).newest_version != manifest.version:
@@ -102,7 +107,7 @@ class Publisher:
             try:
                 table = await self._bus.watch(revision, WATCH_S)
                 if table.bus_id != known and self._held is not None:
-                    await self._bus.publish(self._held)
+                    await self._bus.publish(self._held, self._group)
                     if self._canary is not None:
                         await self._bus.publish_canary(self._held.version, self._canary)
             except NotReady:

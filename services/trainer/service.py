@@ -208,7 +208,7 @@ class TrainerService:
 
     def _install(self, group: Group) -> None:
         self._group = group
-        self._publisher.forget_snapshots()
+        self._publisher.follow(group.name)
         self._restored = None
         self._parameters = group.model.parameters
         self._first_publish = self._own(self._publish_first())

@@ -30,6 +30,7 @@ class FakeBus:
     def __init__(self, newest: int | None = None, served: int | None = None) -> None:
         self.newest, self.served = newest, served
         self.manifests: list[WeightManifest] = []
+        self.groups: list[str | None] = []
         self.canaries: list[tuple[int, CanaryLogprobs]] = []
         self.away = 0
         self.lose_answers = 0
@@ -62,8 +63,9 @@ class FakeBus:
             pushes=0,
         )
 
-    async def publish(self, manifest: WeightManifest) -> None:
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
         self._check_away()
+        self.groups.append(group)
         if self.newest is not None and manifest.version <= self.newest:
             raise InvalidInput("version", manifest.version, "It must grow.")
         self.newest = manifest.version
@@ -96,6 +98,7 @@ class FakeGroup:
     """Two ranks whose weights are a number that training raises by one."""
 
     def __init__(self, saved_step: int = 0) -> None:
+        self.name = "a"
         self.lost = asyncio.Event()
         self.model = MODEL
         self.closed = False
@@ -195,6 +198,7 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
     await until(lambda: bus.versions == [0])
     assert bus.manifests[0].digests == (("0/0",), ("1/0",))
     assert bus.manifests[0].canary == ((3, 4), (5, 6))
+    assert bus.groups == ["a"]
     assert (await service.state()).policy_version == 0
 
 
