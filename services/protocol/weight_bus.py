@@ -179,7 +179,18 @@ class DropLinks:
     prefix: str
 
 
-Order = SendWeights | StageWeights | CommitWeights | DropLinks | ControlReplica
+@dataclass(frozen=True, kw_only=True)
+class DistrustWeights:
+    """To a replica: what it serves as `version` is not what the trainer sent.
+
+    It no longer says that it holds the version, so that no bus, not even one that has just
+    restarted, takes it to be in service before everything was sent again.
+    """
+
+    version: int
+
+
+Order = SendWeights | StageWeights | CommitWeights | DistrustWeights | DropLinks | ControlReplica
 
 
 @dataclass(frozen=True, kw_only=True)

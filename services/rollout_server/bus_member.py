@@ -12,6 +12,7 @@ from services.protocol.errors import NotReady
 from services.protocol.replica_control import ControlReplica
 from services.protocol.weight_bus import (
     CommitWeights,
+    DistrustWeights,
     DropLinks,
     Order,
     Phase,
@@ -134,6 +135,8 @@ class BusMember:
                 await self._start_staging(order)
             elif isinstance(order, CommitWeights):
                 await self._commit(order)
+            elif isinstance(order, DistrustWeights):
+                self._loader.distrust(order.version)
             elif isinstance(order, DropLinks):
                 await self._drop(order)
             elif isinstance(order, ControlReplica):

@@ -65,8 +65,8 @@ class EngineLoader:
     """The versions of one engine: at most one staged, at most one committed.
 
     Attributes:
-        committed: the version served, None before the first commit and after a commit
-            that failed half-way.
+        committed: the version served, None before the first commit, after a commit that
+            failed half-way, and when what is served is not what the trainer sent.
         torn: a commit failed half-way, or an operator had the weights dropped; generation
             stands still until a commit succeeds.
         held: what an operator keeps the engine from. A commit resumes no paused engine and
@@ -202,6 +202,11 @@ class EngineLoader:
             self.wake = None
         elif self.held is Hold.NONE:
             await self._step(self._engine.resume_generation())
+
+    def distrust(self, version: int) -> None:
+        """What is served as `version` is wrong: do not claim to hold it any more."""
+        if self.committed_version == version:
+            self.committed = None
 
     @property
     def copy(self) -> WeightManifest | None:

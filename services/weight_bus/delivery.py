@@ -1,12 +1,14 @@
 """Bringing one replica to the newest version, again and again, whatever fails in between."""
 
 import asyncio
+import contextlib
 
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import (
     CommitWeights,
+    DistrustWeights,
     DropLinks,
     Order,
     Phase,
@@ -242,7 +244,11 @@ class Delivery:
 
     def _judge(self, proof: Report) -> str | None:
         expected = self._around.canaries.get(proof.version)
-        return judge(proof, expected, self._around.config.canary_max_gap)
+        problem = judge(proof, expected, self._around.config.canary_max_gap)
+        if problem is not None:
+            with contextlib.suppress(MailboxFull, KeyError):  # it is gone, or will be soon
+                self._around.post(self._replica_id, DistrustWeights(version=proof.version))
+        return problem
 
     def _commit_timeout_s(self) -> float:
         """The replica gives up by itself first, and says what went wrong."""

@@ -175,3 +175,17 @@ async def test_a_version_that_is_sent_again_is_loaded_again() -> None:
         await stage(one, engine, 4)
         await one.commit(4)
         assert ("finish", "4") in engine.calls
+
+
+async def test_a_distrusted_version_is_not_claimed_until_a_commit() -> None:
+    engine = ScriptedEngine()
+    one = loader(engine)
+    await stage(one, engine, 4)
+    await one.commit(4)
+    one.distrust(3)
+    assert one.committed_version == 4, "about a version before"
+    one.distrust(4)
+    assert one.committed_version is None
+    await stage(one, engine, 4)
+    await one.commit(4)
+    assert one.committed_version == 4

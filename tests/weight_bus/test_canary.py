@@ -7,6 +7,7 @@ import pytest
 
 from services.protocol.weight_bus import (
     CommitWeights,
+    DistrustWeights,
     MemberTable,
     Order,
     Phase,
@@ -89,6 +90,7 @@ async def test_a_replica_in_service_whose_outputs_are_wrong_loses_its_lease_unti
     await world.until(lambda t: bool(t.leased) and t.leased[0].committed_version == 1)
     await replica.proved(1, gap=3.0)
     await world.until(lambda t: not t.leased)
+    assert await replica.receive(Order) == DistrustWeights(version=1)
     await commit(replica, 1)
     assert not is_leased(await world.table()), "a lease came back before the proof"
     await replica.proved(1, gap=0.0)

@@ -6,6 +6,7 @@ import pytest
 
 from services.protocol.weight_bus import (
     CommitWeights,
+    DistrustWeights,
     DropLinks,
     ReplicaState,
     SendWeights,
@@ -143,6 +144,7 @@ async def test_a_replica_whose_outputs_are_wrong_is_sent_everything(thrifty_worl
     assert await bases(world, order) == [1] * 3
     await finish(world, replica, order)
     await replica.proved(2, gap=3.0)
+    await replica.receive(DistrustWeights)
     order = await replica.receive(StageWeights)
     assert await bases(world, order) == [None] * 3
 
