@@ -49,6 +49,7 @@ class PrivateCluster:
     def __init__(self, *, num_cpus: int) -> None:
         self._num_cpus = num_cpus
         self._segments: set[Path] = set()
+        self._environment: dict[str, str] = {}
         self.folder = Path()
         self.metrics_url = ""
         self._guardian: subprocess.Popen[bytes] | None = None
@@ -65,8 +66,10 @@ class PrivateCluster:
         scratch = self.folder / "tmp"
         scratch.mkdir()
         scratch.chmod(0o1777)
+        self._environment = dict(os.environ)
         os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
         os.environ.pop("RAY_ADDRESS", None)
+        tempfile.tempdir = None  # it remembers what TMPDIR was
         return self
 
     def start(self) -> None:
@@ -146,6 +149,9 @@ class PrivateCluster:
         remove_segments_since(self._segments)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = Path()
+        os.environ.clear()
+        os.environ.update(self._environment)
+        tempfile.tempdir = None
         self._guardian.communicate()
 
     def __exit__(

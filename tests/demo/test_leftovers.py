@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from services.cli.leftovers import descendants, remove_segments_since, shared_memory_segments
+from services.cli.private_cluster import PrivateCluster
 
 # Starts a child that starts a grandchild and dies at once; both ignore polite signals.
 _ORPHANING = """
@@ -62,3 +64,13 @@ def test_a_forgotten_segment_is_removed_and_one_in_use_is_not() -> None:
     finally:
         forgotten.unlink(missing_ok=True)
         used.unlink(missing_ok=True)
+
+
+def test_temporary_files_have_a_place_in_a_cluster_after_it_and_in_the_next_one() -> None:
+    before = dict(os.environ)
+    for _ in range(2):
+        with PrivateCluster(num_cpus=1) as cluster, tempfile.TemporaryDirectory() as inside:
+            assert Path(inside).is_relative_to(cluster.folder)
+        with tempfile.TemporaryDirectory() as outside:
+            assert not Path(outside).is_relative_to(Path(inside).parent)
+        assert dict(os.environ) == before
