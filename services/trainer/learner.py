@@ -191,6 +191,9 @@ class Learner:
                 lengths = [len(sequences[i]) - 1 for i in chosen]
                 for index, values in zip(chosen, flat[: sum(lengths)].split(lengths), strict=True):
                     scored[index] = values.tolist()
+        # A forward pass without a backward one leaves the root's parameters gathered, and an
+        # optimizer that is made next would train those and not the shards.
+        self._policy.reshard_all()
         return scored
 
     def _started(self) -> RunStart:

@@ -223,6 +223,20 @@ def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
     assert largest_difference(reader.call("full_tensors")[0], weights) < 2e-5
 
 
+def test_scoring_before_a_run_changes_nothing_in_it(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    ranks = rank_groups[2]
+    (plain,), _ = run_steps(ranks, tiny_model, make_start(), [make_batch(1)])
+    ranks.load(tiny_model)
+    ranks.call("logprobs", [[3, 4, 5], [6, 7]])
+    ranks.call("start_run", make_start(), 0)
+    scored = ranks.call("train", make_batch(1), 0, 1)[0]
+    assert scored.snapshot.digests == plain.snapshot.digests
+    ranks.call("logprobs", [[3, 4, 5], [6, 7]])
+    assert ranks.call("save", 1) == [1, 1]
+
+
 def test_the_random_state_comes_back_with_the_checkpoint(
     rank_groups, tiny_model, make_start
 ) -> None:
