@@ -57,6 +57,7 @@ class PrivateCluster:
 
     def __enter__(self) -> Self:
         adopt_orphans()
+        tempfile.gettempdir()  # which remembers its first answer: this process's own files stay
         self._segments = shared_memory_segments()
         self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
         self.folder.chmod(0o755)  # sandboxes run as another user and pass through it
@@ -69,7 +70,6 @@ class PrivateCluster:
         self._environment = dict(os.environ)
         os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
         os.environ.pop("RAY_ADDRESS", None)
-        tempfile.tempdir = None  # it remembers what TMPDIR was
         return self
 
     def start(self) -> None:
@@ -151,7 +151,6 @@ class PrivateCluster:
         self.folder = Path()
         os.environ.clear()
         os.environ.update(self._environment)
-        tempfile.tempdir = None
         self._guardian.communicate()
 
     def __exit__(

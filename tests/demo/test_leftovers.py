@@ -66,11 +66,11 @@ def test_a_forgotten_segment_is_removed_and_one_in_use_is_not() -> None:
         used.unlink(missing_ok=True)
 
 
-def test_temporary_files_have_a_place_in_a_cluster_after_it_and_in_the_next_one() -> None:
-    before = dict(os.environ)
+def test_a_cluster_gives_temporary_files_a_place_and_takes_it_back() -> None:
+    before, own = dict(os.environ), tempfile.gettempdir()
     for _ in range(2):
-        with PrivateCluster(num_cpus=1) as cluster, tempfile.TemporaryDirectory() as inside:
-            assert Path(inside).is_relative_to(cluster.folder)
-        with tempfile.TemporaryDirectory() as outside:
-            assert not Path(outside).is_relative_to(Path(inside).parent)
+        with PrivateCluster(num_cpus=1) as cluster:
+            assert Path(os.environ["TMPDIR"]).is_relative_to(cluster.folder)
+            with tempfile.TemporaryDirectory() as inside:
+                assert Path(inside).parent == Path(own), "this process outlives the cluster"
         assert dict(os.environ) == before
