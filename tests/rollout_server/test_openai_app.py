@@ -32,10 +32,11 @@ async def chat(app: HttpServed, **options: Any) -> Any:
 async def test_a_tool_that_must_be_called_is_called_with_arguments_of_its_schema(
     app: HttpServed, choice: Any
 ) -> None:
-    answer = await chat(app, tools=TOOLS, tool_choice=choice, max_tokens=200)
-    calls = answer.choices[0].message.tool_calls
-    assert calls, answer.choices[0].message
-    for call in calls:
+    answer = await chat(app, tools=TOOLS, tool_choice=choice, max_tokens=200, n=12)
+    # The model is random, and may still be writing another call when its tokens are spent.
+    ended = [one.message.tool_calls for one in answer.choices if one.finish_reason != "length"]
+    assert ended and all(ended), answer
+    for call in [call for calls in ended for call in calls]:
         assert call.function.name == "weather"
         assert json.loads(call.function.arguments)["city"] in ("Oslo", "Bern"), calls
 
