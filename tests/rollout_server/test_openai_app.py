@@ -35,10 +35,11 @@ async def test_a_tool_that_must_be_called_is_called_with_arguments_of_its_schema
     answer = await chat(app, tools=TOOLS, tool_choice=choice, max_tokens=200, n=12)
     # The model is random, and may still be writing another call when its tokens are spent.
     ended = [one.message.tool_calls for one in answer.choices if one.finish_reason != "length"]
-    assert ended and all(ended), answer
+    assert ended, answer
+    assert all(ended), answer
     for call in [call for calls in ended for call in calls]:
         assert call.function.name == "weather"
-        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Bern"), calls
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Bern"), call
 
 
 async def test_tools_may_be_left_to_the_model(app: HttpServed) -> None:
