@@ -21,7 +21,7 @@ from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import NAMESPACE, Member
 
 _KNOCK_S = 5.0
-_JOIN_S = 20.0
+_JOIN_S = 30.0
 _CONTROL_S = 120.0  # a commit may come first
 
 

@@ -11,7 +11,7 @@ import ray
 
 from services.cli.private_cluster import PrivateCluster
 from services.peers import BusPeer
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.replica_control import (
     ControlAction,
     ControlOutcome,
@@ -22,6 +22,8 @@ from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
 from services.protocol.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
+
+START_S = 100.0
 
 
 def hello() -> ReplicaHello:
@@ -39,7 +41,13 @@ def hello() -> ReplicaHello:
 
 async def play() -> None:
     bus = BusPeer()
-    await bus.register_replica(hello())
+    async with asyncio.timeout(START_S):
+        while True:
+            try:
+                await bus.register_replica(hello())
+                break
+            except NotReady:
+                continue  # its process is still starting: every call has a deadline of its own
     digests = (("00",),)
     await bus.publish(
         WeightManifest(version=5, train_step=9, tensors=(), buckets=(), digests=digests)
