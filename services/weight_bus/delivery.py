@@ -44,6 +44,7 @@ class Delivery:
         self._committing: int | None = None  # the version last ordered to be committed
         self._proof: Report | None = None  # of that version, until it is judged
         self._failures = 0  # in a row
+        self._detours = 0  # versions in a row that did not arrive at the first attempt
 
     async def run(self) -> None:
         """Deliver for as long as the replica is known; ends only by cancellation."""
@@ -67,6 +68,9 @@ class Delivery:
             await self._update(manifest, published_at)
             if self._failures:
                 self._drop_links()  # the next ones may go the way that had failed
+                self._detours += 1
+            elif self._detours < _STRIKES:
+                self._detours = 0
             self._failures = 0
         except UpdateFailed as failed:
             self._give_up(failed, manifest.version)
@@ -164,7 +168,12 @@ class Delivery:
     async def _stage(self, manifest: WeightManifest) -> None:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
         links = await route.links(
-            self._around, self._replica_id, self._prefix, self._senders, self._failures
+            self._around,
+            self._replica_id,
+            self._prefix,
+            self._senders,
+            # A way that fails for every version is not tried for ever.
+            plain=self._failures > 0 or self._detours >= _STRIKES,
         )
         base = route.base_of_changes(self._around, self._replica_id, manifest, self._failures)
         self._reports.expect(Phase.STAGE, manifest.version, self._prefix)

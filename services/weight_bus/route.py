@@ -39,9 +39,9 @@ def base_of_changes(
 
 
 def transport_between(
-    around: Surroundings, sender: str, receiver: ReplicaHello, failures: int
+    around: Surroundings, sender: str, receiver: ReplicaHello, *, plain: bool
 ) -> Transport:
-    """How one sender's bytes reach the replica.
+    """How one sender's bytes reach the replica; `plain`: over TCP, if that is allowed.
 
     A replica that stands in for the trainer sends over the wire: its copy lies in memory of
     its own.
@@ -58,7 +58,7 @@ def transport_between(
     if rank.memory_domain == receiver.memory_domain != "":
         possible.append(Transport.SHARED_MEMORY)
     if wanted == "auto":
-        return Transport.GLOO if failures else possible[-1]
+        return Transport.GLOO if plain else possible[-1]
     if wanted not in possible:
         raise UpdateFailed(
             Phase.STAGE,
@@ -69,7 +69,7 @@ def transport_between(
 
 
 async def links(
-    around: Surroundings, replica_id: str, prefix: str, senders: Sequence[str], failures: int
+    around: Surroundings, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
 ) -> tuple[Link, ...]:
     """One link from each sender, in the order of the trainer's ranks.
 
@@ -89,7 +89,7 @@ async def links(
             prefix=f"{prefix}t{rank}",
             world_size=1 + replica.hello.tensor_parallel_size,
             timeout_s=around.config.link_timeout_s,
-            transport=transport_between(around, sender, replica.hello, failures),
+            transport=transport_between(around, sender, replica.hello, plain=plain),
         )
         for rank, sender in enumerate(senders)
     )

@@ -198,6 +198,22 @@ async def test_what_failed_through_memory_is_tried_over_the_wire_and_then_throug
     assert transports(await replica.receive(StageWeights)) == {Transport.SHARED_MEMORY}
 
 
+async def test_memory_that_can_never_be_read_is_not_tried_for_ever(world: World) -> None:
+    await world.register_trainer(memory_domain="node-1")
+    replica = await world.replica("r", memory_domain="node-1")
+    for version in range(3):
+        await world.bus.publish(manifest(version))
+        await replica.vote(await replica.receive(StageWeights), error="OSError: may not read")
+        await replica.receive(DropLinks)
+        await finish(world, replica, await replica.receive(StageWeights))
+        await replica.receive(DropLinks)
+    for version in (3, 4):
+        await world.bus.publish(manifest(version))
+        order = await replica.receive(StageWeights)
+        assert transports(order) == {Transport.GLOO}
+        await finish(world, replica, order)
+
+
 async def test_a_peer_sends_over_the_wire(world: World) -> None:
     await world.replica("peer", committed_version=5, keeps_copy=True, memory_domain="node-1")
     joiner = await world.replica("joiner", memory_domain="node-1")
