@@ -52,7 +52,8 @@ class SnapshotShelf:
         self._lock = threading.Lock()
         self._snapshots: dict[int, Snapshot] = {}
         self._encoding = threading.Lock()
-        self._encoded: dict[tuple[int, int, int], Encoded] = {}  # version, base, bucket
+        # By version, base and bucket; None: sent whole, from memory that is used again later.
+        self._encoded: dict[tuple[int, int, int], Encoded | None] = {}
 
     def put(self, snapshot: Snapshot) -> None:
         """Add or replace a version; the oldest beyond the limit goes."""
@@ -77,16 +78,14 @@ class SnapshotShelf:
         key = snapshot.version, base, bucket
         old = self.get(base)
         with self._encoding:
-            known = self._encoded.get(key)
-            if known is None:
-                known = None
+            if key not in self._encoded:
+                found = None
                 if old is not None:
                     new, itemsize = snapshot.buckets[bucket], snapshot.itemsize
-                    known = changes(new, old.buckets[bucket], base, itemsize)
-                known = known or snapshot.whole(bucket)
+                    found = changes(new, old.buckets[bucket], base, itemsize)
                 self._encoded = {k: v for k, v in self._encoded.items() if k[0] >= key[0]}
-                self._encoded[key] = known
-            return known
+                self._encoded[key] = found
+            return self._encoded[key] or snapshot.whole(bucket)
 
 
 class SnapshotSource:
