@@ -12,7 +12,7 @@ from services.router.errors import UpstreamBroken
 from services.router.journal import ChoiceJournal
 from services.weight_bus.changes import Changes
 from tests.chaos.answers import STREAMS, Judge
-from tests.chaos.request import TOKENS, stream
+from tests.chaos.request import TOKENS, open_session, stream
 from tests.chaos.scene import Scene
 
 REQUEST_S = 120.0
@@ -72,7 +72,7 @@ class Load:
         self._streams: dict[str, list[asyncio.Task[None]]] = {}
         self._over = self._ended_all = False
         self._changes = Changes()
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._session = open_session()
 
     def follow(self, table: MemberTable) -> None:
         """Take the leases as they are now; who is new is asked from now on."""

@@ -4,14 +4,13 @@ import asyncio
 import itertools
 from pathlib import Path
 
-import aiohttp
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from services.protocol.weight_bus import Member
 from services.router.journal import ChoiceJournal
 from services.weight_bus.changes import Changes
-from tests.chaos.request import PROMPT, stream
+from tests.chaos.request import PROMPT, open_session, stream
 
 STREAMS = 2
 DEADLINE_S = 60.0
@@ -30,7 +29,7 @@ class Client:
         self._tasks: dict[asyncio.Task[None], str] = {}
         self._numbers = itertools.count()
         self._changes = Changes()
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._session = open_session()
 
     def ask(self, member: Member) -> None:
         """Keep `STREAMS` requests in flight on the replica until it dies."""

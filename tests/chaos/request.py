@@ -12,6 +12,18 @@ from services.router.journal import ChoiceJournal
 PROMPT = [40, 50, 60, 70, 80]
 TOKENS = 250
 
+_KEEPALIVE_S = 3.0
+# A replica closes a connection that was idle for 5 s. Who sends on it at that moment is
+# reset, as a client that waited for a lease so long is.
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A client without deadlines of its own, whose connections are closed before a replica's."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
 
 async def stream(
     session: aiohttp.ClientSession,
