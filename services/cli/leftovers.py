@@ -80,8 +80,13 @@ def shared_memory_segments() -> set[Path]:
 
 def forgotten_segments(before: set[Path]) -> set[Path]:
     """The segments that are newer than `before` and that no living process maps."""
-    in_use = _mapped_files()
-    return {path for path in shared_memory_segments() - before if str(path) not in in_use}
+    new = shared_memory_segments() - before
+    if not new:
+        return set()
+    # Looked up first: what is mapped in between is then known to be in use.
+    inodes = {path: _inode(path) for path in new}
+    in_use = _mapped_inodes()
+    return {path for path, inode in inodes.items() if inode is not None and inode not in in_use}
 
 
 def remove_segments_since(before: set[Path]) -> set[Path]:
@@ -127,13 +132,26 @@ def _kill(pid: int) -> None:
         return  # it ended meanwhile
 
 
-def _mapped_files() -> set[str]:
-    mapped: set[str] = set()
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None  # it went meanwhile
+
+
+def _mapped_inodes() -> set[int]:
+    """Inodes of /dev/shm that a process maps.
+
+    Names would not do: a semaphore is mapped under a name that the C library gave it first
+    and took away, and the kernel goes on calling it that.
+    """
+    mapped: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text()
         except OSError:
             continue  # it ended, or belongs to another user
-        prefix = f"{_SHARED_MEMORY}/"
-        mapped.update(line[line.index(prefix) :] for line in text.splitlines() if prefix in line)
+        prefix = f" {_SHARED_MEMORY}/"
+        # The fields are address, permissions, offset, device, inode, path.
+        mapped.update(int(line.split()[4]) for line in text.splitlines() if prefix in line)
     return mapped

@@ -66,6 +66,24 @@ def test_a_forgotten_segment_is_removed_and_one_in_use_is_not() -> None:
         used.unlink(missing_ok=True)
 
 
+def test_a_semaphore_in_use_is_not_removed() -> None:
+    if not Path("/dev/shm").is_dir():
+        pytest.skip("no /dev/shm")
+    before = shared_memory_segments()
+    # A started process opens it by name, so it must keep its name until then.
+    hold = "import multiprocessing; lock = multiprocessing.get_context('spawn').Lock(); "
+    hold += "print(lock._semlock.name, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        semaphore = Path(f"/dev/shm/sem.{holder.stdout.readline().strip().lstrip('/')}")
+        others = shared_memory_segments() - {semaphore}
+        assert remove_segments_since(before | others) == set()
+        assert semaphore.exists()
+        holder.communicate("\n")
+
+
 def test_a_cluster_gives_temporary_files_a_place_and_takes_it_back() -> None:
     before, own = dict(os.environ), tempfile.gettempdir()
     for _ in range(2):
