@@ -10,13 +10,17 @@ from pydantic import BaseModel, ConfigDict
 from services.protocol.trajectory import PolicySpan, Trajectory
 
 SESSION_HEADER = "x-session-id"
-"""Request header: calls with one value stay on one replica while it is healthy."""
+"""Request header: calls with one value stay on one replica while it is healthy, and become
+trajectories if the session is recorded (`services.protocol.session`)."""
 
 REPLICA_HEADER = "x-millrace-replica"
 """Response header: the replica that was chosen first."""
 
 CHOICE_HEADER = "x-millrace-choice"
 """Response header: `hit`, `new`, `moved` or `spilled`, or `free` without a session."""
+
+JOURNAL_HEADER = "x-millrace-journal"
+"""Response header: `none` when the answer comes from a backend that shows no token ids."""
 
 RETURN_TRAJECTORY = "return_trajectory"
 """Request body flag: add a `trajectory` object to every finished choice."""

@@ -23,9 +23,18 @@ class RouterConfig(StrictModel):
         watch_wait_s: longest long poll for the member table; a quarter of the lease is
             used when that is shorter.
         spill_threshold: a session leaves its home replica when the home has more than so
-            many sequences above the least loaded replica.
+            many sequences above the least loaded replica, and
+        spill_ratio: more than so many times the least loaded one's sequences above it.
+        group_slack: requests that begin alike share a replica while it has at most so many
+            sequences above the least loaded one, or
+        group_ratio: at most so many times the least loaded one's sequences above it.
         max_sessions: sessions remembered; the least recently used is forgotten first.
-        session_idle_s: a session not used for so long is forgotten.
+        session_idle_s: a session not used for so long is forgotten, and so is its record.
+        record_sessions: also record sessions that a client only names in its calls; those
+            made with POST /v1/sessions always are.
+        max_recorded_sessions: records kept; the least recently used is dropped first.
+        max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
+        session_poll_max_s: longest wait of a list request for a session to finish.
         eject_after: consecutive failures after which a replica gets no more work.
         eject_s: how long the first time; doubles with every failed probe.
         eject_max_s: longest such pause.
@@ -48,8 +57,15 @@ class RouterConfig(StrictModel):
     retry_pause_s: float = Field(default=0.2, ge=0)
     watch_wait_s: float = Field(default=2.0, gt=0)
     spill_threshold: int = Field(default=32, ge=0)
+    spill_ratio: float = Field(default=0.5, ge=0)
+    group_slack: int = Field(default=4, ge=0)
+    group_ratio: float = Field(default=0.25, ge=0)
     max_sessions: int = Field(default=100_000, ge=1)
     session_idle_s: float = Field(default=3600.0, gt=0)
+    record_sessions: bool = False
+    max_recorded_sessions: int = Field(default=10_000, ge=1)
+    max_recorded_tokens: int = Field(default=20_000_000, ge=1)
+    session_poll_max_s: float = Field(default=60.0, ge=0)
     eject_after: int = Field(default=3, ge=1)
     eject_s: float = Field(default=1.0, gt=0)
     eject_max_s: float = Field(default=30.0, gt=0)

@@ -1,0 +1,138 @@
+"""Recorded sessions as the router's HTTP side uses them: by id, with clocks and waits."""
+
+import asyncio
+import re
+import time
+
+from services.observability.metrics import RouterMetrics
+from services.protocol.router import SESSION_HEADER
+from services.protocol.session import (
+    SESSION_PREFIX,
+    SessionFields,
+    SessionState,
+    SessionSummary,
+)
+from services.router.config import RouterConfig
+from services.router.errors import bad_request
+from services.router.session_store import Session, SessionStore
+from services.router.trajectory_tree import RecordedCall
+
+_NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Sessions:
+    """The record of every session that is recorded.
+
+    A session is recorded if POST /v1/sessions made it or, with `record_sessions`, once a
+    call names it. The id of one that was made is never taken for an ordinary name: if its
+    record is gone, its calls are refused, not silently left out.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._store = SessionStore(config)
+        self._news = asyncio.Event()
+        self._counted: dict[str, int] = {}
+
+    async def begin(self, name: str | None) -> int | None:
+        """A call that names a session begins.
+
+        Returns:
+            The call's number in a recorded session, None if it is not recorded.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
+                under which no session can be recorded.
+        """
+        if name is None:
+            return None
+        now = time.monotonic()
+        self._store.expire(now)
+        session = self._store.find(name)
+        if session is None:
+            if name.startswith(SESSION_PREFIX):
+                self._store.get(name)
+            if not self._config.record_sessions:
+                return None
+            if not _NAME.fullmatch(name):
+                rule = "1 to 128 letters, digits, or any of _ . : -"
+                raise bad_request(f"{name[:200]!r} cannot be recorded: use {rule}", SESSION_HEADER)
+            session = self._create({}, name)
+        return self._store.begin(session, now=now)
+
+    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
+        """A call that began is over; without a record it left nothing."""
+        kind = self._store.end(name, number, call, now=time.monotonic())
+        RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
+        self._show()
+
+    async def create(self, metadata: dict[str, str]) -> SessionSummary:
+        """Make a session."""
+        return self._create(metadata, None).summary()
+
+    async def get(self, name: str) -> SessionFields:
+        """A session with its trajectories.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`.
+        """
+        return self._found(name).fields()
+
+    async def finish(self, name: str, reward: float | None) -> SessionFields:
+        """Close a session and return what it recorded.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
+        """
+        session = self._found(name)
+        self._store.finish(session, reward, now=time.monotonic(), wall=time.time())
+        self._news.set()
+        self._news = asyncio.Event()
+        return session.fields()
+
+    async def delete(self, name: str) -> None:
+        """Forget a session that was read.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`.
+        """
+        self._store.delete(self._found(name))
+        self._show()
+
+    async def listed(
+        self, state: SessionState, *, after: int, limit: int, wait_s: float
+    ) -> list[SessionSummary]:
+        """Sessions of one state; if none has finished after the cursor, wait for one."""
+        if state == "open":
+            return [session.summary() for session in self._store.open_ones(limit)]
+        deadline = time.monotonic() + min(wait_s, self._config.session_poll_max_s)
+        while not (found := self._store.finished(after, limit)):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            try:
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+            except TimeoutError:
+                break
+        return [session.summary() for session in found]
+
+    def _create(self, metadata: dict[str, str], name: str | None) -> Session:
+        session = self._store.create(
+            metadata, now=time.monotonic(), wall=time.time(), session_id=name
+        )
+        self._show()
+        return session
+
+    def _found(self, name: str) -> Session:
+        self._store.expire(time.monotonic())
+        return self._store.get(name)
+
+    def _show(self) -> None:
+        RouterMetrics.recorded_sessions.set(len(self._store))
+        RouterMetrics.recorded_tokens.set(self._store.tokens)
+        for reason, count in self._store.dropped.items():
+            RouterMetrics.sessions_dropped.inc(
+                count - self._counted.get(reason, 0), {"reason": reason}
+            )
+            self._counted[reason] = count
