@@ -24,6 +24,8 @@ from services.router.errors import RequestFailed, bad_request
 from services.router.open_request import OpenRequest
 from services.router.piece import Piece
 from services.router.replicas import Replicas
+from services.router.session_call import SessionCall
+from services.router.sessions import Sessions
 
 _LOG = Log("router")
 
@@ -51,8 +53,11 @@ class Gate:
 class AnswerEndpoint:
     """One of the two generating endpoints."""
 
-    def __init__(self, endpoint: Endpoint, replicas: Replicas, gate: Gate) -> None:
-        self._endpoint, self._replicas, self._gate = endpoint, replicas, gate
+    def __init__(
+        self, endpoint: Endpoint, replicas: Replicas, gate: Gate, sessions: Sessions
+    ) -> None:
+        self._endpoint, self._replicas = endpoint, replicas
+        self._gate, self._sessions = gate, sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request until it is answered or the client is gone."""
@@ -78,12 +83,13 @@ class AnswerEndpoint:
                     Headers(scope=scope),
                     max_choices=self._replicas.config.max_choices,
                 )
-                request = OpenRequest(ask, self._replicas)
-                async with aclosing(self._timed(request, began)) as pieces:
-                    if ask.stream:
-                        await self._stream(request, pieces, answer)
-                    else:
-                        await self._whole(request, pieces, answer)
+                async with SessionCall(self._sessions, ask.session) as call:
+                    request = OpenRequest(ask, self._replicas)
+                    async with aclosing(self._timed(call.watched(request), began)) as pieces:
+                        if ask.stream:
+                            await self._stream(request, pieces, answer)
+                        else:
+                            await self._whole(request, pieces, answer)
             return "ok"
         except RequestFailed as failure:
             await answer.fail(failure)
@@ -97,9 +103,11 @@ class AnswerEndpoint:
             )
             return "internal_error"
 
-    async def _timed(self, request: OpenRequest, began: float) -> AsyncGenerator[Piece, None]:
+    async def _timed(
+        self, pieces: AsyncGenerator[Piece, None], began: float
+    ) -> AsyncGenerator[Piece, None]:
         first = True
-        async with aclosing(request.pieces()) as pieces:
+        async with aclosing(pieces):
             async for piece in pieces:
                 if first:
                     first = False

@@ -4,15 +4,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from services.router.config import RouterConfig
 from services.router.endpoints import AnswerEndpoint, Gate
+from services.router.errors import RequestFailed
 from services.router.membership import TableSource
 from services.router.replicas import Replicas
 from services.router.seats import Seats
+from services.router.session_endpoints import session_routes
+from services.router.sessions import Sessions
 from services.router.upstream import Upstream
 
 
@@ -33,9 +36,11 @@ def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
     app.state.replicas = replicas
-    gate = Gate(config.max_open_requests)
-    chat = AnswerEndpoint("chat", replicas, gate)
-    completions = AnswerEndpoint("completions", replicas, gate)
+    app.add_exception_handler(RequestFailed, _refused)
+    gate, sessions = Gate(config.max_open_requests), Sessions(config)
+    chat = AnswerEndpoint("chat", replicas, gate, sessions)
+    completions = AnswerEndpoint("completions", replicas, gate, sessions)
+    app.include_router(session_routes(sessions, replicas.seats.chooser.homes.forget))
     app.router.routes += [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -56,6 +61,13 @@ def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
         return JSONResponse(content, status_code=200 if leased else 503)
 
     return app
+
+
+async def _refused(_: Request, failure: Exception) -> JSONResponse:
+    assert isinstance(failure, RequestFailed)
+    after = failure.retry_after_s
+    headers = {"retry-after": str(after)} if after else None
+    return JSONResponse(failure.body, status_code=failure.status, headers=headers)
 
 
 def _model(name: str, max_model_len: int) -> dict[str, Any]:

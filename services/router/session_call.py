@@ -45,6 +45,7 @@ class SessionCall:
                 if piece.finished and all(journal.settled for journal in request.journals):
                     await self._end(request)
                 yield piece
+        await self._end(request)
 
     async def _end(self, request: OpenRequest | None) -> None:
         if self._number is None or self._session is None:

@@ -2,7 +2,8 @@
 
 The test model is exact: a token is a byte, 256 ends an answer, 300 ends a prompt. What it
 says is a function of the prefix, a logprob is a function of prefix and policy version, so
-the record of an interrupted answer can be compared with that of an uninterrupted one.
+the record of an interrupted answer can be compared with that of an uninterrupted one. Its
+chat template writes an earlier answer as it was sampled: between 300 and 256.
 """
 
 import asyncio
@@ -30,8 +31,13 @@ MODEL = "test-model"
 
 def spoken(prompt: list[int], index: int) -> list[int]:
     """The whole answer to a prompt: a letter for the choice, then the prompt's last line."""
-    line = bytes(prompt[:-1]).decode().rsplit("\n", 1)[-1]
+    said = prompt[:-1][_after_last(EOS, prompt) :]
+    line = bytes(said).decode().rsplit("\n", 1)[-1]
     return [ord("a") + index, *line.encode(), EOS]
+
+
+def _after_last(token, tokens):
+    return len(tokens) - tokens[::-1].index(token) if token in tokens else 0
 
 
 def logprob_of(prefix: list[int], version: int) -> float:
@@ -97,7 +103,10 @@ class Replica:
 
     async def render_chat(self, request):
         body = await request.json()
-        text = "".join(f"{m['role']}\n{m['content']}" for m in body["messages"])
+        said = {"assistant": "\x01{}\x02"}
+        text = "".join(
+            said.get(m["role"], m["role"] + "\n{}").format(m["content"]) for m in body["messages"]
+        )
         return web.json_response(self._rendered(text, body, body.get("max_tokens")))
 
     async def render_completion(self, request):
@@ -126,7 +135,7 @@ class Replica:
         if (max_tokens := max_tokens or 400) != 16:
             params["max_tokens"] = max_tokens
         params["logprobs"] = body.get("top_logprobs") if body.get("logprobs") else None
-        token_ids = [*text.encode(), MARK]
+        token_ids = [*({1: MARK, 2: EOS}.get(byte, byte) for byte in text.encode()), MARK]
         return {"token_ids": token_ids, "sampling_params": params, "model": body.get("model")}
 
     async def derender(self, request):
@@ -212,7 +221,7 @@ class _Voice:
     def __init__(self, replica, body, index):
         self.replica, self.params, self.index = replica, body["sampling_params"], index
         self.prefix = list(body["token_ids"])
-        mark = self.prefix.index(MARK) + 1
+        mark = _after_last(MARK, self.prefix)
         seed = self.params.get("seed") or 0
         self.script = spoken(self.prefix[:mark], (seed + index) % 26)
         self.at = len(self.prefix) - mark
