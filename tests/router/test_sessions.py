@@ -1,7 +1,6 @@
 """Recorded sessions over HTTP: what an agent's calls leave behind."""
 
 import asyncio
-import json
 
 import openai
 import pytest
@@ -259,7 +258,7 @@ async def test_a_list_request_waits_for_the_next_session_to_finish(cluster):
         ("GET", "", {"params": {"state": "new"}}, "state"),
         ("GET", "", {"params": {"limit": 0}}, "limit"),
     ],
-    ids=json.dumps,
+    ids=str,
 )
 async def test_bad_input_is_refused_by_field(cluster, method, path, how, param):
     await cluster.start(replicas=0)
