@@ -2,14 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from pathlib import Path
 
 import aiohttp
 import httpx
@@ -18,109 +10,27 @@ import pytest
 from aiohttp import web
 
 from services.protocol.weight_bus import Member, ReplicaState
+from tests.router.tiny_model import make_model
+from tests.router.vllm_process import MODEL, running
 
 pytestmark = pytest.mark.timeout(240)
-MODEL = "tiny"
 ASK = [{"role": "user", "content": "larger of a and 7, dann grüßen"}]
 
 
-def _make_model(folder):
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<pad>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["# larger of a and 7, times c\nreturn max(a,7)*c"] * 20, trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>"
-    )
-    fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{m.role}}\n{{m.content}}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    config = Qwen3Config(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    Qwen3ForCausalLM(config).to(torch.float32).save_pretrained(folder)
-    fast.save_pretrained(folder)
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory):
+    """One engine behind two of vLLM's own applications, without and with parsers."""
+    folder = tmp_path_factory.mktemp("vllm")
+    make_model(folder / "model")
+    with running(folder) as urls:
+        answer = httpx.post(f"{urls.plain}/update_weight_version", json={"new_version": "3"})
+        assert answer.status_code == 200
+        yield urls
 
 
 @pytest.fixture(scope="module")
-def vllm_url(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vllm")
-    _make_model(folder / "model")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        *(sys.executable, str(Path(__file__).with_name("vllm_server.py"))),
-        *("--model", str(folder / "model"), "--served-model-name", MODEL),
-        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
-        *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
-    ]
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    url = f"http://127.0.0.1:{port}"
-    with (
-        (folder / "log").open("wb") as log,
-        # vLLM leaves sockets and a file behind; a socket's path must be short.
-        tempfile.TemporaryDirectory(prefix="vllm-") as sockets,
-    ):
-        environment |= {"VLLM_RPC_BASE_PATH": sockets, "TMPDIR": sockets}
-        server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
-            _wait_until_up(url, server, folder / "log")
-            answer = httpx.post(f"{url}/update_weight_version", json={"new_version": "3"})
-            assert answer.status_code == 200
-            yield url
-        finally:
-            _end(server)
-
-
-def _wait_until_up(url, server, log):
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and server.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health").status_code == 200:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"vLLM did not start:\n{log.read_text()[-3000:]}")
-
-
-def _end(server):
-    """The whole session: vLLM's engine core is a process of its own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, signal.SIGKILL)
-    server.wait(20)
+def vllm_url(vllm):
+    return vllm.plain
 
 
 def _member(replica_id, url):

@@ -1,15 +1,49 @@
-"""Runs vLLM's own server with policy versions on every chunk; started by test_real_vllm."""
+"""Runs vLLM's own server with policy versions on every chunk; started by `vllm_process`.
+
+The first argument is the port of a second application of vLLM's on the same engine, with a
+tool and a reasoning parser: two servers would take twice the time to start.
+"""
 
 import asyncio
+import copy
+import sys
 
-from vllm.entrypoints.launchers.api_server.entry import run_server
+import uvicorn
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.api_server.entry import (
+    build_and_serve,
+    build_async_engine_client,
+)
+from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from services.rollout_server.version_spans import put_spans_on_every_output
 
+
+async def _serve(args, parsing_port):
+    address, sock = setup_server(args, reuse_port=False)
+    async with build_async_engine_client(args) as engine:
+        parsing = asyncio.create_task(_serve_parsing(engine, copy.copy(args), parsing_port))
+        await (await build_and_serve(engine, address, sock, args))
+        parsing.cancel()
+
+
+async def _serve_parsing(engine, args, port):
+    args.reasoning_parser, args.tool_call_parser = "deepseek_r1", "hermes"
+    args.enable_auto_tool_choice = True
+    tasks = await engine.get_supported_tasks()
+    app = build_app(args, tasks, engine.model_config)
+    await init_app_state(engine, app.state, args, tasks)
+    config = uvicorn.Config(app, host=args.host, port=port, log_level="warning")
+    app.state.server = NoSignalServer(config)
+    await app.state.server.serve()
+
+
 if __name__ == "__main__":
     put_spans_on_every_output()
+    parsing_port = int(sys.argv.pop(1))
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
-    asyncio.run(run_server(args))
+    asyncio.run(_serve(args, parsing_port))
