@@ -1,0 +1,107 @@
+"""Starts `vllm_server.py` and ends it, whatever becomes of it in between."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+MODEL = "tiny"
+_KV_CACHE_BYTES = 64 << 20
+_ERROR_LINES, _TAIL_CHARACTERS = 40, 3000
+
+
+class Urls(NamedTuple):
+    """Where the two applications of the engine listen."""
+
+    plain: str
+    parsing: str
+
+
+@contextlib.contextmanager
+def running(folder):
+    """vLLM with the model in `folder / "model"`, up and answering."""
+    ports = _free_port(), _free_port()
+    urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
+    with (
+        (folder / "log").open("wb") as log,
+        # vLLM leaves sockets and a file behind; a socket's path must be short.
+        tempfile.TemporaryDirectory(prefix="vllm-") as sockets,
+    ):
+        server = subprocess.Popen(
+            _command(folder / "model", *ports),
+            env=_environment(sockets),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            for url in urls:
+                _wait_until_up(url, server, folder / "log")
+            yield urls
+        finally:
+            _end(server)
+
+
+def _command(model, port, parsing_port):
+    return [
+        *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), str(parsing_port)),
+        *("--model", str(model), "--served-model-name", MODEL),
+        *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
+        *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
+        *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
+    ]
+
+
+def _environment(sockets):
+    return os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1",
+        # A thread per core, bound to it, would fight with whatever else the machine does.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "VLLM_RPC_BASE_PATH": sockets,
+        "TMPDIR": sockets,
+    }
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_up(url, server, log):
+    deadline = time.monotonic() + 180
+    while time.monotonic() < deadline and server.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health").status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail(f"vLLM did not start (exit status {server.poll()}):\n{_what_went_wrong(log)}")
+
+
+def _what_went_wrong(log):
+    """The lines that name errors, then the tail: the cause comes long before the last line."""
+    text = log.read_text(errors="replace")
+    named = [line[:300] for line in text.splitlines() if "error" in line.lower()]
+    return "\n".join([*named[:_ERROR_LINES], "--- the end of the log:", text[-_TAIL_CHARACTERS:]])
+
+
+def _end(server):
+    """The whole session: vLLM's engine core is a process of its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait(20)
