@@ -1,16 +1,19 @@
 """Which replica gets a request: a pure policy, without clock, network or Ray.
 
-Sticky first, least in-flight otherwise. Load is counted when the choice is made, never
-scraped, so a burst of requests spreads evenly.
+Sticky first; otherwise near those that begin alike, as far as that does not unbalance; and
+otherwise least in flight. Load is counted when the choice is made, never scraped, so a burst
+of requests spreads evenly.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 from services.router.config import RouterConfig
 from services.router.health import ReplicaHealth
+from services.router.homes import Homes
+from services.router.opening import NO_OPENING, Opening
 
 ChoiceKind = Literal["hit", "new", "moved", "spilled", "free"]
 
@@ -21,7 +24,8 @@ class Choice:
 
     Attributes:
         kind: `hit` home replica of the session, `new` first call of a session, `moved` the
-            home is not available, `spilled` the home is too loaded, `free` no session.
+            home is not available, `spilled` the home is too loaded, `free` no session. A
+            call without session that goes on with a conversation has a home, too.
     """
 
     replica_id: str
@@ -32,54 +36,105 @@ class ReplicaChooser:
     """Chooses replicas and keeps the counts and the session table that it needs.
 
     `now` is always a reading of one monotonic clock in seconds.
+
+    Attributes:
+        homes: which replica each session, or nameless conversation, was given last.
+        groups: which replica requests that begin alike were given last.
+        elsewhere: sequences that other routers have in flight, by replica.
     """
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
         self._in_flight: dict[str, int] = {}
         self._health: dict[str, ReplicaHealth] = {}
-        self._homes: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._turn: dict[str, int] = {}
         self._choices = 0
+        self.homes = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.groups = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.elsewhere: Mapping[str, int] = {}
 
     def choose(
-        self, candidates: Sequence[str], *, session: str | None, weight: int, now: float
+        self,
+        candidates: Sequence[str],
+        *,
+        session: str | None,
+        weight: int,
+        now: float,
+        opening: Opening = NO_OPENING,
+        full: Collection[str] = (),
     ) -> Choice | None:
         """Choose among leased replicas and count `weight` sequences there.
+
+        Args:
+            candidates: replicas with a lease.
+            session: requests of one session have one home.
+            weight: sequences the request will run at once.
+            now: the time.
+            opening: how the prompt begins.
+            full: candidates that may not be given more now.
 
         Returns:
             None when none of the candidates may be given work now.
         """
-        usable = [replica for replica in candidates if self.health(replica).admits(now)]
+        usable = [
+            replica
+            for replica in candidates
+            if replica not in full and self.health(replica).admits(now)
+        ]
         if not usable:
             return None
-        self._forget_idle_sessions(now)
-        choice = self._pick(usable, session, now)
-        if session is not None:
-            self._remember(session, choice.replica_id, now)
+        choice = self._pick(usable, full, session, opening, now)
+        remembered = session or opening.whole
+        if remembered is not None:
+            self.homes.set(remembered, choice.replica_id, now)
         self._choices += 1
         self._turn[choice.replica_id] = self._choices
         self._in_flight[choice.replica_id] = self.in_flight(choice.replica_id) + weight
         self.health(choice.replica_id).chosen()
         return choice
 
-    def _pick(self, usable: list[str], session: str | None, now: float) -> Choice:
-        least = min(usable, key=lambda replica: self._order(replica, now))
-        if session is None:
-            return Choice(replica_id=least, kind="free")
-        home = self._homes.get(session, ("", 0.0))[0]
-        if not home:
-            return Choice(replica_id=least, kind="new")
-        if home not in usable:
-            return Choice(replica_id=least, kind="moved")
-        lowest = min(self.in_flight(replica) for replica in usable)
-        if self.in_flight(home) - lowest > self._config.spill_threshold:
-            return Choice(replica_id=least, kind="spilled")
-        return Choice(replica_id=home, kind="hit")
+    def _pick(
+        self,
+        usable: list[str],
+        full: Collection[str],
+        session: str | None,
+        opening: Opening,
+        now: float,
+    ) -> Choice:
+        keys = opening.earlier if session is None else (session,)
+        home = next((found for key in keys if (found := self.homes.get(key, now))), None)
+        kind: ChoiceKind = "free" if session is None else "new"
+        if home in usable:
+            lowest = min(self.load(replica) for replica in usable)
+            config = self._config
+            if self.load(home) - lowest <= max(config.spill_threshold, config.spill_ratio * lowest):
+                return Choice(replica_id=home, kind="hit")
+            kind = "spilled"
+        elif home is not None:
+            kind = "spilled" if home in full else "moved"
+        return Choice(replica_id=self._near(usable, session, opening.group, now), kind=kind)
+
+    def _near(self, usable: list[str], session: str | None, group: str | None, now: float) -> str:
+        """The least loaded replica, or that of the group while it is hardly more loaded."""
+        order = {replica: self._order(replica, now) for replica in usable}
+        lowest = min(load for load, _ in order.values())
+        slack = max(self._config.group_slack, self._config.group_ratio * lowest)
+        common = None if group is None else self.groups.get(group, now)
+        if common in order and order[common][0] - lowest <= slack:
+            return common
+        key = group or session
+        if key is None:
+            return min(usable, key=order.__getitem__)
+        # Of those that are as good as any, the one that every router would take first.
+        near = [replica for replica in usable if order[replica][0] <= lowest + 1]
+        best = max(near, key=lambda replica: _rank(key, replica))
+        if group is not None:
+            self.groups.set(group, best, now)
+        return best
 
     def _order(self, replica: str, now: float) -> tuple[float, int]:
         # Among equally loaded replicas the one whose last turn is longest ago.
-        load = self.health(replica).effective_load(self.in_flight(replica), now)
+        load = self.health(replica).effective_load(self.load(replica), now)
         return load, self._turn.get(replica, 0)
 
     def release(self, replica_id: str, weight: int) -> None:
@@ -91,8 +146,21 @@ class ReplicaChooser:
             self._in_flight.pop(replica_id, None)
 
     def in_flight(self, replica_id: str) -> int:
-        """Sequences counted on a replica."""
+        """Sequences that this router counts on a replica."""
         return self._in_flight.get(replica_id, 0)
+
+    def load(self, replica_id: str) -> int:
+        """Sequences that all routers count on a replica, as far as this one knows."""
+        return self._in_flight.get(replica_id, 0) + self.elsewhere.get(replica_id, 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Sequences that this router counts, by replica."""
+        return dict(self._in_flight)
+
+    def forget(self, session: str) -> None:
+        """The session is over: nothing of it will come again."""
+        self.homes.forget(session)
 
     def health(self, replica_id: str) -> ReplicaHealth:
         """What has been seen of a replica."""
@@ -114,18 +182,9 @@ class ReplicaChooser:
     @property
     def sessions(self) -> int:
         """Sessions remembered."""
-        return len(self._homes)
+        return len(self.homes)
 
-    def _remember(self, session: str, replica: str, now: float) -> None:
-        self._homes[session] = (replica, now)
-        self._homes.move_to_end(session)
-        if len(self._homes) > self._config.max_sessions:
-            self._homes.popitem(last=False)
 
-    def _forget_idle_sessions(self, now: float) -> None:
-        oldest_allowed = now - self._config.session_idle_s
-        while self._homes:
-            session, (_, used) = next(iter(self._homes.items()))
-            if used > oldest_allowed:
-                return
-            del self._homes[session]
+def _rank(key: str, replica: str) -> bytes:
+    """How much a key likes a replica: the same on every router, whoever else is there."""
+    return blake2b(f"{key}\n{replica}".encode(), digest_size=8).digest()

@@ -14,6 +14,8 @@ class RouterConfig(StrictModel):
         first_token_s: from sending a request to a replica until its first chunk. Generous,
             because a replica queues requests and stands still while it commits weights.
         between_tokens_s: between two chunks of one answer.
+        whole_answer_s: for an answer that only the replica itself can give, in one piece, so
+            that nothing is heard of it in between.
         lease_wait_s: how long a request waits for a replica with a lease.
         client_write_s: how long a client may take to accept one piece of its answer.
         max_retries: how often one choice of an answer may be continued elsewhere in a row,
@@ -51,6 +53,7 @@ class RouterConfig(StrictModel):
     render_s: float = Field(default=30.0, gt=0)
     first_token_s: float = Field(default=600.0, gt=0)
     between_tokens_s: float = Field(default=120.0, gt=0)
+    whole_answer_s: float = Field(default=7200.0, gt=0)
     lease_wait_s: float = Field(default=60.0, ge=0)
     client_write_s: float = Field(default=600.0, gt=0)
     max_retries: int = Field(default=5, ge=0)

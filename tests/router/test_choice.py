@@ -6,6 +6,7 @@ import pytest
 
 from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
+from services.router.opening import NO_OPENING, Opening
 
 THREE = ["a", "b", "c"]
 
@@ -14,8 +15,8 @@ def _chooser(**settings):
     return ReplicaChooser(RouterConfig(**settings))
 
 
-def _choose(chooser, candidates=THREE, session=None, weight=1, now=0.0):
-    return chooser.choose(candidates, session=session, weight=weight, now=now)
+def _choose(chooser, candidates=THREE, session=None, weight=1, now=0.0, opening=NO_OPENING):
+    return chooser.choose(candidates, session=session, weight=weight, now=now, opening=opening)
 
 
 def test_a_burst_spreads_evenly_because_counts_are_taken_at_the_choice():
@@ -41,12 +42,92 @@ def test_a_group_weighs_as_much_as_its_choices():
 
 
 def test_a_session_goes_home_until_home_is_too_loaded():
-    chooser = _chooser(spill_threshold=2)
+    chooser = _chooser(spill_threshold=2, spill_ratio=0.0)
     home = _choose(chooser, session="s")
     assert home.kind == "new"
     kinds = [_choose(chooser, session="s") for _ in range(3)]
     assert [choice.kind for choice in kinds] == ["hit", "hit", "spilled"]
     assert kinds[-1].replica_id != home.replica_id
+
+
+def test_among_loaded_replicas_a_session_stays_for_longer():
+    """Forty more than two are many, than four hundred are not."""
+    for others, kind in ((2, "spilled"), (400, "hit")):
+        chooser = _chooser(spill_threshold=32, spill_ratio=0.5)
+        home = _choose(chooser, session="s").replica_id
+        for replica in THREE:
+            _choose(chooser, [replica], weight=others + 40 * (replica == home))
+        assert _choose(chooser, session="s").kind == kind
+
+
+def test_a_finished_session_is_new_again():
+    chooser = _chooser()
+    _choose(chooser, session="s")
+    chooser.forget("s")
+    assert _choose(chooser, session="s").kind == "new"
+    assert chooser.sessions == 1
+
+
+def _body(*texts):
+    roles = ["system", *["user", "assistant"] * len(texts)]
+    return {"messages": [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]}
+
+
+def test_samples_of_one_prompt_share_a_replica_until_that_unbalances():
+    chooser = _chooser(group_slack=4, group_ratio=0.0)
+    opening = Opening.of(_body("rules", "task"))
+    homes = [_choose(chooser, opening=opening).replica_id for _ in range(15)]
+    assert len(set(homes[:5])) == 1
+    assert Counter(homes) == {"a": 5, "b": 5, "c": 5}
+
+
+def test_two_choosers_that_know_nothing_of_each_other_place_a_group_alike():
+    for number in range(20):
+        opening = Opening.of(_body("rules", f"task {number}"))
+        first, second = (_choose(_chooser(), opening=opening, session="s") for _ in range(2))
+        assert first.replica_id == second.replica_id
+
+
+def test_a_nameless_conversation_that_goes_on_finds_its_replica():
+    """Also where the samples of its group are spread, as soon as it has said more than they."""
+    chooser = _chooser(group_slack=0, group_ratio=0.0)
+    turns = {one: ["rules", "task", f"{one}'s idea", f"result for {one}"] for one in "xyz"}
+    homes = {}
+    for one, said in turns.items():
+        homes[one] = _choose(chooser, weight=4, opening=Opening.of(_body(*said))).replica_id
+    assert len(set(homes.values())) == 3
+    for _ in range(3):
+        for one, said in turns.items():
+            said += [f"{one} thinks", "another result"]
+            choice = _choose(chooser, opening=Opening.of(_body(*said)))
+            assert (choice.replica_id, choice.kind) == (homes[one], "hit")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": []},
+        {"messages": "x"},
+        {"messages": [None, 3]},
+        {"messages": [{"role": ["user"]}]},
+        {"prompt": 7},
+        {"prompt": ["a", {"b": 1}]},
+    ],
+)
+def test_any_body_has_an_opening_and_its_equals_have_the_same(body):
+    assert Opening.of(body) == Opening.of(dict(body))
+
+
+def test_prompts_of_another_model_or_another_task_begin_differently():
+    bodies = [
+        _body("rules", "task"),
+        _body("rules", "other"),
+        {**_body("rules", "task"), "model": "m"},
+        {"prompt": "task"},
+        {"prompt": [1, 2]},
+    ]
+    assert len({Opening.of(body).group for body in bodies}) == len(bodies)
 
 
 def test_a_session_whose_home_is_gone_moves_and_stays_at_the_new_home():
