@@ -106,6 +106,13 @@ class RouterMetrics:
     duration = _seconds("router_request_seconds", "Request to last byte", "endpoint")
 
 
+class AccessMetrics:
+    """Declared by every service that asks for keys."""
+
+    requests = _counter("access_requests", "Requests by key", "service", "key", "outcome")
+    reread_failures = _counter("access_reread_failures", "Unusable key files met", "service")
+
+
 class BusMetrics:
     """Declared by the weight bus."""
 

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from services.access.config import AccessConfig
 from services.protocol.strict import StrictModel
 
 
@@ -9,6 +10,7 @@ class RouterConfig(StrictModel):
     """Settings of the router; all durations in seconds.
 
     Attributes:
+        access: who may use it.
         connect_s: to open a connection to a replica, including the wait for a free one.
         render_s: for one render or derender call.
         first_token_s: from sending a request to a replica until its first chunk. Generous,
@@ -49,6 +51,7 @@ class RouterConfig(StrictModel):
         num_cpus: what Ray reserves for the router.
     """
 
+    access: AccessConfig = AccessConfig()
     connect_s: float = Field(default=5.0, gt=0)
     render_s: float = Field(default=30.0, gt=0)
     first_token_s: float = Field(default=600.0, gt=0)

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
+from services.access.access_control import protect
 from services.router.config import RouterConfig
 from services.router.endpoints import AnswerEndpoint, Gate
 from services.router.errors import RequestFailed
@@ -35,6 +36,7 @@ def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
             await replicas.upstream.stop()
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
+    protect(app, config.access, service="router", open_paths=("/health",))
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
     gate, sessions = Gate(config.max_open_requests), Sessions(config)

@@ -1,0 +1,1 @@
+"""Who may use a service's HTTP address, and how much: keys, limits, a middleware."""

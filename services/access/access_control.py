@@ -1,0 +1,181 @@
+"""The middleware that asks for a key."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Collection
+
+from starlette.applications import Starlette
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.access.config import AccessConfig
+from services.access.key_limits import Excess, KeyLimits
+from services.access.key_ring import ApiKey, KeyRing
+from services.access.key_source import KeySource
+from services.observability.log import Log
+from services.observability.metrics import AccessMetrics
+from services.protocol.router import error_body
+
+KEY_NAME = "millrace.key"
+"""Where the scope of an admitted request holds the name of its key; absent without keys."""
+
+
+class AccessControl:
+    """Lets requests pass that show a key and are within its limits.
+
+    Args:
+        app: what is protected.
+        source: where the keys come from.
+        ring: the keys as they were read at the start, None for none.
+        service: what logs and metrics call it.
+        log_requests: log a line for every request.
+        open_paths: paths that need no key, such as a load balancer's probe.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        source: KeySource,
+        ring: KeyRing | None,
+        service: str,
+        log_requests: bool,
+        open_paths: Collection[str] = (),
+    ) -> None:
+        self._app, self._source, self._service = app, source, service
+        self._open_paths = open_paths
+        self._log = Log(service) if log_requests else None
+        self._ring = ring
+        self._limits: dict[str, KeyLimits] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or the application's life, during which the keys are followed."""
+        if scope["type"] == "lifespan":
+            follower = asyncio.create_task(self._source.follow(self._replace), name="api_keys")
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+            return
+        if scope["type"] != "http" or self._log is None:
+            await self._checked(scope, receive, send)
+            return
+        began, status = time.monotonic(), [0]
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status[0] = message["status"]
+            await send(message)
+
+        try:
+            await self._checked(scope, receive, noting)
+        finally:
+            self._log.info(
+                "access",
+                key=scope.get(KEY_NAME),
+                method=scope["method"],
+                path=scope["path"],
+                status=status[0],
+                seconds=round(time.monotonic() - began, 4),
+            )
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._ring is None or scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+            return
+        key = self._ring.find(_shown(scope))
+        if key is None:
+            self._count("", "unauthorized")
+            await _refuse_unknown(send)
+            return
+        limits = self._limits_of(key)
+        excess = limits.admit(time.monotonic())
+        if excess is not None:
+            self._count(key.name, excess[0])
+            await _refuse_excess(send, key, *excess)
+            return
+        self._count(key.name, "admitted")
+        scope[KEY_NAME] = key.name
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            limits.release()
+
+    def _limits_of(self, key: ApiKey) -> KeyLimits:
+        limits = self._limits.get(key.name)
+        if limits is None:
+            limits = self._limits[key.name] = KeyLimits(key, now=time.monotonic())
+        return limits
+
+    def _replace(self, ring: KeyRing) -> None:
+        """Other keys from now on; what a name has used up stays used up."""
+        self._ring = ring
+        for name in [name for name in self._limits if name not in ring.keys]:
+            del self._limits[name]
+        for name, limits in self._limits.items():
+            limits.key = ring.keys[name]
+
+    def _count(self, key: str, outcome: str) -> None:
+        AccessMetrics.requests.inc(tags={"service": self._service, "key": key, "outcome": outcome})
+
+
+def protect(
+    app: Starlette, config: AccessConfig, *, service: str, open_paths: Collection[str] = ()
+) -> None:
+    """Have an application ask for keys, if any are configured.
+
+    Raises:
+        InvalidInput: the keys cannot be read, which is found out here and not at a request.
+    """
+    source = KeySource(config, service=service)
+    ring = source.read()
+    if ring is None and not config.log_requests:
+        return
+    app.add_middleware(
+        AccessControl,
+        source=source,
+        ring=ring,
+        service=service,
+        log_requests=config.log_requests,
+        open_paths=open_paths,
+    )
+
+
+def _shown(scope: Scope) -> bytes:
+    """The bearer token, empty for none."""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = value.partition(b" ")
+            return token.strip() if scheme.lower() == b"bearer" else b""
+    return b""
+
+
+async def _refuse_unknown(send: Send) -> None:
+    message = "no such API key; send one as `Authorization: Bearer KEY`"
+    headers = [(b"www-authenticate", b"Bearer")]
+    await _refuse(send, 401, error_body(message, kind="invalid_api_key", code=401), headers)
+
+
+async def _refuse_excess(send: Send, key: ApiKey, excess: Excess, wait_s: float) -> None:
+    limit = (
+        f"{key.requests_per_s:g} requests a second"
+        if excess == "rate_limited"
+        else f"{key.max_open_requests} open requests"
+    )
+    message = f"the API key {key.name!r} is limited to {limit}; try again later"
+    headers = [(b"retry-after", str(math.ceil(wait_s)).encode())]
+    await _refuse(send, 429, error_body(message, kind=excess, code=429), headers)
+
+
+async def _refuse(
+    send: Send, status: int, body: dict[str, object], headers: list[tuple[bytes, bytes]]
+) -> None:
+    payload = json.dumps(body).encode()
+    fixed = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(payload)).encode()),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": fixed + headers})
+    await send({"type": "http.response.body", "body": payload})
