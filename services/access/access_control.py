@@ -7,13 +7,12 @@ import time
 from collections.abc import Collection
 
 from starlette.applications import Starlette
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.config import AccessConfig
 from services.access.key_limits import Excess, KeyLimits
 from services.access.key_ring import ApiKey, KeyRing
 from services.access.key_source import KeySource
-from services.observability.log import Log
 from services.observability.metrics import AccessMetrics
 from services.protocol.router import error_body
 
@@ -27,9 +26,8 @@ class AccessControl:
     Args:
         app: what is protected.
         source: where the keys come from.
-        ring: the keys as they were read at the start, None for none.
+        ring: the keys as they were read at the start.
         service: what logs and metrics call it.
-        log_requests: log a line for every request.
         open_paths: paths that need no key, such as a load balancer's probe.
     """
 
@@ -38,14 +36,12 @@ class AccessControl:
         app: ASGIApp,
         *,
         source: KeySource,
-        ring: KeyRing | None,
+        ring: KeyRing,
         service: str,
-        log_requests: bool,
         open_paths: Collection[str] = (),
     ) -> None:
         self._app, self._source, self._service = app, source, service
         self._open_paths = open_paths
-        self._log = Log(service) if log_requests else None
         self._ring = ring
         self._limits: dict[str, KeyLimits] = {}
 
@@ -59,32 +55,12 @@ class AccessControl:
                 follower.cancel()
                 await asyncio.gather(follower, return_exceptions=True)
             return
-        if scope["type"] != "http" or self._log is None:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             await self._checked(scope, receive, send)
             return
-        began, status = time.monotonic(), [0]
-
-        async def noting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                status[0] = message["status"]
-            await send(message)
-
-        try:
-            await self._checked(scope, receive, noting)
-        finally:
-            self._log.info(
-                "access",
-                key=scope.get(KEY_NAME),
-                method=scope["method"],
-                path=scope["path"],
-                status=status[0],
-                seconds=round(time.monotonic() - began, 4),
-            )
+        await self._app(scope, receive, send)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._ring is None or scope["path"] in self._open_paths:
-            await self._app(scope, receive, send)
-            return
         key = self._ring.find(_shown(scope))
         if key is None:
             self._count("", "unauthorized")
@@ -131,14 +107,13 @@ def protect(
     """
     source = KeySource(config, service=service)
     ring = source.read()
-    if ring is None and not config.log_requests:
+    if ring is None:
         return
     app.add_middleware(
         AccessControl,
         source=source,
         ring=ring,
         service=service,
-        log_requests=config.log_requests,
         open_paths=open_paths,
     )
 

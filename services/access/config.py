@@ -21,14 +21,12 @@ class AccessConfig(StrictModel):
         allow_unauthenticated: serve without keys wherever Serve listens, because something in
             front of it authenticates.
         reread_s: how often the file is looked at, seconds.
-        log_requests: log a line for every request: key, method, path, status, duration.
     """
 
     api_keys_file: str | None = None
     api_keys_env: str | None = None
     allow_unauthenticated: bool = False
     reread_s: float = Field(default=5.0, gt=0)
-    log_requests: bool = False
 
     @property
     def has_keys(self) -> bool:

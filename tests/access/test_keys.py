@@ -33,7 +33,7 @@ def test_a_key_is_found_by_itself_or_by_its_hash_and_no_other():
         (f"- {{name: a, key: {SECRET}, rate: 2}}", "0.rate"),
         ("- {name: a, key: secret}", "0.key"),
         ("- {name: a}", "0"),
-        (f"- {{name: a, key: {SECRET}, sha256: {'0' * 64}}}", "0"),
+        (f"- {{name: a, key: {SECRET}, sha256: {'0a' * 32}}}", "0"),
         (f"- {{name: a, key: {SECRET}}}\n- {{name: a, key: {SECRET}x}}", "1.name"),
         (f"- {{name: a, key: {SECRET}}}\n- {{name: b, key: {SECRET}}}", "1.key"),
         (f"- {{name: a, key: {SECRET}", "keys.yaml"),
