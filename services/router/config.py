@@ -1,9 +1,25 @@
 """The router's configuration: every deadline, bound and threshold it has."""
 
-from pydantic import Field
+import ipaddress
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from services.access.config import AccessConfig
 from services.protocol.strict import StrictModel
+
+
+class ListenConfig(StrictModel):
+    """An address of the router's own.
+
+    Attributes:
+        host: IP address to listen on; any but a loopback address needs API keys, or
+            `access.allow_unauthenticated`.
+        port: 0 for any free one.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = Field(ge=0, le=65535)
 
 
 class RouterConfig(StrictModel):
@@ -48,6 +64,12 @@ class RouterConfig(StrictModel):
             it bounds what one open request costs.
         max_connections: open connections to all replicas together.
         max_body_bytes: largest request body.
+        listen: a port of the router's own, beside Serve's, which costs a request less; none by
+            default.
+        tracing: begin a W3C trace for requests that bring none; those that bring one always
+            have it handed on to the replica.
+        access_log: share of the requests that end well of which a line is logged; above 0 all
+            that do not end well are. 0 for none.
         num_cpus: what Ray reserves for the router.
     """
 
@@ -80,4 +102,18 @@ class RouterConfig(StrictModel):
     max_choices: int = Field(default=256, ge=1)
     max_connections: int = Field(default=8192, ge=1)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    listen: ListenConfig | None = None
+    tracing: bool = False
+    access_log: float = Field(default=0.0, ge=0, le=1)
     num_cpus: float = Field(default=0.1, ge=0)
+
+    @model_validator(mode="after")
+    def _own_port_asks_for_keys(self) -> Self:
+        guarded = self.access.has_keys or self.access.allow_unauthenticated
+        if self.listen is None or guarded or ipaddress.ip_address(self.listen.host).is_loopback:
+            return self
+        raise ValueError(
+            f"listen.host is {self.listen.host}, so others reach the router: set "
+            "access.api_keys_file, or listen on 127.0.0.1, or, where something in front "
+            "authenticates, access.allow_unauthenticated: true"
+        )

@@ -12,6 +12,8 @@ from services.access.access_control import protect
 from services.router.config import RouterConfig
 from services.router.endpoints import AnswerEndpoint, Gate
 from services.router.errors import RequestFailed
+from services.router.listener import Listener
+from services.router.loop_lag import LoopLag
 from services.router.membership import TableSource
 from services.router.replicas import Replicas
 from services.router.seats import Seats
@@ -23,15 +25,22 @@ from services.router.upstream import Upstream
 def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
     """The application; its lifespan opens the connections and watches the bus."""
     replicas = Replicas(config=config, seats=Seats(config, bus), upstream=Upstream(config))
-    membership = replicas.seats.membership
+    membership, loop_lag = replicas.seats.membership, LoopLag()
+    listener = None if config.listen is None else Listener(config.listen)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await replicas.upstream.start()
         membership.start()
+        loop_lag.start()
         try:
+            if listener is not None:
+                await listener.start(app)
             yield
         finally:
+            if listener is not None:
+                await listener.stop()
+            await loop_lag.stop()
             await membership.stop()
             await replicas.upstream.stop()
 
