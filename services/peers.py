@@ -10,6 +10,8 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.serve.config import ProxyLocation
+from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -30,6 +32,12 @@ from services.protocol.weight_bus import (
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
+
+
+def http_host() -> str | None:
+    """Where Serve's HTTP proxies listen on every node that has one, None for nowhere."""
+    options = _get_global_client().http_config
+    return None if options.location == ProxyLocation.Disabled else options.host
 
 
 class _ServePeer:

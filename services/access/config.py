@@ -1,8 +1,9 @@
 """Who may use a service over HTTP."""
 
 import ipaddress
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
@@ -33,23 +34,24 @@ class AccessConfig(StrictModel):
         """Whether a key is needed."""
         return self.api_keys_file is not None or self.api_keys_env is not None
 
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.api_keys_file is not None and self.api_keys_env is not None:
+            raise ValueError("leave out api_keys_file or api_keys_env")
+        if self.has_keys and self.allow_unauthenticated:
+            raise ValueError("there are keys, so leave out allow_unauthenticated")
+        return self
+
     def check(self, host: str | None, *, service: str) -> None:
-        """Refuse settings that let everybody in, or that contradict each other.
+        """Refuse to let everybody in where Serve listens, if others reach that.
 
         Args:
-            host: where Serve's HTTP proxy listens, None if nowhere.
+            host: where Serve's HTTP proxies listen, None for nowhere.
             service: what messages call the service.
 
         Raises:
-            InvalidInput: no keys on an address that others reach, or keys twice, or keys
-                and `allow_unauthenticated`.
+            InvalidInput: there are no keys, and that is not said to be meant.
         """
-        field = f"{service}.access.api_keys_file"
-        if self.api_keys_file is not None and self.api_keys_env is not None:
-            raise InvalidInput(field, self.api_keys_file, "Leave out this or api_keys_env.")
-        if self.has_keys and self.allow_unauthenticated:
-            name = f"{service}.access.allow_unauthenticated"
-            raise InvalidInput(name, True, "There are keys, so leave it out.")
         if self.has_keys or self.allow_unauthenticated or host is None or _is_loopback(host):
             return
         fix = (
@@ -57,7 +59,7 @@ class AccessConfig(StrictModel):
             "keys, or listen on 127.0.0.1, or, where something in front authenticates, set "
             "allow_unauthenticated: true."
         )
-        raise InvalidInput(field, None, fix)
+        raise InvalidInput(f"{service}.access.api_keys_file", None, fix)
 
 
 def _is_loopback(host: str) -> bool:

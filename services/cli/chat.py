@@ -1,5 +1,6 @@
 """`millrace chat`: talk to the served model through the OpenAI API, like any client."""
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from services.cli.absence import STARTING, nobody, unknown_path
+from services.cli.api_key import API_KEY
 from services.protocol.errors import InvalidInput, NotReady
 
 if TYPE_CHECKING:
@@ -59,7 +61,8 @@ def chat(options: ChatOptions, message: str | None, console: Console) -> None:
 
     base_url = f"{options.url.rstrip('/')}/v1"
     try:
-        with openai.OpenAI(base_url=base_url, api_key="none", timeout=_TIMEOUT_S) as client:
+        key = os.environ.get(API_KEY) or "none"
+        with openai.OpenAI(base_url=base_url, api_key=key, timeout=_TIMEOUT_S) as client:
             talk = _Talk(client, options, console)
             if message is None:
                 talk.converse()

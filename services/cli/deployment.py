@@ -18,6 +18,7 @@ from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.context import _check_cached_client_alive, _disconnect
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from services.access.config import AccessConfig
 from services.cli.app_state import AppState
 from services.cli.file_kind import SERVE, refuse_other_kind
 from services.cli.unknown_keys import unknown_keys
@@ -79,6 +80,8 @@ class Deployment:
             builder, config = _configured(application, source)
             configs[name] = config
             built.append(_build(application, builder, config, source))
+        for name, config in configs.items():
+            _check_access(name, config, schema.http_options.host, source)
         router_url = getattr(configs.get("orchestrator"), "router_url", None)
         if router_url is not None and "router" in configs:
             http = schema.http_options
@@ -149,6 +152,17 @@ def _configured(application: ServeApplicationSchema, source: str) -> tuple[Build
         problem = first_problem(error, "args")
         name = problem.field.removeprefix("args: ")
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+
+
+def _check_access(name: str, config: BaseModel, host: str | None, source: str) -> None:
+    """Say now what a service that others reach without a key would say on the cluster."""
+    access = getattr(config, "access", None)
+    if not isinstance(access, AccessConfig):
+        return
+    try:
+        access.check(host, service=f"{name}.args")
+    except InvalidInput as problem:
+        raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix) from None
 
 
 def _build(

@@ -7,6 +7,7 @@ from typing import Any, Self
 import httpx
 
 from services.cli.absence import nobody, unknown_path
+from services.cli.api_key import API_KEY, key_headers
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 
@@ -26,7 +27,9 @@ class RunsClient:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
-            self._http = httpx.Client(base_url=self.url, timeout=_TIMEOUT, trust_env=False)
+            self._http = httpx.Client(
+                base_url=self.url, timeout=_TIMEOUT, trust_env=False, headers=key_headers()
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise InvalidInput("--url", url, f"It is not a URL: {error}.") from None
 
@@ -93,4 +96,6 @@ class RunsClient:
             raise InvalidInput(error["field"], error["value"], error["fix"])
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise unknown_path(self.url, RUNS, "orchestrator")
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise NotReady(f"{self.url} asks for an API key: set {API_KEY} to one that it knows")
         raise NotReady(f"{answer.url} answered {answer.status_code}: {answer.text[:200]}")

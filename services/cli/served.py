@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from services.cli.api_key import key_headers
 from services.cli.app_state import AppState
 from services.cli.runs_client import RUNS
 from services.protocol.errors import InvalidInput
@@ -66,7 +67,7 @@ class Served:
     def _ask(self, path: str) -> tuple[Any, str]:
         """The JSON at `path`, None where there is none, and what then is the matter."""
         try:
-            answer = self._http.get(self.url + path)
+            answer = self._http.get(self.url + path, headers=key_headers())
             return answer.json(), f"{self.url} has no {path}"
         except httpx.ConnectError:
             return None, f"nothing listens at {self.url}"

@@ -3,22 +3,27 @@
 from fastapi import FastAPI
 from ray import serve
 
+from services.access.access_control import protect
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
 from services.orchestrator.runs import Runs
-from services.peers import BusPeer, RewardPeer, TrainerPeer
+from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
 
 
 class Orchestrator:
     """One replica: it owns the active run, and a second one could not see it."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
+        config.access.check(http_host(), service="orchestrator")
+        self._access = config.access
         self._runs = Runs(config, lambda: _peers(config))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP API, once the replica's event loop runs."""
-        return http_api(self._runs)
+        app = http_api(self._runs)
+        protect(app, self._access, service="orchestrator")
+        return app
 
 
 def _peers(config: OrchestratorConfig) -> Peers:

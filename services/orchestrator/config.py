@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from services.access.config import AccessConfig
 from services.protocol.strict import StrictModel
 
 
@@ -9,8 +10,11 @@ class OrchestratorConfig(StrictModel):
     """How the orchestrator works, whatever the run.
 
     Attributes:
+        access: who may start, see and stop runs.
         num_cpus: processors Ray reserves for the service.
         router_url: where the router answers, without a path.
+        router_key_env: environment variable with the API key that is shown to the router, None
+            where it asks for none.
         max_connections: open connections to the router.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
@@ -40,8 +44,10 @@ class OrchestratorConfig(StrictModel):
             one, of which one trajectory is kept for people to read.
     """
 
+    access: AccessConfig = AccessConfig()
     num_cpus: float = Field(default=0.1, ge=0)
     router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
+    router_key_env: str | None = None
     max_connections: int = Field(default=256, ge=1)
     rollout_retries: int = Field(default=2, ge=0)
     backoff_s: float = Field(default=0.1, gt=0)

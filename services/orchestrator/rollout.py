@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
+from services.protocol.errors import InvalidInput
 from services.protocol.router import (
     RETURN_TRAJECTORY,
     SESSION_HEADER,
@@ -87,11 +89,16 @@ def sampling_seed(*parts: object) -> int:
 
 
 class RolloutClient:
-    """The router's HTTP API, as any client sees it; use it as an async context."""
+    """The router's HTTP API, as any client sees it; use it as an async context.
+
+    Raises:
+        InvalidInput: the variable that shall hold the API key is not set.
+    """
 
     def __init__(self, config: OrchestratorConfig, *, model: str) -> None:
         self._config = config
         self._model = model
+        self._key = _key_header(config.router_key_env)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "RolloutClient":
@@ -144,7 +151,7 @@ class RolloutClient:
     async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
         assert self._http is not None, "use the client as an async context"
         url = f"{self._config.router_url}/v1/chat/completions"
-        headers = {SESSION_HEADER: request.session}
+        headers = {SESSION_HEADER: request.session, **self._key}
         try:
             async with self._http.post(url, json=self._body(request), headers=headers) as response:
                 if response.status != 200:
@@ -173,6 +180,15 @@ class RolloutClient:
             STREAM_BY: "choice",
             RETURN_TRAJECTORY: True,
         }
+
+
+def _key_header(variable: str | None) -> dict[str, str]:
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        fix = "Set that variable where the orchestrator runs."
+        raise InvalidInput("orchestrator.router_key_env", variable, fix)
+    return {"authorization": f"Bearer {key}"}
 
 
 def _message(text: str) -> str:

@@ -3,7 +3,7 @@
 from fastapi import FastAPI
 from ray import serve
 
-from services.peers import BusPeer
+from services.peers import BusPeer, http_host
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
@@ -16,6 +16,7 @@ class Router:
     """Serves OpenAI's API and knows which replica has which request."""
 
     def __init__(self, config: RouterConfig) -> None:
+        config.access.check(http_host(), service="router")
         self._config = config
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

@@ -98,5 +98,5 @@ def test_on_loopback_no_keys_are_needed(host):
     ],
 )
 def test_contradictory_settings_are_refused(settings):
-    with pytest.raises(InvalidInput):
-        AccessConfig(**settings).check("127.0.0.1", service="router")
+    with pytest.raises(InvalidInput, match="leave out"):
+        AccessConfig.from_data(settings, source="router")
