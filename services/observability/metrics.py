@@ -92,12 +92,24 @@ class RouterMetrics:
     choices = _counter("router_choices", "Replica choices: hit, new, moved, spilled, free", "kind")
     failovers = _counter("router_failovers", "Open requests continued elsewhere", "reason")
     restarts = _counter("router_restarts", "Cut choices begun again from the prompt")
-    replayed_tokens = _counter("router_replayed_tokens", "Tokens made again after a loss, shown once")
-    passed_through = _counter("router_passed_through", "Requests answered without a journal", "field")
+    replayed_tokens = _counter(
+        "router_replayed_tokens", "Tokens made again after a loss, shown once"
+    )
+    passed_through = _counter(
+        "router_passed_through", "Requests answered without a journal", "field"
+    )
     unleased_refusals = _counter("router_unleased_refusals", "Requests that found no lease in time")
     watch_failures = _counter("router_watch_failures", "Polls of the member table that failed")
     in_flight = _gauge("router_in_flight", "Open requests per replica", "replica")
     sessions = _gauge("router_sessions", "Sessions in the table")
+    imbalance = _gauge("router_imbalance", "Sequences of the most above the least loaded replica")
+    ejections = _counter("router_ejections", "Replicas given no more work", "replica", "by")
+    probes = _counter("router_probes", "Looks at a replica", "kind", "result")
+    cap = _gauge("router_sequence_cap", "Sequences in flight at which it is full", "replica")
+    queue = _gauge("router_queue", "Requests waiting for a replica")
+    queue_refusals = _counter("router_queue_refusals", "Requests that could not wait", "reason")
+    queue_wait = _seconds("router_queue_seconds", "Wait for a replica, of those that waited")
+    share_failures = _counter("router_share_failures", "Failed exchanges with other routers")
     session_calls = _counter("router_session_calls", "Recorded calls by how they joined", "kind")
     sessions_dropped = _counter("router_sessions_dropped", "Records dropped unread", "reason")
     recorded_sessions = _gauge("router_recorded_sessions", "Sessions whose calls are kept")

@@ -13,6 +13,13 @@ SESSION_HEADER = "x-session-id"
 """Request header: calls with one value stay on one replica while it is healthy, and become
 trajectories if the session is recorded (`services.protocol.session`)."""
 
+MIN_VERSION_HEADER = "x-min-policy-version"
+"""Request header: wait for a replica whose policy version is at least this integer."""
+
+PRIORITY_HEADER = "x-priority"
+"""Request header: an integer, lower goes first when replicas are full; else the body's
+`priority`, else 0."""
+
 REPLICA_HEADER = "x-millrace-replica"
 """Response header: the replica that was chosen first."""
 

@@ -6,6 +6,7 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.needs import NO_NEEDS, Needs
 from services.router.seats import Seat, Seats
 
 _LOG = Log("router")
@@ -14,14 +15,14 @@ _LOG = Log("router")
 class Attempts:
     """Counts what broke and finds the next replica."""
 
-    def __init__(self, config: RouterConfig, seats: Seats) -> None:
-        self._config, self._seats = config, seats
+    def __init__(self, config: RouterConfig, seats: Seats, needs: Needs = NO_NEEDS) -> None:
+        self._config, self._seats, self._needs = config, seats, needs
         self._broken = 0
         self._avoid: str | None = None
 
     def copy(self) -> "Attempts":
         """Independent attempts that remember what broke so far."""
-        other = Attempts(self._config, self._seats)
+        other = Attempts(self._config, self._seats, self._needs)
         other._broken, other._avoid = self._broken, self._avoid
         return other
 
@@ -29,12 +30,19 @@ class Attempts:
         """A seat for the next attempt, elsewhere than the last one if possible.
 
         Raises:
-            RequestFailed: no lease in time.
+            RequestFailed: see `Seats.take`.
         """
         others = self._seats.membership.leased(model).keys() - {self._avoid}
         if self._broken and not others:
             await asyncio.sleep(self._config.retry_pause_s * 2 ** (self._broken - 1))
-        return await self._seats.take(model, session=session, weight=weight, avoid=self._avoid)
+        return await self._seats.take(
+            model,
+            session=session,
+            weight=weight,
+            avoid=self._avoid,
+            urgent=self._broken > 0,
+            needs=self._needs,
+        )
 
     def note(self, broken: UpstreamBroken, seat: Seat, *, progressed: bool = False) -> None:
         """Count a break; one that came after new tokens is the first of a new row.

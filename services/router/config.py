@@ -59,6 +59,19 @@ class RouterConfig(StrictModel):
         eject_s: how long the first time; doubles with every failed probe.
         eject_max_s: longest such pause.
         slow_start_s: how long after an ejection a replica's share grows back to normal.
+        probe_s: pause between two looks at each replica: whether an idle or ejected one
+            still answers, and how full the engine of a busy one is.
+        probe_timeout_s: deadline of such a look; an idle replica that misses it, or cannot
+            be reached, counts one failure.
+        max_sequences: sequences in flight on one replica before others wait, at most; the
+            cap falls when the engine's queue or KV cache is too full, and rises again.
+        min_sequences: where it stops falling.
+        cap_step: sequences by which it rises at a time.
+        kv_high: share of the KV cache in use above which it falls.
+        kv_low: share below which it may rise.
+        max_queued_requests: requests that may wait because every replica is full; more are
+            refused with status 429. Answers that go on after a loss wait besides them.
+        queue_wait_s: how long one may wait so.
         max_open_requests: more are refused with status 429.
         max_choices: a request for more answers at once (`n`) is refused with status 400;
             it bounds what one open request costs.
@@ -70,7 +83,12 @@ class RouterConfig(StrictModel):
             have it handed on to the replica.
         access_log: share of the requests that end well of which a line is logged; above 0 all
             that do not end well are. 0 for none.
-        num_cpus: what Ray reserves for the router.
+        replicas: routers that share the work. What they must agree on they tell each other
+            through a table outside the path of requests.
+        share_s: pause between two exchanges with that table.
+        share_expire_s: a router that was not heard of for so long is not counted; one that
+            cannot reach the table for so long decides alone.
+        num_cpus: what Ray reserves for each router.
     """
 
     access: AccessConfig = AccessConfig()
@@ -98,10 +116,22 @@ class RouterConfig(StrictModel):
     eject_s: float = Field(default=1.0, gt=0)
     eject_max_s: float = Field(default=30.0, gt=0)
     slow_start_s: float = Field(default=10.0, gt=0)
+    probe_s: float = Field(default=2.0, gt=0)
+    probe_timeout_s: float = Field(default=10.0, gt=0)
+    max_sequences: int = Field(default=1024, ge=1)
+    min_sequences: int = Field(default=8, ge=1)
+    cap_step: int = Field(default=8, ge=1)
+    kv_high: float = Field(default=0.95, gt=0, le=1)
+    kv_low: float = Field(default=0.85, gt=0, le=1)
+    max_queued_requests: int = Field(default=2048, ge=0)
+    queue_wait_s: float = Field(default=3600.0, gt=0)
     max_open_requests: int = Field(default=4096, ge=1)
     max_choices: int = Field(default=256, ge=1)
     max_connections: int = Field(default=8192, ge=1)
     max_body_bytes: int = Field(default=16 * 1024 * 1024, ge=1024)
+    replicas: int = Field(default=1, ge=1)
+    share_s: float = Field(default=0.1, gt=0)
+    share_expire_s: float = Field(default=3.0, gt=0)
     listen: ListenConfig | None = None
     tracing: bool = False
     access_log: float = Field(default=0.0, ge=0, le=1)

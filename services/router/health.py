@@ -28,6 +28,11 @@ class ReplicaHealth:
         return now >= self._ejected_until and not self._probing
 
     @property
+    def ejected(self) -> bool:
+        """Whether it gets no work but a probe."""
+        return self._ejected_until is not None
+
+    @property
     def next_chance(self) -> float | None:
         """When an ejected replica may be probed, None if it is not ejected or is probed."""
         return None if self._probing else self._ejected_until
@@ -48,15 +53,16 @@ class ReplicaHealth:
         """A request was served to its end."""
         self._failures, self._pause_s = 0, 0.0
 
-    def failed(self, now: float) -> None:
-        """A request broke there."""
+    def failed(self, now: float) -> bool:
+        """A request broke there; returns whether that ejects the replica."""
         self._failures += 1
         self._probing = False
         if self._failures < self._config.eject_after:
-            return
+            return False
         longer = self._pause_s * 2 or self._config.eject_s
         self._pause_s = min(longer, self._config.eject_max_s)
         self._ejected_until = now + self._pause_s
+        return True
 
     def released(self) -> None:
         """A request ended without saying anything about the replica, so may a probe."""

@@ -5,13 +5,19 @@ import time
 from types import TracebackType
 from typing import Self
 
+from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
+from services.protocol.router import MIN_VERSION_HEADER
 from services.protocol.weight_bus import Member
 from services.router.choice import ChoiceKind, ReplicaChooser
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.lines import Lines, Wish
 from services.router.membership import Membership, TableSource
+from services.router.needs import NO_NEEDS, Needs
+from services.router.sequence_cap import SequenceCap
 
+_LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort")
 """Ends of a request that say nothing of the replica's health."""
 
@@ -58,7 +64,7 @@ class Seat:
         """The first token has come."""
         if not self._answered:
             self._answered = True
-            self._seats.chooser.health(self.replica_id).answered(time.monotonic())
+            self._seats.answered(self)
 
     def limit(self, seconds: float) -> "_Limit":
         """A deadline for one wait on the replica, cut short when the replica is lost."""
@@ -105,60 +111,123 @@ class Seats:
     def __init__(self, config: RouterConfig, bus: TableSource) -> None:
         self._config = config
         self._taken: dict[str, set[Seat]] = {}
+        self._caps: dict[str, SequenceCap] = {}
         self._shown: set[str] = set()
         self.chooser = ReplicaChooser(config)
-        self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._show)
+        self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
+        self.lines = Lines(
+            config,
+            take=self._try,
+            refusal=self._unknown,
+            hopeful=self._hopeful,
+            hindrance=self._unleased,
+            next_chance=lambda wish: self.chooser.next_chance(list(self._leased(wish))),
+        )
 
     async def take(
-        self, model: str | None, *, session: str | None, weight: int, avoid: str | None = None
+        self,
+        model: str | None,
+        *,
+        session: str | None,
+        weight: int,
+        avoid: str | None = None,
+        urgent: bool = False,
+        needs: Needs = NO_NEEDS,
     ) -> Seat:
-        """Wait for a leased replica that serves `model` and take a seat there.
+        """A seat on a leased replica that serves `model`, after a wait if there is none.
 
         Args:
             model: served model name, None for any.
             session: value of the session header.
             weight: sequences the request will run at once.
             avoid: a replica to leave out while another one can be had.
+            urgent: it goes on with an answer that was begun, ahead of all new ones.
+            needs: what else the request needs.
 
         Raises:
             RequestFailed: 404 when members are known and none serves the model; 503 when
-                no lease came in time.
+                no lease came in time; 429 when too many wait, or every replica was full for
+                too long.
         """
-        deadline = time.monotonic() + self._config.lease_wait_s
-        while True:
-            self._check_model(model)
-            seat = self._try(model, session, weight, avoid)
-            if seat is not None:
-                return seat
-            now = time.monotonic()
-            if now >= deadline:
-                RouterMetrics.unleased_refusals.inc()
-                waited = f"no replica held a lease within {self._config.lease_wait_s:g} s"
-                raise RequestFailed(503, "no_lease", waited, retry_after_s=1)
-            chance = self.chooser.next_chance(list(self.membership.leased(model)))
-            until = deadline if chance is None else min(deadline, max(chance, now + 0.001))
-            await self.membership.wait_for_change(until - now)
+        unknown = self._unknown(model)
+        if unknown is not None:
+            raise unknown
+        wish = Wish(
+            model=model, session=session, weight=weight, avoid=avoid, urgent=urgent, needs=needs
+        )
+        seat = None
+        if urgent or not weight or not self.lines.stands(wish):
+            seat = self._try(wish)
+        return seat or await self.lines.wait(wish)
 
-    def _try(
-        self, model: str | None, session: str | None, weight: int, avoid: str | None
-    ) -> Seat | None:
-        leased = self.membership.leased(model)
-        candidates = [replica for replica in leased if replica != avoid] or list(leased)
+    def _leased(self, wish: Wish) -> dict[str, Member]:
+        least = wish.needs.min_version
+        leased = self.membership.leased(wish.model).items()
+        return {
+            name: member
+            for name, member in leased
+            if least is None or (member.committed_version or 0) >= least
+        }
+
+    def _try(self, wish: Wish) -> Seat | None:
+        leased = self._leased(wish)
+        candidates = [name for name in leased if name != wish.avoid] or list(leased)
         choice = self.chooser.choose(
-            candidates, session=session, weight=weight, now=time.monotonic()
+            candidates,
+            session=wish.session,
+            weight=wish.weight,
+            now=time.monotonic(),
+            opening=wish.needs.opening,
+            # What runs no sequence, such as parsing, fits anywhere.
+            full=[name for name in candidates if wish.weight and self.full(name)],
         )
         if choice is None:
             return None
         RouterMetrics.choices.inc(tags={"kind": choice.kind})
-        seat = Seat(self, leased[choice.replica_id], choice.kind, weight)
+        seat = Seat(self, leased[choice.replica_id], choice.kind, wish.weight)
         self._taken.setdefault(choice.replica_id, set()).add(seat)
         return seat
 
-    def _check_model(self, model: str | None) -> None:
+    def cap(self, replica_id: str) -> SequenceCap:
+        """What the replica may have in flight."""
+        return self._caps.setdefault(replica_id, SequenceCap(self._config))
+
+    def full(self, replica_id: str) -> bool:
+        """Whether the replica has in flight what it may have."""
+        return self.chooser.load(replica_id) >= self.cap(replica_id).limit
+
+    def _hopeful(self, wish: Wish) -> bool:
+        now = time.monotonic()
+        return any(self.chooser.health(name).admits(now) for name in self._leased(wish))
+
+    def _unknown(self, model: str | None) -> RequestFailed | None:
         served = {member.model for member in self.membership.members.values()}
-        if model is not None and served and model not in served:
-            message = f"the model {model!r} does not exist; served: {', '.join(sorted(served))}"
-            raise RequestFailed(404, "model_not_found", message, param="model")
+        if model is None or not served or model in served:
+            return None
+        message = f"the model {model!r} does not exist; served: {', '.join(sorted(served))}"
+        return RequestFailed(404, "model_not_found", message, param="model")
+
+    def _unleased(self, wish: Wish) -> RequestFailed:
+        least, waited = wish.needs.min_version, f"within {self._config.lease_wait_s:g} s"
+        leased = self.membership.leased(wish.model)
+        if self._leased(wish):
+            message = f"every replica with a lease is failing, and none came back {waited}"
+        elif least is not None and leased:
+            seen = sorted({member.committed_version or 0 for member in leased.values()})
+            message = f"no replica reached version {least} {waited}; versions seen: {seen}"
+            return RequestFailed(
+                503, "version_not_served", message, param=MIN_VERSION_HEADER, retry_after_s=1
+            )
+        else:
+            message = f"no replica held a lease {waited}"
+        return RequestFailed(503, "no_lease", message, retry_after_s=1)
+
+    def answered(self, seat: Seat) -> None:
+        """A seat's first token has come; an ejected replica is back with it."""
+        health = self.chooser.health(seat.replica_id)
+        if health.ejected:
+            health.answered(time.monotonic())
+            self.lines.advance()
 
     def give_back(self, seat: Seat, weight: int, error: BaseException | None) -> None:
         """Count a seat as free and remember how its request ended."""
@@ -171,23 +240,42 @@ class Seats:
         if error is None:
             health.completed()
         elif isinstance(error, UpstreamBroken) and error.reason not in _NO_FAULT:
-            health.failed(time.monotonic())
+            self.failed(seat.replica_id, by="request")
         else:
             # A lease ends, and a weight update aborts, for the bus's reasons.
             health.released()
+        self.lines.advance()
+
+    def failed(self, replica_id: str, *, by: str) -> None:
+        """A request, or a look by the router itself, has failed on a replica."""
+        if self.chooser.health(replica_id).failed(time.monotonic()):
+            RouterMetrics.ejections.inc(tags={"replica": replica_id, "by": by})
+            _LOG.warning("replica_ejected", replica=replica_id, by=by)
 
     def _lose(self, gone: set[str]) -> None:
         for replica in gone:
             for seat in list(self._taken.get(replica, ())):
                 seat.lose()
 
+    def _news(self) -> None:
+        known = set(self.membership.members) | set(self._taken)
+        self.chooser.keep_only(known)
+        for replica in self._caps.keys() - known:
+            del self._caps[replica]
+        self.lines.advance()
+        self._show()
+
     def _show(self) -> None:
-        self.chooser.keep_only(set(self.membership.members) | set(self._taken))
         RouterMetrics.sessions.set(self.chooser.sessions)
+        RouterMetrics.queue.set(len(self.lines))
         current = set(self.membership.members)
         for replica in current:
             tags = {"replica": replica}
             RouterMetrics.in_flight.set(self.chooser.in_flight(replica), tags)
+            RouterMetrics.cap.set(self.cap(replica).limit, tags)
+        loads = [self.chooser.load(replica) for replica in self.membership.leased(None)]
+        RouterMetrics.imbalance.set(max(loads, default=0) - min(loads, default=0))
         for replica in self._shown - current:
             RouterMetrics.in_flight.forget({"replica": replica})
+            RouterMetrics.cap.forget({"replica": replica})
         self._shown = current

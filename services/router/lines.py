@@ -1,0 +1,184 @@
+"""Everybody who waits for a seat, and how long they do."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from services.observability.metrics import RouterMetrics
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed
+from services.router.needs import Needs
+from services.router.waiting_line import Ticket, WaitingLine
+
+if TYPE_CHECKING:
+    from services.router.seats import Seat
+
+
+_LOOK_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """A seat that somebody wants.
+
+    Attributes:
+        model: served model name, None for any.
+        session: value of the session header.
+        weight: sequences the request will run at once.
+        avoid: a replica to leave out while another one can be had.
+        urgent: it goes on with an answer that was begun.
+        needs: what else the request needs.
+    """
+
+    model: str | None
+    session: str | None
+    weight: int
+    avoid: str | None
+    urgent: bool
+    needs: Needs
+
+    @property
+    def place(self) -> tuple[str | None, int | None]:
+        """Those with one place could all be given the same replicas, so they share a line."""
+        return self.model, self.needs.min_version
+
+
+class _Line(WaitingLine):
+    """One line, and when there was last a replica that only was too full."""
+
+    hope_at = 0.0
+
+
+class Lines:
+    """Lets requests wait for seats, in order, each with a deadline.
+
+    Args:
+        config: the router's settings.
+        take: a seat for a wish if one is free now.
+        refusal: why a wish can never be met, None if it can; raised.
+        hopeful: whether some replica may meet the wish, if only it were less full.
+        hindrance: what to tell a wish that was never hopeful.
+        next_chance: when an ejected replica may be tried again for a wish.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        take: Callable[[Wish], "Seat | None"],
+        refusal: Callable[[str | None], RequestFailed | None],
+        hopeful: Callable[[Wish], bool],
+        hindrance: Callable[[Wish], RequestFailed],
+        next_chance: Callable[[Wish], float | None],
+    ) -> None:
+        self._config, self._take, self._refusal = config, take, refusal
+        self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
+        self._lines: dict[tuple[str | None, int | None], _Line] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def stands(self, wish: Wish) -> bool:
+        """Whether somebody waits for the same already."""
+        return wish.place in self._lines
+
+    async def wait(self, wish: Wish) -> "Seat":
+        """Wait for a turn and a seat.
+
+        Raises:
+            RequestFailed: 429 when too many wait or the wait was too long, 503 when no
+                replica held a lease for too long, 404 when the model has gone.
+        """
+        began = time.monotonic()
+        seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        ticket = Ticket(
+            priority=wish.needs.priority,
+            flow=wish.needs.flow,
+            urgent=wish.urgent,
+            content=(wish, seat),
+        )
+        line = self._enter(wish, ticket)
+        try:
+            self.advance()
+            while not seat.done():
+                patience = self._patience(line, wish, began)
+                await asyncio.wait({seat}, timeout=patience)
+            return seat.result()
+        except BaseException as error:
+            if seat.done() and not seat.cancelled() and seat.exception() is None:
+                # The turn came as the client went: the seat is for the next one.
+                seat.result().__exit__(type(error), error, None)
+            raise
+        finally:
+            line.leave(ticket)
+            if not line and self._lines.get(wish.place) is line:
+                del self._lines[wish.place]
+            RouterMetrics.queue_wait.observe(time.monotonic() - began)
+
+    def _enter(self, wish: Wish, ticket: Ticket) -> _Line:
+        bound = self._config.max_queued_requests
+        if not wish.urgent and len(self) >= bound and self._hopeful(wish):
+            RouterMetrics.queue_refusals.inc(tags={"reason": "queue_full"})
+            message = f"every replica is full, and {bound} requests wait already"
+            raise RequestFailed(429, "queue_full", message, retry_after_s=1)
+        line = self._lines.setdefault(wish.place, _Line())
+        line.enter(ticket)
+        return line
+
+    def _patience(self, line: _Line, wish: Wish, began: float) -> float:
+        now, hopeful = time.monotonic(), self._hopeful(wish)
+        if hopeful:
+            line.hope_at = now
+        unleased = max(began, line.hope_at) + self._config.lease_wait_s - now
+        if unleased <= 0 and not hopeful:
+            RouterMetrics.unleased_refusals.inc()
+            raise self._hindrance(wish)
+        full = began + self._config.queue_wait_s - now
+        if full <= 0:
+            RouterMetrics.queue_refusals.inc(tags={"reason": "queue_timeout"})
+            message = f"every replica was full for {self._config.queue_wait_s:g} s"
+            raise RequestFailed(429, "queue_timeout", message, retry_after_s=1)
+        return min(max(unleased, _LOOK_S), full)
+
+    def advance(self) -> None:
+        """To be called when a seat may have become free: give seats to whoever is next."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for (model, _), line in list(self._lines.items()):
+            gone = self._refusal(model)
+            for ticket in list(line) if gone is not None else ():
+                line.leave(ticket)
+                ticket.content[1].set_exception(gone)
+            while (ticket := line.first) is not None and self._serve(line, ticket):
+                pass
+
+    def _serve(self, line: _Line, ticket: Ticket) -> bool:
+        wish, future = ticket.content
+        seat = self._take(wish)
+        if seat is not None:
+            line.serve(ticket)
+            future.set_result(seat)
+            return True
+        now = time.monotonic()
+        if self._hopeful(wish):
+            line.hope_at = now
+        chance = self._next_chance(wish)
+        if chance is not None:
+            self._call_in(max(chance - now, 0.001))
+        return False
+
+    def _call_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + seconds:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self.advance)
+
+    def stop(self) -> None:
+        """Nobody is served any more."""
+        if self._timer is not None:
+            self._timer.cancel()
