@@ -1,0 +1,188 @@
+"""Waiting for a replica: because all are full, or for a policy version."""
+
+import asyncio
+from dataclasses import replace
+
+import openai
+import pytest
+
+from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
+from services.router.errors import RequestFailed
+from services.router.needs import Needs
+
+ASK = [{"role": "user", "content": "hello"}]
+
+
+def _chat(cluster, content="hello", **headers):
+    return asyncio.create_task(
+        cluster.client.chat.completions.create(
+            model="test-model",
+            messages=[{"role": "user", "content": content}],
+            extra_headers=headers,
+        )
+    )
+
+
+async def _until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  these conditions have no event
+            await asyncio.sleep(0.002)
+
+
+async def _queued(cluster, count):
+    await _until(lambda: len(cluster.seats.lines) == count)
+
+
+async def _full(cluster, fault, **settings):
+    """A cluster of one replica that runs one sequence, which has stalled."""
+    await cluster.start(replicas=1, max_sequences=1, min_sequences=1, **settings)
+    cluster.faults.append(fault("stall", 2))
+    running = _chat(cluster)
+    await cluster.stalled()
+    return running
+
+
+async def _end(*tasks):
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _asked(cluster):
+    """What replicas were asked, in order; the last line of each prompt."""
+    return [
+        bytes(body["token_ids"][:-1]).decode().rsplit("\n", 1)[-1]
+        for body in cluster.replicas[0].bodies
+    ]
+
+
+async def test_requests_wait_while_replicas_are_full_and_flows_take_turns(cluster, fault):
+    running = await _full(cluster, fault)
+    waiting = []
+    for number, (flow, priority) in enumerate([("a", 0), ("a", 0), ("b", 0), ("c", -1)]):
+        headers = {"x-session-id": flow, PRIORITY_HEADER: str(priority)}
+        waiting.append(_chat(cluster, f"{flow}{number}", **headers))
+        await _queued(cluster, number + 1)
+    await _end(running)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert _asked(cluster) == ["hello", "c3", "a0", "b2", "a1"]
+    await _until(lambda: not cluster.seats.chooser.counts)
+    assert not len(cluster.seats.lines)
+
+
+async def test_a_full_queue_is_told_at_once(cluster, fault):
+    running = await _full(cluster, fault, max_queued_requests=1)
+    waiting = _chat(cluster)
+    await _queued(cluster, 1)
+    with pytest.raises(openai.RateLimitError, match="1 requests wait already") as refusal:
+        await _chat(cluster)
+    assert refusal.value.type == "queue_full"
+    assert refusal.value.response.headers["retry-after"] == "1"
+    await _end(running, waiting)
+
+
+async def test_a_wait_that_is_too_long_ends(cluster, fault):
+    running = await _full(cluster, fault, queue_wait_s=0.05)
+    with pytest.raises(openai.RateLimitError, match="every replica was full") as refusal:
+        await _chat(cluster)
+    assert refusal.value.type == "queue_timeout"
+    await _end(running)
+
+
+async def test_whoever_leaves_the_queue_is_gone_at_once(cluster, fault):
+    running = await _full(cluster, fault)
+    waiting = [_chat(cluster, name) for name in ("first", "second")]
+    await _queued(cluster, 2)
+    await _end(waiting[0])
+    await _queued(cluster, 1)
+    await _end(running)
+    await asyncio.wait_for(waiting[1], 5)
+    assert _asked(cluster) == ["hello", "second"]
+
+
+async def test_an_answer_that_was_begun_goes_on_before_new_ones(cluster):
+    """Also before those of a higher priority, and when the queue is full."""
+    await cluster.start(replicas=1, max_sequences=1, min_sequences=1, max_queued_requests=1)
+    await cluster.until_leased("replica-0")
+    seats, order = cluster.seats, []
+
+    async def take(name, **wish):
+        with await seats.take(None, session=None, weight=1, **wish):
+            order.append(name)
+
+    with await seats.take(None, session=None, weight=1):
+        new = asyncio.create_task(take("new", needs=Needs(priority=-5)))
+        await _queued(cluster, 1)
+        begun = asyncio.create_task(take("begun", urgent=True))
+        await _queued(cluster, 2)
+    await asyncio.wait_for(asyncio.gather(new, begun), 5)
+    assert order == ["begun", "new"]
+
+
+async def test_a_seat_that_comes_as_its_client_goes_is_given_to_the_next(cluster):
+    await cluster.start(replicas=1, max_sequences=1, min_sequences=1)
+    seats = cluster.seats
+    wish = {"session": None, "weight": 1}
+    await cluster.until_leased("replica-0")
+    with await seats.take(None, **wish):
+        leaving = asyncio.create_task(seats.take(None, **wish))
+        staying = asyncio.create_task(seats.take(None, **wish))
+        await _queued(cluster, 2)
+    leaving.cancel()  # its seat is there, but it has not run since
+    with await asyncio.wait_for(staying, 5) as seat:
+        assert seats.chooser.counts == {seat.replica_id: 1}
+    assert seats.chooser.counts == {}
+    assert leaving.cancelled()
+
+
+async def test_what_runs_no_sequence_waits_for_nobody(cluster, fault):
+    running = await _full(cluster, fault)
+    waiting = _chat(cluster)
+    await _queued(cluster, 1)
+    with await asyncio.wait_for(cluster.seats.take(None, session=None, weight=0), 5) as seat:
+        assert seat.replica_id == "replica-0"
+    await _end(running, waiting)
+
+
+async def test_a_request_waits_for_the_policy_version_that_it_asks_for(cluster):
+    await cluster.start()
+    waiting = _chat(cluster, **{MIN_VERSION_HEADER: "3"})
+    await _queued(cluster, 1)
+    first, second = (replica.member() for replica in cluster.replicas)
+    await cluster.bus.put(replace(first, committed_version=2))
+    await cluster.bus.put(replace(second, committed_version=3))
+    await asyncio.wait_for(waiting, 5)
+    assert [len(replica.bodies) for replica in cluster.replicas] == [0, 1]
+    raw = await cluster.client.chat.completions.with_raw_response.create(
+        model="test-model", messages=ASK, extra_headers={MIN_VERSION_HEADER: "2"}
+    )
+    assert raw.headers[REPLICA_HEADER] in ("replica-0", "replica-1")
+
+
+async def test_a_version_that_does_not_come_is_refused_with_those_that_are_there(cluster):
+    await cluster.start(lease_wait_s=0.1)
+    await cluster.bus.put(replace(cluster.replicas[0].member(), committed_version=4))
+    with pytest.raises(openai.InternalServerError, match=r"version 9 .* seen: \[1, 4\]") as refusal:
+        await _chat(cluster, **{MIN_VERSION_HEADER: "9"})
+    assert (refusal.value.status_code, refusal.value.type) == (503, "version_not_served")
+    assert not any(replica.bodies for replica in cluster.replicas)
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [(MIN_VERSION_HEADER, "new"), (MIN_VERSION_HEADER, "-1"), (PRIORITY_HEADER, "1.5")],
+)
+async def test_a_header_that_is_no_number_is_refused_by_name(cluster, header, value):
+    await cluster.start(replicas=1)
+    with pytest.raises(openai.BadRequestError) as refusal:
+        await _chat(cluster, **{header: value})
+    assert refusal.value.param == header
+
+
+def test_priority_is_that_of_the_header_or_the_body():
+    assert Needs.of({"priority": 3}, {}, flow="").priority == 3
+    assert Needs.of({"priority": 3}, {PRIORITY_HEADER: "-2"}, flow="").priority == -2
+    assert Needs.of({"priority": "high"}, {}, flow="").priority == 0
+    with pytest.raises(RequestFailed):
+        Needs.of({}, {PRIORITY_HEADER: ""}, flow="")
