@@ -1,4 +1,4 @@
-"""Answers in OpenAI's JSON shape, from journals and pieces."""
+"""Answers in OpenAI's JSON shape as vLLM writes it, from journals and pieces."""
 
 from typing import Any
 
@@ -21,27 +21,43 @@ class AnswerWriter:
     def __init__(self, request: OpenRequest) -> None:
         self._request, self._ask = request, request.ask
         self._begun: set[int] = set()
+        self._called_tools: set[int] = set()
         self._offsets: dict[int, int] = {}
+        self._made: dict[int, int] = {}
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         choices = [self._whole_choice(journal) for journal in self._request.journals]
-        return {**self._frame(choices), "usage": self._usage()}
+        made = sum(len(journal.token_ids) for journal in self._request.journals)
+        return {**self._frame(choices), **self._chat_prompt(), "usage": self._usage(made)}
 
     def event(self, piece: Piece) -> dict[str, Any] | None:
         """The stream event for a piece, None when there is nothing to tell."""
         if self._ask.stream_by == "choice":
             return self._frame([self._choice_event(piece.journal)]) if piece.finished else None
-        entries = piece.entries if self._ask.logprobs else []
-        first = piece.journal.index not in self._begun
-        if not (piece.text or entries or piece.finished or first):
+        index = piece.journal.index
+        made = self._made[index] = self._made.get(index, 0) + len(piece.token_ids)
+        tells = piece.text if piece.delta is None else piece.delta
+        tokens = piece.token_ids and (self._ask.logprobs or self._ask.return_token_ids)
+        first = index not in self._begun
+        if not (tells or (tokens and not self._hides_tokens) or piece.finished or first):
             return None
-        self._begun.add(piece.journal.index)
-        return self._frame([self._token_event(piece, entries, first)])
+        event = self._frame([self._token_event(piece, first)])
+        if not self._begun:
+            event |= self._chat_prompt()
+        self._begun.add(index)
+        return event | ({"usage": self._usage(made)} if self._ask.continuous_usage else {})
 
     def usage_event(self) -> dict[str, Any]:
         """The last event of a stream whose client asked for usage."""
-        return {**self._frame([]), "usage": self._usage()}
+        made = sum(len(journal.token_ids) for journal in self._request.journals)
+        return {**self._frame([]), "usage": self._usage(made)}
+
+    @property
+    def _hides_tokens(self) -> bool:
+        """Tokens would tell the reasoning that the client wants to be left out."""
+        hidden = self._ask.body.get("include_reasoning") is False
+        return hidden and self._request.parser is not None
 
     def _frame(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ask = self._ask
@@ -53,9 +69,14 @@ class AnswerWriter:
             "choices": choices,
         }
 
-    def _usage(self) -> dict[str, int]:
+    def _chat_prompt(self) -> dict[str, Any]:
+        """A chat's answer tells its prompt once, a completion's with every choice."""
+        if self._ask.endpoint == "chat" and self._ask.return_token_ids:
+            return {"prompt_token_ids": self._request.prompt_token_ids}
+        return {}
+
+    def _usage(self, made: int) -> dict[str, int]:
         prompt = len(self._request.prompt_token_ids)
-        made = sum(len(journal.token_ids) for journal in self._request.journals)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,
@@ -63,9 +84,21 @@ class AnswerWriter:
         }
 
     def _whole_choice(self, journal: ChoiceJournal) -> dict[str, Any]:
-        choice = {"index": journal.index, **self._content(journal.text)}
+        choice: dict[str, Any] = {"index": journal.index}
+        if self._ask.endpoint == "completions":
+            choice["text"] = journal.text
+        elif journal.message is None:
+            choice["message"] = {"role": self._ask.role, "content": journal.text}
+        else:
+            choice["message"] = journal.message
         choice["logprobs"] = self._logprobs(journal.index, journal.entries)
-        return choice | self._ending(journal)
+        choice |= self._token_ids(journal.token_ids, first=True)
+        called = bool(journal.message and journal.message.get("tool_calls"))
+        required = self._ask.body.get("tool_choice") == "required"
+        stopped = journal.finish_reason == "stop"
+        named = isinstance(self._ask.body.get("tool_choice"), dict)
+        by_call = (required and stopped) if required or named else called
+        return choice | self._ending(journal, by_call=by_call and self._ask.offers_tools)
 
     def _choice_event(self, journal: ChoiceJournal) -> dict[str, Any]:
         choice = self._whole_choice(journal)
@@ -73,30 +106,38 @@ class AnswerWriter:
             choice["delta"] = choice["message"]
         return choice
 
-    def _token_event(
-        self, piece: Piece, entries: list[dict[str, Any]], first: bool
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": piece.journal.index}
+    def _token_event(self, piece: Piece, first: bool) -> dict[str, Any]:
+        index = piece.journal.index
+        choice: dict[str, Any] = {"index": index}
         if self._ask.endpoint == "completions":
             choice["text"] = piece.text
-        elif first:
-            choice["delta"] = {"role": "assistant", "content": piece.text}
         else:
-            choice["delta"] = {"content": piece.text}
-        choice["logprobs"] = self._logprobs(piece.journal.index, entries)
+            delta = {"content": piece.text} if piece.delta is None else piece.delta
+            if delta.get("tool_calls"):
+                self._called_tools.add(index)
+            opening = {"role": self._ask.role, "content": ""} if first else {}
+            choice["delta"] = opening | delta
+        choice["logprobs"] = self._logprobs(index, piece.entries)
+        choice |= self._token_ids(piece.token_ids, first=first)
         if piece.finished:
-            return choice | self._ending(piece.journal)
+            named = isinstance(self._ask.body.get("tool_choice"), dict)
+            stopped = piece.journal.finish_reason == "stop"
+            by_call = index in self._called_tools and stopped and not named
+            return choice | self._ending(piece.journal, by_call=by_call)
         choice["finish_reason"] = None
         return choice
 
-    def _content(self, text: str) -> dict[str, Any]:
-        if self._ask.endpoint == "completions":
-            return {"text": text}
-        return {"message": {"role": "assistant", "content": text}}
+    def _token_ids(self, token_ids: list[int], *, first: bool) -> dict[str, Any]:
+        if not self._ask.return_token_ids or self._hides_tokens:
+            return {}
+        if self._ask.endpoint == "completions" and first:
+            prompt = self._request.prompt_token_ids
+            return {"token_ids": token_ids, "prompt_token_ids": prompt}
+        return {"token_ids": token_ids}
 
-    def _ending(self, journal: ChoiceJournal) -> dict[str, Any]:
+    def _ending(self, journal: ChoiceJournal, *, by_call: bool) -> dict[str, Any]:
         ending: dict[str, Any] = {
-            "finish_reason": journal.finish_reason,
+            "finish_reason": "tool_calls" if by_call else journal.finish_reason,
             "stop_reason": journal.stop_reason,
         }
         if self._ask.return_trajectory:
@@ -109,7 +150,7 @@ class AnswerWriter:
         return ending
 
     def _logprobs(self, index: int, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-        if not self._ask.logprobs or not entries:
+        if not self._ask.logprobs or not entries or self._hides_tokens:
             return None
         if self._ask.endpoint == "chat":
             return {"content": [_with_top(entry, self._ask) for entry in entries]}
@@ -135,7 +176,14 @@ def _completion_logprobs(entries: list[dict[str, Any]], start: int, top: int) ->
         "token_logprobs": [entry["logprob"] for entry in entries],
         "text_offset": offsets,
         "top_logprobs": [
-            {other["token"]: other["logprob"] for other in entry["top_logprobs"]}
+            {other["token"]: other["logprob"] for other in _beside_sampled(entry, top)}
             for entry in entries
         ],
     }
+
+
+def _beside_sampled(entry: dict[str, Any], top: int) -> list[dict[str, Any]]:
+    """The sampled token, then the `top` best ones that are not it."""
+    sampled, *others = entry["top_logprobs"]
+    better = sum(other["logprob"] > sampled["logprob"] for other in others)
+    return [sampled, *others[: max(0, top - 1) if better < top else top]]

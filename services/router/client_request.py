@@ -1,6 +1,7 @@
-"""A client's request as the router understands it: its own extensions, and what it refuses.
+"""A client's request as the router understands it.
 
-Everything else in the body is for the replica to judge: vLLM validates it when it renders.
+The router reads little of a body and judges nothing that vLLM judges: what it cannot read, or
+what no token journal can answer, the replica answers by itself (`pass_through`).
 """
 
 import time
@@ -9,28 +10,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import BaseModel, ValidationError
+
 from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_BY, StreamBy
-from services.router.errors import RequestFailed, bad_request
+from services.router.errors import bad_request, unreadable_body
+from services.router.needs import Needs
 
 Endpoint = Literal["chat", "completions"]
 
-_UNSUPPORTED = (
+_REQUEST_ID_HEADER = "x-request-id"
+_PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_UNJOURNALED = (
     "echo",
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "logprob_token_ids",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "return_mm_kwargs",
+    "return_prompt_text",
+    "return_token_offsets",
+    "return_tokens_as_token_ids",
     "suffix",
     "use_beam_search",
-    "prompt_logprobs",
-    "prompt_embeds",
-    "logprob_token_ids",
-    "return_tokens_as_token_ids",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "functions",
-    "tools",
 )
-_RENDER_PATHS: dict[Endpoint, str] = {
-    "chat": "/v1/chat/completions/render",
-    "completions": "/v1/completions/render",
-}
+"""Fields whose answers hold what generate's stream does not tell."""
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class _Read(BaseModel):
+    """The fields that the router reads, as leniently as vLLM reads them."""
+
+    model: str | None = None
+    n: int | None = 1
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    logprobs: int | bool | None = None
+    top_logprobs: int | None = 0
+    request_id: str | None = None
+    return_token_ids: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +70,13 @@ class ClientRequest:
         stream: answer in server-sent events.
         stream_by: an event per chunk of tokens, or one per finished choice.
         include_usage: a usage event at the end of a stream.
+        continuous_usage: usage in every event of a stream.
         return_trajectory: add token ids, logprobs and policy spans to finished choices.
+        return_token_ids: add token ids as vLLM does.
         logprobs: whether the client asked for logprobs.
         top_logprobs: how many alternatives per token it asked for.
+        unjournaled: the field that only the replica itself can answer, None if there is none.
+        needs: what it needs of a replica, and its place in the line.
     """
 
     endpoint: Endpoint
@@ -63,102 +89,124 @@ class ClientRequest:
     stream: bool
     stream_by: StreamBy
     include_usage: bool
+    continuous_usage: bool
     return_trajectory: bool
+    return_token_ids: bool
     logprobs: bool
     top_logprobs: int
+    unjournaled: str | None
+    needs: Needs
+
+    @property
+    def path(self) -> str:
+        """Where a replica answers such a request by itself."""
+        return _PATHS[self.endpoint]
 
     @property
     def render_path(self) -> str:
         """Where the body is turned into token ids and sampling parameters."""
-        return _RENDER_PATHS[self.endpoint]
+        return f"{self.path}/render"
 
     @property
     def streams_tokens(self) -> bool:
         """Whether the client sees tokens before their choice is finished."""
         return self.stream and self.stream_by == "token"
 
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the answer of a chat may be a tool call."""
+        return self.endpoint == "chat" and bool(self.body.get("tools"))
+
+    @property
+    def role(self) -> str:
+        """Who speaks in the answer to a chat."""
+        if self.body.get("add_generation_prompt") is not False:
+            return "assistant"
+        last = self.body["messages"][-1]
+        return str(last.get("role", "assistant"))
+
     @classmethod
     def parse(
-        cls, endpoint: Endpoint, body: Any, headers: Mapping[str, str], *, max_choices: int
+        cls,
+        endpoint: Endpoint,
+        body: Any,
+        headers: Mapping[str, str],
+        *,
+        max_choices: int,
+        caller: str = "",
     ) -> "ClientRequest":
         """Read a parsed JSON body that may ask for up to `max_choices` answers.
+
+        Callers take turns when replicas are full, and sessions where callers have no names.
 
         Raises:
             RequestFailed: 400, with the field at fault.
         """
         if not isinstance(body, dict):
-            raise bad_request("the body must be a JSON object")
-        _refuse_unsupported(body)
-        if endpoint == "completions":
-            _refuse_several_prompts(body.get("prompt"))
-        stream = _flag(body, "stream")
-        stream_by = body.get(STREAM_BY, "token")
+            raise unreadable_body("the body must be a JSON object")
+        passed_on = {k: v for k, v in body.items() if k not in (RETURN_TRAJECTORY, STREAM_BY)}
+        read, unjournaled = _read(passed_on)
+        stream, stream_by = bool(read.stream), body.get(STREAM_BY, "token")
         if stream_by not in ("token", "choice") or (stream_by == "choice" and not stream):
             raise bad_request(f"{STREAM_BY} is token or, with stream, choice", STREAM_BY)
-        options = body.get("stream_options")
-        options = options if isinstance(options, dict) else {}
-        if options.get("continuous_usage_stats"):
-            raise bad_request("continuous_usage_stats is not supported", "stream_options")
-        asked = body.get("logprobs")
-        top = body.get("top_logprobs") if endpoint == "chat" else asked
-        model = body.get("model")
+        if read.n is not None and not 1 <= read.n <= max_choices:
+            raise bad_request(f"n must be from 1 to {max_choices}, got {read.n}", "n")
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
-        return cls(
+        name = headers.get(_REQUEST_ID_HEADER) or read.request_id or uuid.uuid4().hex
+        options = (stream and read.stream_options) or _StreamOptions()
+        asked = read.logprobs
+        top = read.top_logprobs if endpoint == "chat" else asked
+        session = headers.get(SESSION_HEADER) or None
+        request = cls(
             endpoint=endpoint,
-            body={k: v for k, v in body.items() if k not in (RETURN_TRAJECTORY, STREAM_BY)},
-            answer_id=f"{prefix}-{uuid.uuid4().hex}",
+            body=passed_on,
+            answer_id=f"{prefix}-{name}",
             created=int(time.time()),
-            model=model if isinstance(model, str) and model else None,
-            session=headers.get(SESSION_HEADER) or None,
-            choices=_choices(body.get("n"), max_choices),
+            model=read.model or None,
+            session=session,
+            choices=read.n or 1,
             stream=stream,
             stream_by=stream_by,
-            include_usage=bool(options.get("include_usage")),
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
             return_trajectory=_flag(body, RETURN_TRAJECTORY),
+            return_token_ids=bool(read.return_token_ids),
             logprobs=asked is not None and asked is not False,
-            top_logprobs=top if isinstance(top, int) else 0,
+            top_logprobs=top or 0,
+            unjournaled=unjournaled,
+            needs=Needs.of(body, headers, flow=caller or session or ""),
         )
+        if unjournaled is not None:
+            request.check_needs_no_journal(unjournaled)
+        return request
+
+    def check_needs_no_journal(self, name: str) -> None:
+        """Refuse what only a journal can give to a request that gets none because of `name`.
+
+        Raises:
+            RequestFailed: 400, with the field at fault.
+        """
+        extension = RETURN_TRAJECTORY if self.return_trajectory else STREAM_BY
+        if self.return_trajectory or self.stream_by == "choice":
+            raise bad_request(f"{extension} cannot be combined with {name}; leave one out", name)
 
 
-def only_prompt(rendered: Any) -> dict[str, Any]:
-    """The one generate request in what render answered.
-
-    Raises:
-        RequestFailed: render made several, one per prompt.
-    """
-    if isinstance(rendered, list):
-        if len(rendered) != 1:
-            raise _several_prompts()
-        return dict(rendered[0])
-    return dict(rendered)
+def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
+    try:
+        read = _Read.model_validate(body)
+    except ValidationError as unreadable:
+        # vLLM reads the same field, and says what is wrong with it in its own words.
+        return _Read(), str(unreadable.errors()[0]["loc"][0])
+    asked = (name for name in _UNJOURNALED if _is_asked(body.get(name)))
+    return read, next(asked, "prompt" if _has_several_prompts(body.get("prompt")) else None)
 
 
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    for name in _UNSUPPORTED:
-        if body.get(name) not in (None, False, [], {}, ""):
-            raise bad_request(f"{name} is not supported by this server", name)
-    if body.get("return_token_ids"):
-        raise bad_request(f"use {RETURN_TRAJECTORY} to get token ids", "return_token_ids")
-    if body.get("tool_choice") not in (None, "none"):
-        raise bad_request("tool_choice other than none is not supported", "tool_choice")
+def _is_asked(value: Any) -> bool:
+    return value is not None and value is not False and value not in ("", [], {})
 
 
-def _refuse_several_prompts(prompt: Any) -> None:
-    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
-        raise _several_prompts()
-
-
-def _choices(asked: Any, most: int) -> int:
-    # A replica would also read "300": what is counted here has to be what it will run.
-    if asked is None:
-        return 1
-    if type(asked) is not int or not 1 <= asked <= most:
-        raise bad_request(f"n must be an integer from 1 to {most}", "n")
-    return asked
-
-
-def _several_prompts() -> RequestFailed:
-    return bad_request("one prompt per request is supported; send several requests", "prompt")
+def _has_several_prompts(prompt: Any) -> bool:
+    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:

@@ -15,13 +15,15 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from services.access.access_control import KEY_NAME
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.answers import AnswerWriter
 from services.router.client_request import ClientRequest, Endpoint
-from services.router.errors import RequestFailed, bad_request
+from services.router.errors import RequestFailed, Unjournaled, unreadable_body
 from services.router.open_request import OpenRequest
+from services.router.pass_through import PassThrough
 from services.router.piece import Piece
 from services.router.replicas import Replicas
 from services.router.session_call import SessionCall
@@ -82,14 +84,15 @@ class AnswerEndpoint:
                     _parsed(raw),
                     Headers(scope=scope),
                     max_choices=self._replicas.config.max_choices,
+                    caller=scope.get(KEY_NAME, ""),
                 )
                 async with SessionCall(self._sessions, ask.session) as call:
-                    request = OpenRequest(ask, self._replicas)
-                    async with aclosing(self._timed(call.watched(request), began)) as pieces:
-                        if ask.stream:
-                            await self._stream(request, pieces, answer)
-                        else:
-                            await self._whole(request, pieces, answer)
+                    try:
+                        await self._answer(ask, call, answer, began)
+                    except Unjournaled as found:
+                        ask.check_needs_no_journal(found.name)
+                        passing = PassThrough(ask, found.name, self._replicas)
+                        await self._pass_on(passing, ask, answer)
             return "ok"
         except RequestFailed as failure:
             await answer.fail(failure)
@@ -102,6 +105,30 @@ class AnswerEndpoint:
                 RequestFailed(500, "internal_error", "the router failed; see its log")
             )
             return "internal_error"
+
+    async def _answer(
+        self, ask: ClientRequest, call: SessionCall, answer: "_Answer", began: float
+    ) -> None:
+        if ask.unjournaled is not None:
+            raise Unjournaled(ask.unjournaled)
+        request = OpenRequest(ask, self._replicas)
+        async with aclosing(self._timed(call.watched(request), began)) as pieces:
+            if ask.stream:
+                await self._stream(request, pieces, answer)
+            else:
+                await self._whole(request, pieces, answer)
+
+    async def _pass_on(self, passing: PassThrough, ask: ClientRequest, answer: "_Answer") -> None:
+        if not ask.stream:
+            whole = await passing.whole()
+            await answer.whole(200, whole, _choice_headers(passing))
+            return
+        async with aclosing(passing.events()) as events:
+            async for event in events:
+                if not answer.begun:
+                    await answer.begin_stream(_choice_headers(passing))
+                await answer.event(event)
+        await answer.end_stream()
 
     async def _timed(
         self, pieces: AsyncGenerator[Piece, None], began: float
@@ -223,9 +250,9 @@ def _parsed(raw: bytes) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise bad_request("the body is not JSON") from None
+        raise unreadable_body("the body is not JSON") from None
 
 
-def _choice_headers(request: OpenRequest) -> dict[str, str]:
+def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
     seat = request.first_seat
     return {} if seat is None else {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}

@@ -5,6 +5,13 @@ from typing import Any
 
 from services.protocol.router import error_body
 
+_VLLM_TYPES = {
+    "invalid_request_error": "BadRequestError",
+    "model_not_found": "NotFoundError",
+    "unreadable_body": "Bad Request",
+}
+"""How vLLM names the errors that both of us answer."""
+
 
 class RequestFailed(Exception):
     """The client gets this error, in OpenAI's shape.
@@ -26,7 +33,8 @@ class RequestFailed(Exception):
         retry_after_s: int | None = None,
     ) -> None:
         self.status, self.kind, self.retry_after_s = status, kind, retry_after_s
-        self.body: dict[str, Any] = error_body(message, kind=kind, code=status, param=param)
+        shown = _VLLM_TYPES.get(kind, kind)
+        self.body: dict[str, Any] = error_body(message, kind=shown, code=status, param=param)
         super().__init__(message)
 
     @classmethod
@@ -45,6 +53,23 @@ class RequestFailed(Exception):
 def bad_request(message: str, param: str | None = None) -> RequestFailed:
     """A request that cannot be served as it is, with the field at fault."""
     return RequestFailed(400, "invalid_request_error", message, param=param)
+
+
+def unreadable_body(message: str) -> RequestFailed:
+    """A body that is no request at all."""
+    return RequestFailed(400, "unreadable_body", message)
+
+
+class Unjournaled(Exception):
+    """Only the replica itself can answer this request; nothing of it has been generated yet.
+
+    Attributes:
+        name: the field because of which that is so.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(name)
 
 
 class UpstreamBroken(Exception):

@@ -7,10 +7,15 @@ from typing import Any
 from services.observability.metrics import RouterMetrics
 from services.router.attempts import Attempts
 from services.router.client_request import ClientRequest
-from services.router.continuation import continuation, finished_at_cut, hindrance
+from services.router.continuation import (
+    continuation,
+    finished_at_cut,
+    hindrance,
+    whole_again,
+)
 from services.router.continued_text import ContinuedText
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.journal import ChoiceJournal
+from services.router.journal import ChoiceJournal, Diverged, NewTokens
 from services.router.piece import Piece, take
 from services.router.replicas import Replicas
 from services.router.seats import Seat
@@ -43,13 +48,15 @@ class ChoiceFailover:
         self._ask, self._journal, self._request = ask, journal, request
         self._model, self._replicas, self._attempts = model, replicas, attempts
         self._text: ContinuedText | None = None
-        self._pending: list[dict[str, Any]] = []
+        self._pending = NewTokens([], [])
+        self._replay = False
+        self._replayed_text = ""
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The rest of the choice.
 
         Raises:
-            RequestFailed: out of attempts, no lease in time, or it cannot be cut.
+            RequestFailed: out of attempts, no lease in time, or it came out differently.
         """
         while not self._journal.settled:
             self._look_at_the_cut()
@@ -74,19 +81,19 @@ class ChoiceFailover:
             end = finished_at_cut(self._request, journal, end_tokens)
             if end is not None:
                 journal.finish_reason, journal.stop_reason = end
-            elif (name := hindrance(self._request)) is not None:
-                self._start_again(name)
+            elif hindrance(self._request) is not None:
+                self._start_again()
                 return
-        if self._text is None:
+        if self._text is None and not journal.parsed:
             self._text = ContinuedText(journal, self._request)
 
-    def _start_again(self, name: str) -> None:
-        if self._journal.visible:
-            message = f"the replica was lost, and an answer with {name} cannot be continued"
-            raise RequestFailed(503, "not_continuable", message, retry_after_s=1)
+    def _start_again(self) -> None:
+        """From the prompt: tokens that the client has seen must come out the same."""
         RouterMetrics.restarts.inc()
-        self._journal.clear()
-        self._text, self._pending = None, []
+        self._replay, self._replayed_text = self._journal.visible, ""
+        self._pending = NewTokens([], [])
+        if not self._replay:
+            self._journal.clear()
 
     async def _segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
         journal, text = self._journal, self._text
@@ -95,12 +102,15 @@ class ChoiceFailover:
             yield await self._decoded(text, seat)
             if journal.settled:
                 return
-        journal.begin_segment(seat.replica_id)
-        stream = self._replicas.upstream.generate(seat, continuation(self._request, journal))
-        async with aclosing(stream) as chunks:
+        if journal.finish_reason is not None:
+            yield self._direct("")
+            return
+        journal.begin_segment(seat.replica_id, replay=self._replay)
+        body = (whole_again if self._replay else continuation)(self._request, journal)
+        async with aclosing(self._replicas.upstream.generate(seat, body)) as chunks:
             async for items in chunks:
                 for item in items:
-                    self._pending += take(journal, item, self._replicas.end_tokens(self._model))
+                    self._take(item)
                     seat.answered()
                     if text is None:
                         yield self._direct(item.get("text") or "")
@@ -110,8 +120,24 @@ class ChoiceFailover:
                         return
         raise UpstreamBroken("eof", seat.replica_id)
 
+    def _take(self, item: dict[str, Any]) -> None:
+        try:
+            new = take(self._journal, item, self._replicas.end_tokens(self._model))
+        except Diverged as diverged:
+            name = hindrance(self._request)
+            why = f"an answer with {name} came out differently: {diverged}"
+            message = f"the replica was lost, and {why}"
+            raise RequestFailed(503, "not_continuable", message, retry_after_s=1) from None
+        RouterMetrics.replayed_tokens.inc(new.replayed)
+        self._pending = NewTokens(
+            self._pending.token_ids + new.token_ids, self._pending.entries + new.entries
+        )
+
     def _direct(self, text: str) -> Piece:
         """From a segment that began at the prompt: the engine's own text is right."""
+        if self._replay:
+            self._replayed_text += text
+            text = self._replayed_text[len(self._journal.text) :]
         self._journal.add_text(text)
         self._journal.settled = self._journal.finish_reason is not None
         return self._piece(text)
@@ -123,9 +149,9 @@ class ChoiceFailover:
         before = len(self._journal.token_ids)
         new = await text.advance(derender)
         if dropped := before - len(self._journal.token_ids):
-            del self._pending[-dropped:]
+            del self._pending.token_ids[-dropped:], self._pending.entries[-dropped:]
         return self._piece(new)
 
     def _piece(self, text: str) -> Piece:
-        entries, self._pending = self._pending, []
-        return Piece.of(self._ask, self._journal, text, entries)
+        new, self._pending = self._pending, NewTokens([], [])
+        return Piece.of(self._ask, self._journal, text, new)

@@ -4,6 +4,7 @@ It holds every token id with its behaviour logprob and policy version as soon as
 could see it, so the answer can go on on another replica when this one dies.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from services.router.errors import UpstreamBroken
@@ -13,6 +14,25 @@ Span = tuple[int, int, int, str]
 
 _NO_LOGPROB = -9999.0
 """What vLLM sends for a logprob that it does not have."""
+
+
+class Diverged(Exception):
+    """A replay made another token than the one in the journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """What one upstream chunk added to a journal.
+
+    Attributes:
+        token_ids: the new tokens.
+        entries: their logprob entries, in OpenAI's chat shape.
+        replayed: tokens before them that the journal had already.
+    """
+
+    token_ids: list[int]
+    entries: list[dict[str, Any]]
+    replayed: int = 0
 
 
 class ChoiceJournal:
@@ -27,22 +47,28 @@ class ChoiceJournal:
         segments: upstream requests begun for it.
         entries: logprob entries as the client gets them, length T, if they are kept.
         visible: the client has been shown something of it.
+        parsed: its message is parsed from its tokens (`answer_parser`).
+        message: the parsed message, once the choice is settled.
         settled: nothing more will come, neither tokens nor text.
     """
 
     __slots__ = (
         "_base",
         "_closed",
+        "_cut",
         "_keep_entries",
         "_label",
         "_labels",
         "_open",
         "_parts",
         "_replica",
+        "_unseen",
         "entries",
         "finish_reason",
         "index",
         "logprobs",
+        "message",
+        "parsed",
         "segments",
         "settled",
         "stop_reason",
@@ -53,7 +79,8 @@ class ChoiceJournal:
     def __init__(self, index: int, *, keep_entries: bool = False) -> None:
         self.index, self._keep_entries = index, keep_entries
         self.segments = 0
-        self.visible = False
+        self.visible = self.parsed = False
+        self.message: dict[str, Any] | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -68,24 +95,34 @@ class ChoiceJournal:
         self._closed: list[Span] = []
         self._open: list[Span] = []
         self._base, self._replica, self._label, self._labels = 0, "", "", 0
+        self._cut = self._unseen = 0
 
-    def begin_segment(self, replica_id: str) -> None:
-        """The tokens that follow come from a new upstream request."""
+    def begin_segment(self, replica_id: str, *, replay: bool = False) -> None:
+        """The tokens that follow come from a new upstream request.
+
+        Args:
+            replica_id: who makes them.
+            replay: the request starts at the prompt and makes the known tokens once more;
+                they keep the logprobs and versions that they were shown with.
+        """
         self._closed += self._open
         self._open, self._label, self._labels = [], "", 0
-        self._base, self._replica = len(self.token_ids), replica_id
+        self._cut = len(self.token_ids)
+        self._base, self._unseen = (0, self._cut) if replay else (self._cut, 0)
+        self._replica = replica_id
         self.segments += 1
 
-    def take(self, item: dict[str, Any]) -> list[dict[str, Any]]:
+    def take(self, item: dict[str, Any]) -> NewTokens:
         """Write down the tokens of one upstream chunk, all of them or none.
 
         Returns:
-            The chunk's logprob entries, one per token, in OpenAI's chat shape.
+            The chunk's tokens that are new.
 
         Raises:
             UpstreamBroken: a token without logprob or policy version, or an aborted choice.
+            Diverged: a replayed token is another one than before.
         """
-        tokens = item.get("token_ids") or []
+        tokens, replayed = item.get("token_ids") or [], 0
         entries = (item.get("logprobs") or {}).get("content") or []
         if tokens:
             if len(entries) != len(tokens):
@@ -93,23 +130,40 @@ class ChoiceJournal:
             logprobs = [entry["logprob"] for entry in entries]
             if _NO_LOGPROB in logprobs:
                 raise UpstreamBroken("unlabelled", "a token came without its logprob")
-            self._label_tokens(item.get("weight_versions"), len(self.token_ids) + len(tokens))
+            replayed = self._compare(tokens)
+            tokens, entries = tokens[replayed:], entries[replayed:]
+            end = len(self.token_ids) - self._unseen + len(tokens)
+            self._label_tokens(item.get("weight_versions"), end)
             self.token_ids += tokens
-            self.logprobs += logprobs
+            self.logprobs += logprobs[replayed:]
             if self._keep_entries:
                 self.entries += entries
         finish = item.get("finish_reason")
         if finish in ("abort", "error"):
             raise UpstreamBroken(finish)
         if finish is not None:
+            if self._unseen:
+                raise Diverged(f"the replay ended {self._unseen} tokens earlier")
             self.finish_reason, self.stop_reason = finish, item.get("stop_reason")
-        return entries
+        return NewTokens(tokens, entries, replayed)
+
+    def _compare(self, tokens: list[int]) -> int:
+        """How many of `tokens` are replayed ones; they must equal those of the journal."""
+        count = min(self._unseen, len(tokens))
+        at = len(self.token_ids) - self._unseen
+        if tokens[:count] != self.token_ids[at : at + count]:
+            raise Diverged(f"the replay differs after {at} tokens")
+        self._unseen -= count
+        return count
 
     def _label_tokens(self, spans: Any, end: int) -> None:
-        """Take the cumulative version spans of this segment, ending at token `end`."""
+        """Take the cumulative version spans of this segment, ending at token `end`.
+
+        Tokens before the cut keep the versions that they have.
+        """
         if not spans or self._base + spans[-1]["end"] != end:
             raise UpstreamBroken("unlabelled", f"versions {spans!r} do not cover {end} tokens")
-        if len(spans) == self._labels and spans[-1]["version"] == self._label:
+        if self._open and len(spans) == self._labels and spans[-1]["version"] == self._label:
             version, start, _, replica = self._open[-1]
             self._open[-1] = (version, start, end, replica)
             return
@@ -117,8 +171,14 @@ class ChoiceJournal:
         if any(span["start"] != start for span, start in zip(spans, starts, strict=False)):
             raise UpstreamBroken("unlabelled", f"versions {spans!r} leave gaps")
         self._open = [
-            (_version(s["version"]), self._base + s["start"], self._base + s["end"], self._replica)
-            for s in spans
+            (
+                _version(span["version"]),
+                max(self._cut, self._base + span["start"]),
+                self._base + span["end"],
+                self._replica,
+            )
+            for span in spans
+            if self._base + span["end"] > self._cut
         ]
         self._labels, self._label = len(spans), spans[-1]["version"]
 

@@ -4,10 +4,11 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from services.router.answer_parser import AnswerParser
 from services.router.attempts import Attempts
-from services.router.client_request import ClientRequest, only_prompt
+from services.router.client_request import ClientRequest
 from services.router.continuation import prepared
-from services.router.errors import UpstreamBroken
+from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.failover import ChoiceFailover
 from services.router.journal import ChoiceJournal
 from services.router.merge import merged
@@ -23,12 +24,14 @@ class OpenRequest:
         ask: what the client wants.
         journals: one per choice; empty until the request is rendered.
         first_seat: the replica that was chosen first, for the response headers.
+        parser: parses the answer's messages; None when the text is the message.
     """
 
     def __init__(self, ask: ClientRequest, replicas: Replicas) -> None:
         self.ask, self._replicas = ask, replicas
         self.journals: list[ChoiceJournal] = []
         self.first_seat: Seat | None = None
+        self.parser: AnswerParser | None = None
         self._request: dict[str, Any] | None = None
         self._model = ask.model
 
@@ -47,8 +50,21 @@ class OpenRequest:
 
         Raises:
             RequestFailed: the request cannot be answered.
+            Unjournaled: before the first piece, the replica must answer by itself.
         """
-        attempts = Attempts(self._replicas.config, self._replicas.seats)
+        async with aclosing(self._unparsed()) as pieces:
+            async for piece in pieces:
+                if self.parser is not None and self.ask.streams_tokens:
+                    async with aclosing(self.parser.streamed(piece, pieces)) as parsed:
+                        async for message_piece in parsed:
+                            yield message_piece
+                    return
+                if self.parser is not None and piece.finished:
+                    piece.journal.message = await self.parser.message(piece.journal)
+                yield piece
+
+    async def _unparsed(self) -> AsyncGenerator[Piece, None]:
+        attempts = Attempts(self._replicas.config, self._replicas.seats, self.ask.needs)
         while not self._begun():
             seat = await attempts.seat(
                 self._model, session=self.ask.session, weight=self.ask.choices
@@ -87,14 +103,8 @@ class OpenRequest:
 
     async def _first_segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
         if self._request is None:
-            seat.check_lease()
-            rendered = await self._replicas.upstream.call(seat, self.ask.render_path, self.ask.body)
-            self._request = prepared(only_prompt(rendered), self.ask.answer_id)
-            keep = self.ask.logprobs and not self.ask.streams_tokens
-            self.journals = [
-                ChoiceJournal(index, keep_entries=keep)
-                for index in range(self._request["sampling_params"].get("n") or 1)
-            ]
+            await self._render(seat)
+        assert self._request is not None
         for journal in self.journals:
             journal.begin_segment(seat.replica_id)
         stream = self._replicas.upstream.generate(seat, self._request)
@@ -105,15 +115,43 @@ class OpenRequest:
         if not all(journal.settled for journal in self.journals):
             raise UpstreamBroken("eof", seat.replica_id)
 
+    async def _render(self, seat: Seat) -> None:
+        seat.check_lease()
+        ask, upstream = self.ask, self._replicas.upstream
+        rendered = await upstream.call(seat, ask.render_path, ask.body)
+        if isinstance(rendered, list):
+            (rendered,) = rendered
+        parses = ask.offers_tools or rendered.get("reasoning_parser_kwargs") is not None
+        if parses and rendered["sampling_params"].get("stop"):
+            # Parsers read tokens, and a stop string may end inside of one.
+            raise Unjournaled("stop")
+        self._request = prepared(
+            rendered,
+            ask.answer_id,
+            shown_early=ask.streams_tokens,
+            beside_sampled=ask.endpoint == "completions",
+        )
+        keep = ask.logprobs and not ask.streams_tokens
+        self.journals = [
+            ChoiceJournal(index, keep_entries=keep)
+            for index in range(rendered["sampling_params"].get("n") or 1)
+        ]
+        if parses:
+            self.parser = AnswerParser(
+                ask, self._request, model=self.model, replicas=self._replicas
+            )
+            for journal in self.journals:
+                journal.parsed = True
+
     def _direct_piece(self, seat: Seat, item: dict[str, Any]) -> Piece:
         """Tokens of an uncut choice: the engine's own text is right."""
         index = item.get("index")
         if not isinstance(index, int) or not 0 <= index < len(self.journals):
             raise UpstreamBroken("malformed", f"choice index {index!r}")
         journal = self.journals[index]
-        entries = take(journal, item, self._replicas.end_tokens(self.model))
+        new = take(journal, item, self._replicas.end_tokens(self.model))
         seat.answered()
         text = item.get("text") or ""
         journal.add_text(text)
         journal.settled = journal.finish_reason is not None
-        return Piece.of(self.ask, journal, text, entries)
+        return Piece.of(self.ask, journal, text, new)

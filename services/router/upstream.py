@@ -1,4 +1,4 @@
-"""The client towards one replica's own HTTP address: render, generate, derender.
+"""The client towards one replica's own HTTP address: render, generate, derender, or all at once.
 
 Bodies are plain dictionaries on purpose: one chunk comes per decode step, and validating
 it again would cost more than everything else the router does.
@@ -6,6 +6,7 @@ it again would cost more than everything else the router does.
 
 import json
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,9 @@ import aiohttp
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.seats import Seat
+
+END = b"[DONE]"
+"""The data of a stream's last event."""
 
 _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
@@ -49,7 +53,20 @@ class Upstream:
             UpstreamBroken: the replica failed.
             RequestFailed: the replica refused the body.
         """
-        async with seat.limit(self._config.render_s):
+        return await self._json(seat, path, body, self._config.render_s)
+
+    async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> Any:
+        """The replica's own answer to a client's request that does not stream.
+
+        Raises:
+            UpstreamBroken: the replica failed, or needed more than `whole_answer_s`.
+            RequestFailed: the replica refused the body.
+        """
+        seat.check_lease()
+        return await self._json(seat, path, body, self._config.whole_answer_s)
+
+    async def _json(self, seat: Seat, path: str, body: dict[str, Any], limit_s: float) -> Any:
+        async with seat.limit(limit_s):
             response = await self._post(seat, path, body)
             try:
                 raw = await response.read()
@@ -74,18 +91,31 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone, error event.
             RequestFailed: the replica refused the body.
         """
+        async with aclosing(self.events(seat, "/inference/v1/generate", body)) as events:
+            async for event in events:
+                if choices := _choices_of(event):
+                    yield choices
+
+    async def events(
+        self, seat: Seat, path: str, body: dict[str, Any]
+    ) -> AsyncGenerator[bytes, None]:
+        """Stream the data of server-sent events, as `generate` does.
+
+        Raises:
+            UpstreamBroken: connection lost, deadline missed, replica gone.
+            RequestFailed: the replica refused the body.
+        """
         seat.check_lease()
         limit_s = self._config.first_token_s
         async with seat.limit(limit_s):
-            response = await self._post(seat, "/inference/v1/generate", body)
+            response = await self._post(seat, path, body)
         try:
             rest = b""
             while data := await self._read(seat, response, limit_s):
                 *events, rest = (rest + data).split(b"\n\n")
                 for event in events:
-                    if choices := _choices_of(event):
-                        limit_s = self._config.between_tokens_s
-                        yield choices
+                    limit_s = self._config.between_tokens_s
+                    yield event.strip().removeprefix(b"data: ")
         finally:
             response.close()
 
@@ -113,11 +143,10 @@ class Upstream:
 
 def _choices_of(event: bytes) -> list[dict[str, Any]]:
     """The choices in one server-sent event; empty for the end marker and for usage."""
-    event = event.strip()
-    if not event or event == b"data: [DONE]":
+    if not event or event == END:
         return []
     try:
-        chunk = json.loads(event.removeprefix(b"data: "))
+        chunk = json.loads(event)
     except ValueError:
         raise UpstreamBroken("malformed", "a chunk is not JSON") from None
     error = chunk.get("error")

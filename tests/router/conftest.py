@@ -68,6 +68,7 @@ class Replica:
     replica_id: str
     version: int = 1
     switch_after: int | None = None
+    accent: int = 0
     tokens_per_chunk: int = 1
     faults: deque = field(default_factory=deque)
     bodies: list = field(default_factory=list)
@@ -82,6 +83,7 @@ class Replica:
         app.router.add_post("/v1/completions/render", self.render_completion)
         app.router.add_post("/v1/completions/derender", self.derender)
         app.router.add_post("/inference/v1/generate", self.generate)
+        app.router.add_post("/v1/completions", self.answer)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
@@ -153,6 +155,29 @@ class Replica:
             }
         )
 
+    async def answer(self, request):
+        """The replica's own endpoint: who it is, as an answer of three words."""
+        body = await request.json()
+        self.bodies.append(body)
+        fault = self.faults.popleft() if self.faults else Fault("")
+        words = [f"{self.replica_id} ", "says ", "this"]
+        if not body.get("stream"):
+            if fault.kind == "drop":
+                request.transport.abort()
+            reason = "abort" if fault.kind == "abort" else "length"
+            choice = {"index": 0, "text": "".join(words), "finish_reason": reason}
+            return web.json_response({"choices": [choice], "made_by": "replica"})
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        for number, word in enumerate(words):
+            if fault.kind and number == fault.after:
+                if fault.kind == "drop":
+                    request.transport.abort()
+                return response
+            await _send(response, {"choices": [{"index": 0, "text": word}]})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
     def _fail_early(self, kind):
         for fault in (self.always, self.faults[0] if self.faults else None):
             if fault is not None and fault.kind == kind:
@@ -223,7 +248,7 @@ class _Voice:
         self.prefix = list(body["token_ids"])
         mark = _after_last(MARK, self.prefix)
         seed = self.params.get("seed") or 0
-        self.script = spoken(self.prefix[:mark], (seed + index) % 26)
+        self.script = spoken(self.prefix[:mark], (seed + index + replica.accent) % 26)
         self.at = len(self.prefix) - mark
         if self.at:
             self.script[: self.at] = self.prefix[mark:]

@@ -174,14 +174,17 @@ async def test_a_model_nobody_serves_is_not_found(cluster):
 @pytest.mark.parametrize(
     ("path", "change", "field"),
     [
-        ("chat/completions", {"tools": [{"type": "function"}]}, "tools"),
-        ("chat/completions", {"tool_choice": "auto"}, "tool_choice"),
         ("chat/completions", {"stream_by": "choice"}, "stream_by"),
         ("chat/completions", {"stream_by": "word", "stream": True}, "stream_by"),
-        ("chat/completions", {"stream": "yes"}, "stream"),
         ("chat/completions", {"return_trajectory": 3}, "return_trajectory"),
-        ("completions", {"prompt": ["a", "b"]}, "prompt"),
-        ("completions", {"prompt": "a", "echo": True}, "echo"),
+        ("completions", {"prompt": ["a", "b"], "return_trajectory": True}, "prompt"),
+        ("completions", {"prompt": "a", "echo": True, "return_trajectory": True}, "echo"),
+        ("chat/completions", {"prompt_logprobs": 0, "return_trajectory": True}, "prompt_logprobs"),
+        (
+            "completions",
+            {"prompt": "a", "stream_by": "choice", "stream": True, "suffix": "b"},
+            "suffix",
+        ),
     ],
 )
 async def test_what_is_not_supported_is_refused_with_its_field(cluster, path, change, field):

@@ -188,28 +188,57 @@ async def test_a_choice_that_had_its_end_token_is_not_resubmitted(cluster, fault
     assert sum(len(replica.bodies) for replica in cluster.replicas) == requests + 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_depends_on_the_generated_part_is_never_silently_different(
-    cluster, fault, stream
-):
-    """Nothing shown yet: again from the prompt. Else a named error."""
+def _bodies(cluster):
+    return [body for replica in cluster.replicas for body in replica.bodies]
+
+
+async def test_an_unseen_answer_that_depends_on_its_own_tokens_begins_again(cluster, fault):
     await cluster.start()
     expected = await _whole(cluster)
-    for replica in cluster.replicas:
-        replica.bodies.clear()
     cluster.faults.append(fault("drop", 5))
-    if not stream:
-        assert await _whole(cluster, presence_penalty=0.5) == expected
-        bodies = [body for replica in cluster.replicas for body in replica.bodies]
-        assert [body["token_ids"] for body in bodies] == [expected[0]["prompt"]] * 2
-        return
+    before = len(_bodies(cluster))
+    assert await _whole(cluster, presence_penalty=0.5) == expected
+    again = [body for body in _bodies(cluster) if body["sampling_params"].get("presence_penalty")]
+    assert len(_bodies(cluster)) == before + 2
+    assert [body["token_ids"] for body in again] == [expected[0]["prompt"]] * 2
+
+
+@pytest.mark.parametrize("body", [{}, {"stop": ["界! t"]}, {"n": 3}, {"logprobs": True}], ids=str)
+async def test_a_seen_answer_that_depends_on_its_own_tokens_is_replayed(cluster, fault, body):
+    """The client sees each token once, with the logprob and the version it had first."""
+    await cluster.start(replicas=3, eject_after=1000)
+    body = {"presence_penalty": 0.5, "seed": 0, **body}
+    expected = await _streamed(cluster, **body)
+    for after in EVERY_POSITION:
+        cluster.faults.append(fault("drop", after))
+        assert await _streamed(cluster, **body) == expected, after
+        assert not cluster.faults
+    cluster.faults.extend([fault("drop", 9), fault("drop", 4), fault("drop", 12)])
+    assert await _streamed(cluster, **body) == expected
+
+
+async def test_an_answer_that_may_be_replayed_gets_a_seed(cluster, fault):
+    await cluster.start()
+    cluster.faults.append(fault("drop", 5))
+    await _streamed(cluster, presence_penalty=0.5)
+    first, second = [body["sampling_params"]["seed"] for body in _bodies(cluster)]
+    assert first == second
+    await _streamed(cluster)
+    await _whole(cluster, presence_penalty=0.5)
+    assert [body["sampling_params"].get("seed") for body in _bodies(cluster)].count(None) == 2
+
+
+async def test_a_replay_that_comes_out_differently_is_an_error_and_never_shown(cluster, fault):
+    await cluster.start()
+    cluster.replicas[0].accent = 1
+    cluster.faults.append(fault("drop", 5))
     events = await cluster.client.chat.completions.create(
         model="test-model", messages=ASK, presence_penalty=0.5, stream=True
     )
-    with pytest.raises(openai.APIError, match="presence_penalty cannot be continued"):
+    with pytest.raises(openai.APIError, match="presence_penalty came out differently"):
         async for _ in events:
             pass
-    assert sum(len(replica.bodies) for replica in cluster.replicas) == 1
+    assert len(_bodies(cluster)) == 2
 
 
 async def test_retries_are_bounded_and_end_in_a_clear_error(cluster, fault):

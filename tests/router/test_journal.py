@@ -3,7 +3,7 @@
 import pytest
 
 from services.router.errors import UpstreamBroken
-from services.router.journal import ChoiceJournal
+from services.router.journal import ChoiceJournal, Diverged
 
 
 def _chunk(tokens, spans, **more):
@@ -90,3 +90,30 @@ def test_an_abort_keeps_the_tokens_that_came_with_it():
         journal.take(_chunk([1], [("7", 0, 1)], finish_reason="abort"))
     assert journal.token_ids == [1]
     assert journal.finish_reason is None
+
+
+def test_a_replay_adds_only_what_is_new():
+    journal = ChoiceJournal(0)
+    journal.begin_segment("r0")
+    journal.take(_chunk([1, 2, 3], [("7", 0, 3)]))
+    journal.begin_segment("r1", replay=True)
+    seen = journal.take(_chunk([1, 2], [("8", 0, 2)]))
+    assert (seen.token_ids, seen.entries, seen.replayed) == ([], [], 2)
+    across = journal.take(_chunk([3, 4], [("8", 0, 3), ("9", 3, 4)]))
+    assert (across.token_ids, across.replayed) == ([4], 1)
+    assert journal.take(_chunk([5], [("8", 0, 3), ("9", 3, 5)])).token_ids == [5]
+    assert journal.token_ids == [1, 2, 3, 4, 5]
+    assert journal.logprobs == [-0.5, -1.0, -1.5, -2.0, -2.5]
+    assert journal.spans == [(7, 0, 3, "r0"), (9, 3, 5, "r1")]
+
+
+@pytest.mark.parametrize("chunk", [([1, 9], None), ([1], "stop")], ids=["other token", "early end"])
+def test_a_replay_that_differs_is_noticed(chunk):
+    tokens, finish = chunk
+    journal = ChoiceJournal(0)
+    journal.begin_segment("r0")
+    journal.take(_chunk([1, 2, 3], [("7", 0, 3)]))
+    journal.begin_segment("r1", replay=True)
+    with pytest.raises(Diverged):
+        journal.take(_chunk(tokens, [("7", 0, len(tokens))], finish_reason=finish))
+    assert journal.token_ids == [1, 2, 3]

@@ -1,0 +1,170 @@
+"""Reasoning and tool calls: the messages of a chat whose replica parses answers.
+
+vLLM's `derender` turns tokens into messages and keeps nothing between two calls, so it does not
+matter which replicas made the tokens, or whether some were lost in between: the parser's state
+after a cut is what it would have been without one. Its price is that each streaming call parses
+the whole answer again. So tokens that come while a call runs are parsed together in the next
+one, and calls rest in between: a long answer comes in larger steps instead of taking the
+replica's time from its engine. Requests without tools, at a replica without a reasoning
+parser, never come here.
+"""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from services.router.attempts import Attempts
+from services.router.batches import batched
+from services.router.client_request import ClientRequest
+from services.router.errors import UpstreamBroken
+from services.router.journal import ChoiceJournal
+from services.router.piece import Piece
+from services.router.replicas import Replicas
+
+_REST = 4.0
+_LONGEST_REST_S = 1.0
+_NOT_SHOWN = (None, [])
+
+
+class AnswerParser:
+    """Parses the answer to one chat.
+
+    Args:
+        ask: what the client wants.
+        request: as prepared.
+        model: the model that answers.
+        replicas: any of them can parse.
+    """
+
+    def __init__(
+        self, ask: ClientRequest, request: dict[str, Any], *, model: str, replicas: Replicas
+    ) -> None:
+        self._ask, self._request, self._model = ask, request, model
+        self._replicas = replicas
+        self._states: dict[int, dict[str, Any]] = {}
+        self._busy_s = 0.0
+
+    async def message(self, journal: ChoiceJournal) -> dict[str, Any]:
+        """The message of a settled choice.
+
+        Raises:
+            RequestFailed: no replica could parse it.
+        """
+        token_ids = _spelled(journal.token_ids, journal)
+        if not token_ids:
+            return {"role": self._ask.role, "content": ""}
+        prompt = self._request["token_ids"]
+        answer = await self._derender(
+            {
+                "generate_response": {
+                    "request_id": self._ask.answer_id,
+                    "choices": [self._choice(journal, token_ids)],
+                    "prompt_token_ids": prompt,
+                },
+                "prompt_token_ids": prompt,
+            }
+        )
+        message: dict[str, Any] = answer["choices"][0]["message"]
+        calls = message.get("tool_calls") if self._ask.offers_tools else []
+        if self._ask.body.get("parallel_tool_calls") is False:
+            calls = (calls or [])[:1]
+        return {**message, "role": self._ask.role, "tool_calls": calls or []}
+
+    async def streamed(
+        self, first: Piece, rest: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[Piece, None]:
+        """The same pieces with what is new in the message instead of text.
+
+        Raises:
+            RequestFailed: no replica could parse them.
+        """
+
+        async def pieces() -> AsyncGenerator[Piece, None]:
+            yield first
+            async with aclosing(rest):
+                async for piece in rest:
+                    yield piece
+
+        async with aclosing(batched(pieces(), self._pause_s)) as batches:
+            async for batch in batches:
+                for piece in _joined(batch):
+                    yield replace(piece, delta=await self._delta(piece))
+
+    def _pause_s(self) -> float:
+        return min(self._busy_s * _REST, _LONGEST_REST_S)
+
+    async def _delta(self, piece: Piece) -> dict[str, Any]:
+        journal = piece.journal
+        token_ids = _spelled(piece.token_ids, journal) if piece.finished else piece.token_ids
+        if not token_ids and not piece.finished:
+            return {}
+        began = time.monotonic()
+        answer = await self._derender(
+            {
+                "stream": True,
+                "generate_chunk": {
+                    "request_id": self._ask.answer_id,
+                    "choices": [self._choice(journal, token_ids, finished=piece.finished)],
+                },
+                "stream_state": self._states.get(journal.index),
+                "prompt_token_ids": self._request["token_ids"],
+            }
+        )
+        self._busy_s = time.monotonic() - began
+        self._states[journal.index] = answer["stream_state"]
+        delta: dict[str, Any] = answer["chunk"]["choices"][0]["delta"]
+        return {
+            name: value
+            for name, value in delta.items()
+            if value not in _NOT_SHOWN and name != "role"
+        }
+
+    def _choice(
+        self, journal: ChoiceJournal, token_ids: list[int], *, finished: bool = True
+    ) -> dict[str, Any]:
+        return {
+            "index": 0,
+            "token_ids": token_ids,
+            "finish_reason": journal.finish_reason if finished else None,
+            "stop_reason": journal.stop_reason if finished else None,
+        }
+
+    async def _derender(self, body: dict[str, Any]) -> Any:
+        """Ask replica after replica; parsing depends on none of them."""
+        body |= {"model": self._request.get("model"), "chat_request": self._ask.body}
+        attempts = Attempts(self._replicas.config, self._replicas.seats)
+        while True:
+            seat = await attempts.seat(self._model, session=self._ask.session, weight=0)
+            try:
+                with seat:
+                    return await self._replicas.upstream.call(
+                        seat, f"{self._ask.path}/derender", body
+                    )
+            except UpstreamBroken as broken:
+                attempts.note(broken, seat)
+
+
+def _spelled(token_ids: list[int], journal: ChoiceJournal) -> list[int]:
+    """The tokens that have text: the engine shows none for a token that ended the answer."""
+    by_token = journal.finish_reason == "stop" and not isinstance(journal.stop_reason, str)
+    return token_ids[:-1] if by_token else token_ids
+
+
+def _joined(batch: list[Piece]) -> list[Piece]:
+    """The pieces of one choice together, but the last: parsers treat the end of it otherwise."""
+    joined: dict[tuple[int, bool], Piece] = {}
+    for piece in batch:
+        key = piece.journal.index, piece.finished
+        known = joined.get(key)
+        joined[key] = (
+            piece
+            if known is None
+            else replace(
+                known,
+                token_ids=known.token_ids + piece.token_ids,
+                entries=known.entries + piece.entries,
+            )
+        )
+    return list(joined.values())
