@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 
 import aiohttp
 import httpx
@@ -10,10 +11,13 @@ import pytest
 from aiohttp import web
 
 from services.protocol.weight_bus import Member, ReplicaState
+from tests.router.request_table import cases
+from tests.router.sameness import comparable
 from tests.router.tiny_model import make_model
 from tests.router.vllm_process import MODEL, running
 
 pytestmark = pytest.mark.timeout(240)
+_JSON = {"content-type": "application/json"}
 ASK = [{"role": "user", "content": "larger of a and 7, dann grüßen"}]
 
 
@@ -138,6 +142,31 @@ async def test_errors_are_vllms_own(router, plain):
     with pytest.raises(openai.BadRequestError) as ours:
         await router.client.chat.completions.create(**bad)
     assert ours.value.body == theirs.value.body
+
+
+async def test_good_and_bad_requests_are_answered_as_by_vllm_itself(cluster, vllm):
+    """Good and bad, plain and streamed; `sameness` says what is not compared, and why."""
+    await cluster.start(replicas=0)
+    limit = asyncio.Semaphore(16)
+
+    async def answer(url, case):
+        async with limit:
+            raw = case.body if isinstance(case.body, bytes) else json.dumps(case.body).encode()
+            return comparable(await http.post(url + case.path, content=raw, headers=_JSON))
+
+    different = []
+    async with httpx.AsyncClient(timeout=60, verify=False) as http:
+        for parsing, url in enumerate(vllm):
+            chosen = [case for case in cases() if case.parsing == bool(parsing)]
+            await cluster.bus.put(_member("whole", url))
+            theirs = asyncio.gather(*(answer(url, case) for case in chosen))
+            ours = asyncio.gather(*(answer(cluster.url, case) for case in chosen))
+            different += [
+                (case, one, other)
+                for case, one, other in zip(chosen, await theirs, await ours, strict=True)
+                if one != other
+            ]
+    assert not different, "\n\n".join("\n".join(map(repr, entry)) for entry in different)
 
 
 async def test_every_chunk_of_the_patched_server_carries_its_policy_version(router):
