@@ -38,6 +38,7 @@ class RolloutServer:
         # the application is built.
         from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
+        from services.rollout_server.pressure_gauges import PressureGauges
         from services.rollout_server.replica import RolloutReplica
 
         self._replica: RolloutReplica | None = RolloutReplica(
@@ -49,7 +50,7 @@ class RolloutServer:
             began_at=began_at,
         )
         with engine_sockets():
-            await self._replica.start(stat_loggers=[RayPrometheusStatLogger])
+            await self._replica.start(stat_loggers=[RayPrometheusStatLogger, PressureGauges])
 
     async def check_health(self) -> None:
         """See `RolloutReplica.check_health`."""

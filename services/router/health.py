@@ -18,6 +18,7 @@ class ReplicaHealth:
         self._failures = 0
         self._pause_s = 0.0
         self._ejected_until: float | None = None
+        self._unreachable = False
         self._probing = False
         self._returned_at: float | None = None
 
@@ -53,15 +54,31 @@ class ReplicaHealth:
         """A request was served to its end."""
         self._failures, self._pause_s = 0, 0.0
 
-    def failed(self, now: float) -> bool:
-        """A request broke there; returns whether that ejects the replica."""
+    def failed(self, now: float, *, unreachable: bool = False) -> bool:
+        """A request broke there, or it could not be reached without one.
+
+        Returns:
+            Whether that has ejected the replica; one that was ejected stays so for longer.
+        """
         self._failures += 1
-        self._probing = False
+        self._probing, self._unreachable = False, unreachable
         if self._failures < self._config.eject_after:
             return False
+        newly = self._ejected_until is None
         longer = self._pause_s * 2 or self._config.eject_s
         self._pause_s = min(longer, self._config.eject_max_s)
         self._ejected_until = now + self._pause_s
+        return newly
+
+    def reached(self, now: float) -> bool:
+        """It answers, which says little of whether it serves; of one that did not, enough.
+
+        Returns:
+            Whether a request may be tried there from now on, and might not before.
+        """
+        if self._ejected_until is None or not self._unreachable:
+            return False
+        self._unreachable, self._ejected_until = False, now
         return True
 
     def released(self) -> None:

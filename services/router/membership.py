@@ -17,6 +17,7 @@ from services.router.config import RouterConfig
 
 _LOG = Log("router")
 _RETRY_S = 0.2
+_GONE = (ReplicaState.DEAD, ReplicaState.PAUSED, ReplicaState.ASLEEP)
 
 
 class TableSource(Protocol):
@@ -33,7 +34,9 @@ class Membership:
         bus: where the table comes from.
         config: the router's settings.
         on_gone: called with the ids of replicas that died or drain, whose open requests
-            must go on elsewhere.
+            must go on elsewhere: those that left, as one does that is scaled down; those
+            that an operator pauses; and those that are suspected while another one of
+            their model holds a lease.
         on_news: called after every poll, whether it succeeded or not.
     """
 
@@ -125,13 +128,21 @@ class Membership:
         before, restarted = self._members, table.revision < self._revision
         self._revision = table.revision
         self._members = {member.replica_id: member for member in table.members}
-        gone = {name for name, member in self._members.items() if member.state == ReplicaState.DEAD}
+        gone = {name for name, member in self._members.items() if self._drains(member)}
         if not restarted:
             # A restarted bus knows nobody for a moment; that says nothing about replicas.
             gone |= before.keys() - self._members.keys()
         if gone:
             self._on_gone(gone)
         self._announce()
+
+    def _drains(self, member: Member) -> bool:
+        if member.state is ReplicaState.SUSPECT:
+            # It may come back; but with others there, nobody needs to wait and see.
+            return any(
+                other.leased for other in self._members.values() if other.model == member.model
+            )
+        return member.state in _GONE
 
     def _announce(self) -> None:
         self._changed.set()

@@ -106,10 +106,16 @@ class _Limit:
 
 
 class Seats:
-    """Gives out seats on leased replicas and knows all that are taken."""
+    """Gives out seats on leased replicas and knows all that are taken.
 
-    def __init__(self, config: RouterConfig, bus: TableSource) -> None:
-        self._config = config
+    Args:
+        config: the router's settings.
+        bus: where the member table comes from.
+        measured: whether the gauges show these replicas; of two tables only one may.
+    """
+
+    def __init__(self, config: RouterConfig, bus: TableSource, *, measured: bool = True) -> None:
+        self._config, self._measured = config, measured
         self._taken: dict[str, set[Seat]] = {}
         self._caps: dict[str, SequenceCap] = {}
         self._shown: set[str] = set()
@@ -248,7 +254,8 @@ class Seats:
 
     def failed(self, replica_id: str, *, by: str) -> None:
         """A request, or a look by the router itself, has failed on a replica."""
-        if self.chooser.health(replica_id).failed(time.monotonic()):
+        health = self.chooser.health(replica_id)
+        if health.failed(time.monotonic(), unreachable=by == "probe"):
             RouterMetrics.ejections.inc(tags={"replica": replica_id, "by": by})
             _LOG.warning("replica_ejected", replica=replica_id, by=by)
 
@@ -263,7 +270,8 @@ class Seats:
         for replica in self._caps.keys() - known:
             del self._caps[replica]
         self.lines.advance()
-        self._show()
+        if self._measured:
+            self._show()
 
     def _show(self) -> None:
         RouterMetrics.sessions.set(self.chooser.sessions)

@@ -102,6 +102,25 @@ async def test_the_dead_and_the_vanished_are_reported(watched):
     assert set(membership.leased(None)) == {"b", "c"}
 
 
+@pytest.mark.parametrize("state", [ReplicaState.PAUSED, ReplicaState.ASLEEP])
+async def test_what_an_operator_holds_drains(watched, state):
+    membership, _, gone, say = watched
+    await say(_table(1, _member("a")))
+    await say(_table(2, _member("a", state=state, leased=False)))
+    assert gone == [{"a"}]
+
+
+async def test_the_suspected_drain_only_to_others_of_their_model(watched):
+    """Alone, it may come back, and what it has begun with it."""
+    _, _, gone, say = watched
+    suspect = _member("a", state=ReplicaState.SUSPECT, leased=False)
+    await say(_table(1, suspect, _member("b", model="other")))
+    await say(_table(2, suspect, _member("b", leased=False)))
+    assert gone == []
+    await say(_table(3, suspect, _member("b")))
+    assert gone == [{"a"}]
+
+
 async def test_a_restarted_bus_that_knows_nobody_yet_breaks_no_open_request(watched):
     membership, _, gone, say = watched
     await say(_table(7, _member("a")))
