@@ -108,6 +108,12 @@ class ClientRequest:
         return f"{self.path}/render"
 
     @property
+    def prompts(self) -> int:
+        """How many prompts it has; each gets `choices` answers."""
+        prompt = self.body.get("prompt")
+        return len(prompt) if isinstance(prompt, list) and _has_several_prompts(prompt) else 1
+
+    @property
     def streams_tokens(self) -> bool:
         """Whether the client sees tokens before their choice is finished."""
         return self.stream and self.stream_by == "token"

@@ -81,7 +81,8 @@ class PassThrough:
 
     async def _seat(self) -> Seat:
         ask = self._ask
-        seat = await self._attempts.seat(ask.model, session=ask.session, weight=ask.choices)
+        weight = ask.choices * ask.prompts
+        seat = await self._attempts.seat(ask.model, session=ask.session, weight=weight)
         self.first_seat = self.first_seat or seat
         return seat
 

@@ -6,7 +6,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MODEL = "tiny"
 _ASK = [{"role": "user", "content": "larger of a and 7"}]
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-_TOOLS = [
+TOOLS = [
     {
         "type": "function",
         "function": {
@@ -123,7 +123,7 @@ _CHATS = [
     {"max_tokens": None, "max_completion_tokens": 3},
     {"echo": True, "add_generation_prompt": False},
     {"return_prompt_text": True},
-    {"tools": _TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": "none"},
     {"functions": [{"name": "f", "parameters": {}}], "function_call": "auto"},
     {"chat_template_kwargs": {"enable_thinking": False}},
 ]
@@ -165,14 +165,14 @@ _PARSED = [
     {},
     {"n": 2, **_SAMPLED},
     {"stop": "e"},
-    {"tools": _TOOLS},
-    {"tools": _TOOLS, "tool_choice": "none"},
-    {"tools": _TOOLS, "tool_choice": _NAMED, "max_tokens": 40},
-    {"tools": _TOOLS, "tool_choice": "required", "max_tokens": 60},
-    {"tools": _TOOLS, "tool_choice": "required", "max_tokens": 60, "n": 2, **_SAMPLED},
-    {"tools": _TOOLS, "tool_choice": "required", "max_tokens": 9},
+    {"tools": TOOLS},
+    {"tools": TOOLS, "tool_choice": "none"},
+    {"tools": TOOLS, "tool_choice": _NAMED, "max_tokens": 40},
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60},
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 60, "n": 2, **_SAMPLED},
+    {"tools": TOOLS, "tool_choice": "required", "max_tokens": 9},
     *(
-        {"tools": _TOOLS, "structured_outputs": {"choice": [text]}, "max_tokens": 300, **extra}
+        {"tools": TOOLS, "structured_outputs": {"choice": [text]}, "max_tokens": 300, **extra}
         for text in (
             f"<think>one</think>{_CALL}",
             f"<think>one</think>two {_CALL}\n{_CALL}",
@@ -183,7 +183,7 @@ _PARSED = [
     ),
     *(
         {
-            "tools": _TOOLS,
+            "tools": TOOLS,
             "structured_outputs": {"choice": [f"<think>1</think>{_CALL}{_CALL}"]},
             "max_tokens": 300,
             **extra,
@@ -252,9 +252,9 @@ _BAD_CHATS = [
     {"logprobs": True, "top_logprobs": 100},
     {"top_logprobs": 2},
     {"logprobs": "some"},
-    {"tools": _TOOLS},
-    {"tools": _TOOLS, "tool_choice": "required"},
-    {"tools": _TOOLS, "tool_choice": _NAMED},
+    {"tools": TOOLS},
+    {"tools": TOOLS, "tool_choice": "required"},
+    {"tools": TOOLS, "tool_choice": _NAMED},
     {"tools": [{"type": "function"}]},
     {"tools": []},
     {"add_generation_prompt": True, "continue_final_message": True},
@@ -275,8 +275,8 @@ _BAD_COMPLETIONS = [
     {"echo": True, "stream": True, "max_tokens": 0},
 ]
 _BAD_TOOLS = [
-    {"tools": _TOOLS, "tool_choice": {"type": "function", "function": {"name": "missing"}}},
-    {"tools": _TOOLS, "tool_choice": "sometimes"},
+    {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "missing"}}},
+    {"tools": TOOLS, "tool_choice": "sometimes"},
     {"tools": [], "tool_choice": "required"},
     {"tool_choice": "auto"},
     {"tool_choice": _NAMED},

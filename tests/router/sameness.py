@@ -60,9 +60,17 @@ def _joined(events):
             _join_choice(whole["choices"].setdefault(choice["index"], {}), choice)
         whole |= {name: value for name, value in event.items() if value is not None}
         whole |= {"usage": usage} if usage else {}
+    for choice in whole["choices"].values():
+        for call in choice.get("tool_calls", {}).values() if _is_cut_off(choice) else ():
+            # vLLM adds them to a call that is cut off, if its last chunk holds some of the call.
+            call["arguments"] = call["arguments"].removesuffix("{}")
     # How many events there are depends on the moment; whether all, or the last, count does not.
     whole["counted"] = sorted(set(whole["counted"]))
     return _reduced(whole)
+
+
+def _is_cut_off(choice):
+    return choice.get("finish_reason") == "length"
 
 
 def _join_choice(known, choice):

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from services.protocol.weight_bus import Member, ReplicaState
-from tests.router.request_table import cases
+from tests.router.request_table import TOOLS, cases
 from tests.router.sameness import comparable
 from tests.router.tiny_model import make_model
 from tests.router.vllm_process import MODEL, running
@@ -178,21 +178,22 @@ async def test_every_chunk_of_the_patched_server_carries_its_policy_version(rout
 
 @contextlib.asynccontextmanager
 async def _breaking(url):
-    """An address in front of vLLM that drops a stream after `limit` chunks."""
-    state = {"limit": 0, "cuts": 0}
+    """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks."""
+    state = {"limit": None}
 
     async def forward(request):
         body = await request.read()
+        limit = None
+        if "generate" in request.path:
+            limit, state["limit"] = state["limit"], None
         async with aiohttp.ClientSession() as session:
-            headers = {"content-type": "application/json"}
-            async with session.post(url + request.path, data=body, headers=headers) as got:
+            async with session.post(url + request.path, data=body, headers=_JSON) as got:
                 response = web.StreamResponse(status=got.status)
                 await response.prepare(request)
-                left = state["limit"] if "generate" in request.path else 10**9
+                chunks = 0
                 async for line in got.content:
-                    left -= line.startswith(b"data")
-                    if left < 0:
-                        state["cuts"] += 1
+                    chunks += line.startswith(b"data")
+                    if limit is not None and chunks > limit:
                         request.transport.abort()
                         return response
                     await response.write(line)
@@ -221,27 +222,53 @@ async def test_a_replicas_death_costs_no_request_with_real_tokens(cluster, plain
     content = (expected.choices[0].message.content, expected.choices[0].finish_reason)
     values = [entry.logprob for entry in expected.choices[0].logprobs.content]
     await cluster.start(replicas=0, eject_after=1000)
-    async with _breaking(vllm_url) as (state, breaking_url):
-        await cluster.bus.put(_member("breaking", breaking_url), _member("whole", vllm_url))
+    async with _breaking(vllm_url) as (state, url):
+        await cluster.bus.put(_member("breaking", url))
         for limit in range(0, len(values), 5):
             state["limit"] = limit
-            ours = await _first_on_breaking(cluster, extra)
+            answer = await cluster.client.chat.completions.create(
+                model=MODEL, messages=ASK, **extra
+            )
+            assert state["limit"] is None
+            ours = answer.choices[0]
             assert (ours.message.content, ours.finish_reason) == content, limit
             shown = [entry.logprob for entry in ours.logprobs.content]
             assert shown == pytest.approx(values, abs=1e-4)
+            state["limit"] = limit
             assert await _stream_text(cluster.client, **extra) == content, limit
-        assert state["cuts"] >= len(values) / 5
 
 
-async def _first_on_breaking(cluster, extra):
-    """Two requests at once take both replicas; the one that began on `breaking` is returned."""
-    answers = await asyncio.gather(
-        *(
-            cluster.client.chat.completions.with_raw_response.create(
-                model=MODEL, messages=ASK, **extra
-            )
-            for _ in range(2)
-        )
-    )
-    (broken,) = [a for a in answers if a.headers["x-millrace-replica"] == "breaking"]
-    return broken.parse().choices[0]
+FORCED = '<think>grüße</think>ja <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+PARSED = {
+    "reasoning, continued": {"max_tokens": 24},
+    "two, replayed": {
+        "max_tokens": 12,
+        "n": 2,
+        "temperature": 1,
+        "seed": 3,
+        "presence_penalty": 0.1,
+    },
+    "tool call, replayed": {
+        "tools": TOOLS,
+        "structured_outputs": {"choice": [FORCED]},
+        "max_tokens": 200,
+        "logprobs": True,
+    },
+    "required, replayed": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 30},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("name", PARSED)
+async def test_a_replicas_death_costs_no_tool_call_and_no_thought(cluster, vllm, name, stream):
+    body = {"model": MODEL, "messages": ASK, "temperature": 0, "stream": stream, **PARSED[name]}
+    await cluster.start(replicas=0, eject_after=1000)
+    path = "/v1/chat/completions"
+    expected = comparable(await cluster.http.post(vllm.parsing + path, json=body))
+    async with _breaking(vllm.parsing) as (state, url):
+        await cluster.bus.put(_member("breaking", url))
+        for limit in (1, 7, 13):
+            state["limit"] = limit
+            ours = comparable(await cluster.http.post(cluster.url + path, json=body))
+            assert ours == expected, limit
+            assert state["limit"] is None
