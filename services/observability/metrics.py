@@ -112,6 +112,7 @@ class RouterMetrics:
     share_failures = _counter("router_share_failures", "Failed exchanges with other routers")
     session_calls = _counter("router_session_calls", "Recorded calls by how they joined", "kind")
     sessions_dropped = _counter("router_sessions_dropped", "Records dropped unread", "reason")
+    backend_up = _gauge("router_backend_up", "1 while an external backend answers", "backend")
     recorded_sessions = _gauge("router_recorded_sessions", "Sessions whose calls are kept")
     recorded_tokens = _gauge("router_recorded_tokens", "Token ids kept of recorded sessions")
     first_token = _seconds("router_first_token_seconds", "Request to first token", "endpoint")

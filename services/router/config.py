@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from services.access.config import AccessConfig
 from services.protocol.strict import StrictModel
@@ -22,11 +22,36 @@ class ListenConfig(StrictModel):
     port: int = Field(ge=0, le=65535)
 
 
+class BackendConfig(StrictModel):
+    """An OpenAI-compatible server outside the cluster, as a replica without a journal.
+
+    Attributes:
+        url: what comes before `/v1/chat/completions` at that server.
+        model: the model that it serves; requests that name it go there, and no others.
+        api_key_env: environment variable of the router with the key that the server wants.
+        max_model_len: shown in the list of models, if it is known.
+    """
+
+    url: str = Field(pattern=r"^https?://[^/?#]+(/[^?#]*[^/?#])?$")
+    model: str = Field(min_length=1)
+    api_key_env: str | None = None
+    max_model_len: int | None = Field(default=None, ge=1)
+
+    @field_validator("url")
+    @classmethod
+    def _without_version(cls, url: str) -> str:
+        if url.endswith("/v1"):
+            raise ValueError("leave out the /v1 at the end: the router adds it")
+        return url
+
+
 class RouterConfig(StrictModel):
     """Settings of the router; all durations in seconds.
 
     Attributes:
         access: who may use it.
+        backends: servers outside the cluster, each for one model that no replica of the
+            cluster serves; several for one model share its requests.
         connect_s: to open a connection to a replica, including the wait for a free one.
         render_s: for one render or derender call.
         first_token_s: from sending a request to a replica until its first chunk. Generous,
@@ -92,6 +117,7 @@ class RouterConfig(StrictModel):
     """
 
     access: AccessConfig = AccessConfig()
+    backends: tuple[BackendConfig, ...] = ()
     connect_s: float = Field(default=5.0, gt=0)
     render_s: float = Field(default=30.0, gt=0)
     first_token_s: float = Field(default=600.0, gt=0)

@@ -18,10 +18,11 @@ from starlette.types import Receive, Scope, Send
 from services.access.access_control import KEY_NAME
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
+from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answers import AnswerWriter
 from services.router.client_request import ClientRequest, Endpoint
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
+from services.router.external_backends import check_needs_no_journal
 from services.router.open_request import OpenRequest
 from services.router.pass_through import PassThrough
 from services.router.piece import Piece
@@ -53,13 +54,27 @@ class Gate:
 
 
 class AnswerEndpoint:
-    """One of the two generating endpoints."""
+    """One of the two generating endpoints.
+
+    Args:
+        endpoint: which one.
+        replicas: those of the cluster.
+        external: those outside of it, for the models in the configuration's `backends`.
+        gate: bounds the open requests.
+        sessions: recorded sessions.
+    """
 
     def __init__(
-        self, endpoint: Endpoint, replicas: Replicas, gate: Gate, sessions: Sessions
+        self,
+        endpoint: Endpoint,
+        replicas: Replicas,
+        external: Replicas,
+        gate: Gate,
+        sessions: Sessions,
     ) -> None:
-        self._endpoint, self._replicas = endpoint, replicas
+        self._endpoint, self._replicas, self._external = endpoint, replicas, external
         self._gate, self._sessions = gate, sessions
+        self._external_models = {backend.model for backend in replicas.config.backends}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request until it is answered or the client is gone."""
@@ -87,6 +102,11 @@ class AnswerEndpoint:
                     caller=scope.get(KEY_NAME, ""),
                 )
                 async with SessionCall(self._sessions, ask.session) as call:
+                    if ask.model in self._external_models:
+                        check_needs_no_journal(ask)
+                        passing = PassThrough(ask, "this model", self._external)
+                        await self._pass_on(passing, ask, answer)
+                        return "ok"
                     try:
                         await self._answer(ask, call, answer, began)
                     except Unjournaled as found:
@@ -255,4 +275,7 @@ def _parsed(raw: bytes) -> Any:
 
 def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
     seat = request.first_seat
-    return {} if seat is None else {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}
+    if seat is None:
+        return {}
+    headers = {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}
+    return headers | ({JOURNAL_HEADER: "none"} if isinstance(request, PassThrough) else {})

@@ -126,11 +126,16 @@ class Upstream:
             except (aiohttp.ClientError, OSError) as error:
                 raise UpstreamBroken("connection", repr(error)) from None
 
+    def _headers(self, seat: Seat) -> dict[str, str]:
+        return _JSON
+
     async def _post(self, seat: Seat, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
         assert self._session is not None, "start() comes first"
         data = json.dumps(body).encode()
         try:
-            response = await self._session.post(seat.address + path, data=data, headers=_JSON)
+            response = await self._session.post(
+                seat.address + path, data=data, headers=self._headers(seat)
+            )
             if response.status < 400:
                 return response
             raw = await response.read()

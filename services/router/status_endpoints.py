@@ -1,0 +1,47 @@
+"""`/v1/models` and `/health`: what the router can do now."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from services.protocol.weight_bus import Member
+from services.router.replicas import Replicas
+
+
+def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
+    """The routes, over the replicas of the cluster and those outside of it."""
+    routes = APIRouter()
+    inside, outside = replicas.seats.membership, external.seats.membership
+
+    @routes.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Models that can be used now, in OpenAI's shape."""
+        # By name, and where a name is both, requests go outside.
+        listed = {m.model: _model(m, journal=True) for m in inside.leased(None).values()}
+        listed |= {m.model: _model(m, journal=False) for m in outside.leased(None).values()}
+        return {"object": "list", "data": [listed[name] for name in sorted(listed)]}
+
+    @routes.get("/health")
+    async def health() -> JSONResponse:
+        """200 while something can answer: a replica with a lease or a backend; else 503."""
+        leased, backends = len(inside.leased(None)), len(outside.leased(None))
+        content = {
+            "leased_replicas": leased,
+            "members": len(inside.members),
+            "external_backends": backends,
+        }
+        return JSONResponse(content, status_code=200 if leased or backends else 503)
+
+    return routes
+
+
+def _model(member: Member, *, journal: bool) -> dict[str, Any]:
+    return {
+        "id": member.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "millrace" if journal else "external",
+        "max_model_len": member.max_model_len or None,
+        "journal": journal,
+    }
