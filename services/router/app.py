@@ -2,12 +2,17 @@
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from services.peers import BusPeer, http_host
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
+from services.router.table_actor import TableActorPoint
 
 _UNBOUNDED = 1_000_000
+# The calls of a session reach one router while the number of routers stays: what it records
+# of the session is whole. Without a session any router will do.
+_BY_SESSION = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 # Our own gate bounds the work; Serve's slots would also hold back health checks.
 _DRAIN_S = 60.0
 
@@ -21,14 +26,18 @@ class Router:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve on the replica's event loop; the lifespan does the rest."""
-        return build_http(self._config, BusPeer())
+        point = TableActorPoint(self._config) if self._config.replicas > 1 else None
+        return build_http(self._config, BusPeer(), point)
 
 
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
+    several = {"request_router_class": _BY_SESSION} if config.replicas > 1 else {}
+    routing = RequestRouterConfig(**several)
     deployment = serve.deployment(
         name="router",
-        num_replicas=1,
+        num_replicas=config.replicas,
+        request_router_config=routing,
         max_ongoing_requests=_UNBOUNDED,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_timeout_s=30.0,

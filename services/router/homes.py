@@ -28,10 +28,21 @@ class Homes:
         """The session was given this replica."""
         if self._table.get(session, ("", 0.0))[0] != replica:
             self._change(session, replica)
-        self.learn(session, replica, now)
+        self._put(session, replica, now)
 
-    def learn(self, session: str, replica: str, now: float) -> None:
-        """Another router says that it gave the session this replica."""
+    def hear(self, session: str, home: str | None, now: float) -> None:
+        """Another router gave the session this replica; None: it says that it is over.
+
+        A change made here that nobody was told yet is newer.
+        """
+        if session in self._changed:
+            return
+        if home is None:
+            self._table.pop(session, None)
+        else:
+            self._put(session, home, now)
+
+    def _put(self, session: str, replica: str, now: float) -> None:
         self._table[session] = (replica, now)
         self._table.move_to_end(session)
         if len(self._table) > self._bound:
@@ -42,11 +53,6 @@ class Homes:
         """The session is over."""
         if self._table.pop(session, None) is not None:
             self._change(session, None)
-
-    def unlearn(self, session: str) -> None:
-        """Another router says that the session is over."""
-        self._table.pop(session, None)
-        self._changed.pop(session, None)
 
     def take_changes(self, most: int) -> dict[str, str | None]:
         """Up to `most` changes made here that were not taken yet; None: forgotten."""

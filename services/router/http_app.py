@@ -19,13 +19,24 @@ from services.router.replicas import Replicas
 from services.router.seats import Seats
 from services.router.session_endpoints import session_routes
 from services.router.sessions import Sessions
+from services.router.sharing import ExchangePoint
 from services.router.status_endpoints import status_routes
 from services.router.upstream import Upstream
 
 
-def build_http(config: RouterConfig, bus: TableSource) -> FastAPI:
-    """The application; its lifespan opens the connections and watches the bus."""
-    replicas = Replicas(config=config, seats=Seats(config, bus), upstream=Upstream(config))
+def build_http(
+    config: RouterConfig, bus: TableSource, point: ExchangePoint | None = None
+) -> FastAPI:
+    """The application; its lifespan opens the connections and watches the bus.
+
+    Args:
+        config: the router's settings.
+        bus: where the member table comes from.
+        point: where this router and others tell each other what they do; None: it is alone.
+    """
+    replicas = Replicas(
+        config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
+    )
     external = external_replicas(config)
     loop_lag = LoopLag()
     listener = None if config.listen is None else Listener(config.listen)

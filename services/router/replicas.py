@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from services.router.config import RouterConfig
 from services.router.probes import Probes
 from services.router.seats import Seats
+from services.router.sharing import ExchangePoint, Sharing
 from services.router.upstream import Upstream
 
 
@@ -16,17 +17,20 @@ class Replicas:
         config: the router's settings.
         seats: places on leased replicas.
         upstream: the connections.
+        point: where routers tell each other what they do; None: this one is alone.
         probed: whether they have the pages of vLLM that the router looks at.
     """
 
     config: RouterConfig
     seats: Seats
     upstream: Upstream
+    point: ExchangePoint | None = None
     probed: bool = True
     _end_tokens: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._probes = Probes(self.config, self.seats)
+        self._sharing = self.point and Sharing(self.config, self.seats, self.point)
 
     async def start(self) -> None:
         """Open the connections, watch the bus and look at replicas."""
@@ -34,9 +38,13 @@ class Replicas:
         self.seats.membership.start()
         if self.probed:
             self._probes.start()
+        if self._sharing is not None:
+            self._sharing.start()
 
     async def stop(self) -> None:
         """End what `start` began."""
+        if self._sharing is not None:
+            await self._sharing.stop()
         await self._probes.stop()
         await self.seats.membership.stop()
         self.seats.lines.stop()

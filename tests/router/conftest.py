@@ -401,7 +401,7 @@ class Cluster:
         self.bus = Bus()
         self._stack = contextlib.AsyncExitStack()
 
-    async def start(self, *, replicas=2, leased=True, lease_s=30.0, **config):
+    async def start(self, *, replicas=2, leased=True, lease_s=30.0, point=None, **config):
         self.bus.lease_s = lease_s
         for number in range(replicas):
             replica = Replica(f"replica-{number}")
@@ -411,7 +411,7 @@ class Cluster:
             self.replicas.append(replica)
         await self.bus.put(*(replica.member(leased=leased) for replica in self.replicas))
         settings = {"lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
-        self.app = build_http(RouterConfig(**settings), self.bus)
+        self.app = build_http(RouterConfig(**settings), self.bus, point)
         await self._listen()
         return self
 

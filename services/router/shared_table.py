@@ -1,0 +1,103 @@
+"""What several routers tell each other: session homes, and what each has in flight.
+
+Counts are told whole and not as changes, so nothing that is lost on the way stays wrong, and
+those of a router that falls silent expire. No request waits for any of it: until the next
+exchange a router knows its own, and for the rest guesses as every other would.
+"""
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Word:
+    """What one router tells.
+
+    Attributes:
+        router_id: unique among all routers that ever were.
+        counts: its sequences in flight, by replica.
+        homes: homes of sessions that it has changed; None: the session is over.
+        table_id: the table that it heard of last.
+        revision: how far it has heard it.
+    """
+
+    router_id: str
+    counts: dict[str, int]
+    homes: dict[str, str | None]
+    table_id: str
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What it hears.
+
+    Attributes:
+        counts: sequences that all others have in flight, by replica.
+        homes: homes that others have changed since; None: the session is over.
+        table_id: incarnation of the table; another one knows nothing of before.
+        revision: to be told the next time.
+    """
+
+    counts: dict[str, int]
+    homes: dict[str, str | None]
+    table_id: str
+    revision: int
+
+
+class SharedTable:
+    """Merges what routers tell; no tasks, no input or output.
+
+    Args:
+        bound: homes remembered; those that were not changed for longest go first.
+        expire_s: silence after which a router's counts are forgotten, seconds.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self, *, bound: int, expire_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._bound, self._expire_s, self._clock = bound, expire_s, clock
+        self._table_id, self._revision = secrets.token_hex(4), 0
+        self._routers: dict[str, tuple[dict[str, int], float]] = {}
+        self._homes: OrderedDict[str, tuple[str | None, int, str]] = OrderedDict()
+
+    def exchange(self, word: Word) -> News:
+        """Take what one router tells and answer with what the others told."""
+        self._routers[word.router_id] = (word.counts, self._clock())
+        for session, home in word.homes.items():
+            self._revision += 1
+            self._homes[session] = (home, self._revision, word.router_id)
+            self._homes.move_to_end(session)
+            if len(self._homes) > self._bound:
+                self._homes.popitem(last=False)
+        heard = word.revision if word.table_id == self._table_id else 0
+        return News(
+            counts=self._others(word.router_id),
+            homes=self._since(heard, word.router_id),
+            table_id=self._table_id,
+            revision=self._revision,
+        )
+
+    def _others(self, router_id: str) -> dict[str, int]:
+        oldest = self._clock() - self._expire_s
+        for name in [name for name, (_, at) in self._routers.items() if at < oldest]:
+            del self._routers[name]
+        total: dict[str, int] = {}
+        for name, (counts, _) in self._routers.items():
+            if name != router_id:
+                for replica, count in counts.items():
+                    total[replica] = total.get(replica, 0) + count
+        return total
+
+    def _since(self, revision: int, router_id: str) -> dict[str, str | None]:
+        new: dict[str, str | None] = {}
+        for session, (home, changed, by) in reversed(self._homes.items()):
+            if changed <= revision:
+                break
+            if by != router_id:
+                new[session] = home
+        return new

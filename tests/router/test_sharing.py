@@ -1,0 +1,227 @@
+"""Several routers that answer as one."""
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.protocol.errors import NotReady
+from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
+from services.router.config import RouterConfig
+from services.router.homes import Homes
+from services.router.seats import Seats
+from services.router.shared_table import SharedTable, Word
+from services.router.sharing import Sharing
+
+from .conftest import Bus, Cluster
+
+ASK = [{"role": "user", "content": "hello"}]
+
+
+class _Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class _Point:
+    """The table within this process; it can be away, and it can be another one."""
+
+    def __init__(self, **settings):
+        self._settings = {"bound": 1000, "expire_s": 3.0, **settings}
+        self.away = False
+        self.restart()
+
+    def restart(self):
+        self.table = SharedTable(**self._settings)
+
+    async def exchange(self, word):
+        if self.away:
+            raise NotReady("away on purpose")
+        return self.table.exchange(word)
+
+
+def _word(router, counts=(), homes=(), table_id="", revision=0):
+    return Word(
+        router_id=router,
+        counts=dict(counts),
+        homes=dict(homes),
+        table_id=table_id,
+        revision=revision,
+    )
+
+
+def test_each_hears_what_the_others_have_in_flight_and_the_dead_are_not_counted():
+    clock = _Clock()
+    table = SharedTable(bound=10, expire_s=3.0, clock=clock)
+    table.exchange(_word("one", {"a": 2}))
+    table.exchange(_word("two", {"a": 1, "b": 5}))
+    assert table.exchange(_word("three")).counts == {"a": 3, "b": 5}
+    assert table.exchange(_word("one", {"a": 1})).counts == {"a": 1, "b": 5}
+    clock.now = 3.5
+    table.exchange(_word("two", {"a": 4}))
+    assert table.exchange(_word("three")).counts == {"a": 4}
+
+
+def test_homes_are_told_once_and_to_everybody_but_their_teller():
+    table = SharedTable(bound=10, expire_s=3.0)
+    own = table.exchange(_word("one", homes={"s": "a"}))
+    assert own.homes == {}
+    news = table.exchange(_word("two"))
+    assert news.homes == {"s": "a"}
+    again = _word("two", {}, {}, news.table_id, news.revision)
+    assert table.exchange(again).homes == {}
+    table.exchange(_word("one", homes={"s": None}))
+    assert table.exchange(again).homes == {"s": None}
+    table.exchange(_word("one", homes={f"s{number}": "a" for number in range(50)}))
+    assert len(table.exchange(_word("new")).homes) == 10
+
+
+names = st.sampled_from(["r1", "r2", "r3"])
+told = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), st.floats(0, 4))
+
+
+@given(talk=st.lists(told, max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
+    clock, last = _Clock(), {}
+    table = SharedTable(bound=10, expire_s=3.0, clock=clock)
+    for router, counts, pause in talk:
+        clock.now += pause
+        last[router] = (counts, clock.now)
+        heard = table.exchange(_word(router, counts)).counts
+        living = [c for name, (c, at) in last.items() if name != router and clock.now - at <= 3.0]
+        for replica in "ab":
+            assert heard.get(replica, 0) == sum(counts.get(replica, 0) for counts in living)
+
+
+def test_what_changed_here_is_newer_than_what_others_say():
+    homes = Homes(bound=10, idle_s=60.0)
+    homes.set("s", "a", 0.0)
+    homes.hear("s", "b", 0.0)
+    assert homes.get("s", 0.0) == "a"
+    assert homes.take_changes(10) == {"s": "a"}
+    homes.hear("s", "b", 0.0)
+    assert homes.get("s", 0.0) == "b"
+    assert homes.take_changes(10) == {}, "what was heard is not told again"
+
+
+def _sharing(point, **settings):
+    seats = Seats(RouterConfig(**settings), Bus())
+    return seats.chooser, Sharing(RouterConfig(**settings), seats, point)
+
+
+def _choose(chooser, session):
+    choice = chooser.choose(["a", "b", "c"], session=session, weight=1, now=0.0)
+    chooser.release(choice.replica_id, 1)
+    return choice
+
+
+async def test_a_table_that_starts_again_is_told_everything_again():
+    point = _Point()
+    (first, one), (second, two) = _sharing(point), _sharing(point)
+    homes = {name: _choose(first, name).replica_id for name in ("s", "t")}
+    await one.exchange()
+    point.restart()
+    for _ in range(2):  # the first finds out that the table is new
+        await one.exchange()
+    await two.exchange()
+    assert {name: second.homes.get(name, 0.0) for name in homes} == homes
+
+
+async def test_nothing_is_lost_while_the_table_is_away():
+    point = _Point()
+    (first, one), (second, two) = _sharing(point), _sharing(point)
+    home = _choose(first, "s").replica_id
+    point.away = True
+    with pytest.raises(NotReady):
+        await one.exchange()
+    point.away = False
+    await one.exchange()
+    await two.exchange()
+    assert second.homes.get("s", 0.0) == home
+
+
+async def test_a_burst_over_two_routers_spreads_as_over_one():
+    point = _Point()
+    (first, one), (second, two) = _sharing(point), _sharing(point)
+    for _ in range(30):
+        for chooser, sharing in ((first, one), (second, two)):
+            chooser.choose(["a", "b", "c"], session=None, weight=1, now=0.0)
+            await sharing.exchange()
+    await one.exchange()
+    assert {name: first.load(name) for name in "abc"} == {"a": 20, "b": 20, "c": 20}
+
+
+@pytest.fixture
+async def pair():
+    """Two routers before the same replicas."""
+    point, first, second = _Point(expire_s=0.3), Cluster(), Cluster()
+    shared = {"share_s": 0.01, "share_expire_s": 0.3}
+    await first.start(point=point, **shared)
+    second.bus = first.bus
+    await second.start(replicas=0, point=point, **shared)
+    await second.until_leased("replica-0", "replica-1")
+    yield point, first, second
+    await second.close()
+    await first.close()
+
+
+async def _call(router, session):
+    raw = await router.client.chat.completions.with_raw_response.create(
+        model="test-model", messages=ASK, extra_headers={"x-session-id": session}
+    )
+    return raw.headers[REPLICA_HEADER], raw.headers[CHOICE_HEADER]
+
+
+async def _until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  these conditions have no event
+            await asyncio.sleep(0.005)
+
+
+async def test_a_session_stays_on_its_replica_whichever_router_it_comes_through(pair):
+    _, first, second = pair
+    homes = {}
+    for number in range(6):
+        session = f"episode-{number}"
+        homes[session], kind = await _call(first, session)
+        assert kind == "new"
+    known = second.seats.chooser.homes
+    await _until(lambda: all(known.get(name, 0.0) == home for name, home in homes.items()))
+    for session, home in homes.items():
+        assert await _call(second, session) == (home, "hit")
+        assert await _call(first, session) == (home, "hit")
+
+
+async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):
+    """And none is lost: what the living one has in flight stays counted to the last."""
+    _, first, second = pair
+    first.faults.extend([fault("stall", 2), fault("stall", 2)])
+    own = asyncio.create_task(_call(first, "own"))
+    await first.stalled()
+    other = asyncio.create_task(_call(second, "other"))
+    chooser = first.seats.chooser
+    await _until(lambda: sum(chooser.elsewhere.values()) == 1)
+    assert sum(chooser.counts.values()) == 1
+    await second.app.state.replicas._sharing.stop()
+    await _until(lambda: not chooser.elsewhere)
+    assert sum(chooser.counts.values()) == 1
+    for task in (own, other):
+        task.cancel()
+    await asyncio.gather(own, other, return_exceptions=True)
+    await _until(lambda: not chooser.counts)
+
+
+async def test_a_router_without_the_table_decides_alone(pair):
+    point, first, second = pair
+    point.away = True
+    with await second.seats.take(None, session=None, weight=1):
+        await _call(first, "s")
+        point.away = False
+        await _until(lambda: sum(first.seats.chooser.elsewhere.values()) == 1)
+        point.away = True
+        await _until(lambda: not first.seats.chooser.elsewhere)
+        await _call(first, "s")
