@@ -1,0 +1,150 @@
+"""Engines, and the ways to them: directly, through the router, through its peers."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from router_overhead_process import ROOT, Child, Usage, free_port
+
+PLAIN, OWN, PROXY, HAPROXY = "plain vLLM", "router alone", "router, Serve", "router, HAProxy"
+TOKEN_S = 1.0
+"""How long a mock engine takes for a token."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How clients get to the engines.
+
+    Attributes:
+        name: in tables.
+        urls: where they send requests, in turn.
+        children: processes on the way.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    children: tuple[Child, ...]
+
+    def usage(self) -> Usage:
+        """CPU seconds so far by process."""
+        total: Usage = {}
+        for child in self.children:
+            for name, seconds in child.usage().items():
+                total[name] = total.get(name, 0.0) + seconds
+        return total
+
+
+Engine = tuple[Child, str]
+
+
+@contextmanager
+def real_engine(folder: Path) -> Iterator[Engine]:
+    """vLLM with the example's model, at policy version 3."""
+    model = ROOT / "models" / "tiny_code-seed0"
+    maker = ["-m", "examples.tiny_code.make_model", "--seed", "0", "--out", str(model)]
+    subprocess.run([sys.executable, *maker], cwd=ROOT, check=True, timeout=180)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(sys.executable, "benchmarks/router_overhead_vllm.py", "--model", str(model)),
+        *("--served-model-name", "tiny_code", "--host", "127.0.0.1", "--port", str(port)),
+        *("--max-model-len", "512", "--max-num-seqs", "256", "--dtype", "float32"),
+        *("--kv-cache-memory-bytes", str(256 << 20), "--enforce-eager", "--enable-scale-out"),
+        *("--disable-uvicorn-access-log", "--disable-log-stats"),
+        # As rollout servers do: with a process for one worker, both would wait by spinning.
+        *("--distributed-executor-backend", "services.rollout_server.engine_process.OneWorker"),
+        *("--logprobs-mode", "processed_logprobs"),
+    ]
+    environment = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    child = Child("vLLM", command, folder, **environment)
+    try:
+        child.wait_until_up(f"{url}/health")
+        httpx.post(f"{url}/update_weight_version", json={"new_version": "3"}).raise_for_status()
+        yield child, url
+    finally:
+        child.end()
+
+
+@contextmanager
+def mock_engines(folder: Path) -> Iterator[list[Engine]]:
+    """Two of them, so that neither is what is measured."""
+    with ExitStack() as stack:
+        engines = []
+        for number in range(2):
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            program = [sys.executable, "benchmarks/router_overhead_mock.py"]
+            arguments = ["--port", str(port), "--token-s", str(TOKEN_S)]
+            child = Child(f"mock {number}", program + arguments, folder)
+            stack.callback(child.end)
+            child.wait_until_up(f"{url}/health")
+            engines.append((child, url))
+        yield engines
+
+
+@contextmanager
+def ways(
+    folder: Path, engines: Sequence[Engine], model: str, options: argparse.Namespace
+) -> Iterator[list[Way]]:
+    """All ways that exist here and are wanted; what is left out says why."""
+    children, urls = tuple(child for child, _ in engines), [url for _, url in engines]
+    with ExitStack() as stack:
+        found = [Way(PLAIN, tuple(urls), children)]
+        for name, command, url, environment in _commands(urls, model, options):
+            if options.only and options.only not in name:
+                continue
+            child = Child(name, command, folder, **environment)
+            stack.callback(child.end)
+            try:
+                child.wait_until_up(f"{url}/v1/models")
+            except RuntimeError as failure:
+                print(f"{name} is left out: {failure}", file=sys.stderr)
+                continue
+            found.append(Way(name, (url,), (child, *children)))
+        yield found
+
+
+def _commands(
+    engines: list[str], model: str, options: argparse.Namespace
+) -> Iterator[tuple[str, list[str], str, dict[str, str]]]:
+    program = [sys.executable, "benchmarks/router_overhead_router.py", "--model", model]
+    for name, more, environment in (
+        (OWN, [], {}),
+        (PROXY, ["--serve"], {}),
+        (HAPROXY, ["--serve"], _haproxy_environment()),
+    ):
+        port = str(free_port())
+        command = [*program, *more, "--port", port, "--engines", *engines]
+        yield name, command, f"http://127.0.0.1:{port}", environment
+    if options.peers is None:
+        print("other routers are left out: no --peers", file=sys.stderr)
+        return
+    for peer in ("vllm-router", "sglang-router"):
+        port = str(free_port())
+        executable = options.peers / "bin" / peer
+        if not executable.exists():
+            print(f"{peer} is left out: not in {options.peers}", file=sys.stderr)
+            continue
+        launch = ["launch"] if peer == "sglang-router" else []
+        command = [str(executable), *launch, "--host", "127.0.0.1", "--port", port]
+        command += ["--policy", "round_robin", "--worker-urls", *engines]
+        command += ["--prometheus-port", str(free_port())]
+        yield peer, command, f"http://127.0.0.1:{port}", {}
+
+
+def _haproxy_environment() -> dict[str, str]:
+    """Serve's switches for HAProxy, and ports that another cluster does not have."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+    }
