@@ -28,8 +28,7 @@ class AnswerWriter:
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
         choices = [self._whole_choice(journal) for journal in self._request.journals]
-        made = sum(len(journal.token_ids) for journal in self._request.journals)
-        return {**self._frame(choices), **self._chat_prompt(), "usage": self._usage(made)}
+        return {**self._frame(choices), **self._chat_prompt(), "usage": self._whole_usage()}
 
     def event(self, piece: Piece) -> dict[str, Any] | None:
         """The stream event for a piece, None when there is nothing to tell."""
@@ -50,8 +49,7 @@ class AnswerWriter:
 
     def usage_event(self) -> dict[str, Any]:
         """The last event of a stream whose client asked for usage."""
-        made = sum(len(journal.token_ids) for journal in self._request.journals)
-        return {**self._frame([]), "usage": self._usage(made)}
+        return {**self._frame([]), "usage": self._whole_usage()}
 
     @property
     def _hides_tokens(self) -> bool:
@@ -75,13 +73,18 @@ class AnswerWriter:
             return {"prompt_token_ids": self._request.prompt_token_ids}
         return {}
 
-    def _usage(self, made: int) -> dict[str, int]:
+    def _usage(self, made: int) -> dict[str, Any]:
         prompt = len(self._request.prompt_token_ids)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,
             "total_tokens": prompt + made,
         }
+
+    def _whole_usage(self) -> dict[str, Any]:
+        made = sum(len(journal.token_ids) for journal in self._request.journals)
+        details = self._request.prompt_details
+        return self._usage(made) | ({"prompt_tokens_details": details} if details else {})
 
     def _whole_choice(self, journal: ChoiceJournal) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": journal.index}
@@ -93,12 +96,19 @@ class AnswerWriter:
             choice["message"] = journal.message
         choice["logprobs"] = self._logprobs(journal.index, journal.entries)
         choice |= self._token_ids(journal.token_ids, first=True)
-        called = bool(journal.message and journal.message.get("tool_calls"))
-        required = self._ask.body.get("tool_choice") == "required"
-        stopped = journal.finish_reason == "stop"
-        named = isinstance(self._ask.body.get("tool_choice"), dict)
-        by_call = (required and stopped) if required or named else called
-        return choice | self._ending(journal, by_call=by_call and self._ask.offers_tools)
+        return choice | self._ending(journal, by_call=self._ends_by_call(journal))
+
+    def _ends_by_call(self, journal: ChoiceJournal) -> bool:
+        """Whether a whole choice's finish reason is `tool_calls`, by vLLM's rules."""
+        if journal.message is None or not self._ask.offers_tools or self._names_tool:
+            return False
+        if self._ask.body.get("tool_choice") == "required":
+            return journal.finish_reason == "stop"
+        return bool(journal.message.get("tool_calls"))
+
+    @property
+    def _names_tool(self) -> bool:
+        return isinstance(self._ask.body.get("tool_choice"), dict)
 
     def _choice_event(self, journal: ChoiceJournal) -> dict[str, Any]:
         choice = self._whole_choice(journal)
@@ -120,9 +130,8 @@ class AnswerWriter:
         choice["logprobs"] = self._logprobs(index, piece.entries)
         choice |= self._token_ids(piece.token_ids, first=first)
         if piece.finished:
-            named = isinstance(self._ask.body.get("tool_choice"), dict)
             stopped = piece.journal.finish_reason == "stop"
-            by_call = index in self._called_tools and stopped and not named
+            by_call = index in self._called_tools and stopped and not self._names_tool
             return choice | self._ending(piece.journal, by_call=by_call)
         choice["finish_reason"] = None
         return choice

@@ -163,7 +163,7 @@ class ClientRequest:
         asked = read.logprobs
         top = read.top_logprobs if endpoint == "chat" else asked
         session = headers.get(SESSION_HEADER) or None
-        request = cls(
+        return cls(
             endpoint=endpoint,
             body=passed_on,
             answer_id=f"{prefix}-{name}",
@@ -182,19 +182,21 @@ class ClientRequest:
             unjournaled=unjournaled,
             needs=Needs.of(body, headers, flow=caller or session or ""),
         )
-        if unjournaled is not None:
-            request.check_needs_no_journal(unjournaled)
-        return request
 
-    def check_needs_no_journal(self, name: str) -> None:
+    def check_needs_no_journal(self, name: str, *, recorded: bool) -> None:
         """Refuse what only a journal can give to a request that gets none because of `name`.
 
         Raises:
             RequestFailed: 400, with the field at fault.
         """
-        extension = RETURN_TRAJECTORY if self.return_trajectory else STREAM_BY
-        if self.return_trajectory or self.stream_by == "choice":
-            raise bad_request(f"{extension} cannot be combined with {name}; leave one out", name)
+        wants = {
+            RETURN_TRAJECTORY: self.return_trajectory,
+            STREAM_BY: self.stream_by == "choice",
+            "a recorded session": recorded,
+        }
+        for extension in (extension for extension, wanted in wants.items() if wanted):
+            message = f"{extension} needs tokens that an answer with {name} does not tell"
+            raise bad_request(f"{message}; leave one of the two out", name)
 
 
 def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:

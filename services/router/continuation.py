@@ -42,7 +42,7 @@ def prepared(
     shown_early: bool = False,
     beside_sampled: bool = False,
 ) -> dict[str, Any]:
-    """The rendered request as the router sends it: streaming, text and logprobs always.
+    """The rendered request as the router sends it: streaming with usage, text and logprobs always.
 
     Args:
         rendered: what render answered.
@@ -65,7 +65,7 @@ def prepared(
         "request_id": request_id,
         "sampling_params": params,
         "stream": True,
-        "stream_options": None,
+        "stream_options": {"include_usage": True},
         "output_mode": "text",
     }
 

@@ -110,7 +110,7 @@ class AnswerEndpoint:
                     try:
                         await self._answer(ask, call, answer, began)
                     except Unjournaled as found:
-                        ask.check_needs_no_journal(found.name)
+                        ask.check_needs_no_journal(found.name, recorded=call.recorded)
                         passing = PassThrough(ask, found.name, self._replicas)
                         await self._pass_on(passing, ask, answer)
             return "ok"

@@ -84,7 +84,7 @@ class ChoiceFailover:
             elif hindrance(self._request) is not None:
                 self._start_again()
                 return
-        if self._text is None and not journal.parsed:
+        if self._text is None:
             self._text = ContinuedText(journal, self._request)
 
     def _start_again(self) -> None:
@@ -97,25 +97,26 @@ class ChoiceFailover:
 
     async def _segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
         journal, text = self._journal, self._text
-        eager = text is not None and (self._ask.streams_tokens or text.looks_for_stops)
+        # What the client gets of a parsed choice comes from its tokens, not from its text.
+        shows_text = self._ask.streams_tokens and not journal.parsed
+        eager = text is not None and (shows_text or text.looks_for_stops)
         if text is not None and (eager or journal.finish_reason is not None):
             yield await self._decoded(text, seat)
             if journal.settled:
                 return
-        if journal.finish_reason is not None:
-            yield self._direct("")
-            return
         journal.begin_segment(seat.replica_id, replay=self._replay)
         body = (whole_again if self._replay else continuation)(self._request, journal)
         async with aclosing(self._replicas.upstream.generate(seat, body)) as chunks:
-            async for items in chunks:
-                for item in items:
+            async for chunk in chunks:
+                for item in chunk.get("choices") or ():
                     self._take(item)
                     seat.answered()
                     if text is None:
                         yield self._direct(item.get("text") or "")
                     elif eager or journal.finish_reason is not None:
                         yield await self._decoded(text, seat)
+                    elif journal.parsed:
+                        yield self._piece("")
                     if journal.settled:
                         return
         raise UpstreamBroken("eof", seat.replica_id)

@@ -25,6 +25,8 @@ class OpenRequest:
         journals: one per choice; empty until the request is rendered.
         first_seat: the replica that was chosen first, for the response headers.
         parser: parses the answer's messages; None when the text is the message.
+        prompt_details: what the replica told of the prompt's tokens, such as how many it had in
+            its cache; None if it tells nothing, or was lost before.
     """
 
     def __init__(self, ask: ClientRequest, replicas: Replicas) -> None:
@@ -32,6 +34,7 @@ class OpenRequest:
         self.journals: list[ChoiceJournal] = []
         self.first_seat: Seat | None = None
         self.parser: AnswerParser | None = None
+        self.prompt_details: dict[str, Any] | None = None
         self._request: dict[str, Any] | None = None
         self._model = ask.model
 
@@ -109,9 +112,11 @@ class OpenRequest:
             journal.begin_segment(seat.replica_id)
         stream = self._replicas.upstream.generate(seat, self._request)
         async with aclosing(stream) as chunks:
-            async for items in chunks:
-                for item in items:
+            async for chunk in chunks:
+                for item in chunk.get("choices") or ():
                     yield self._direct_piece(seat, item)
+                if usage := chunk.get("usage"):
+                    self.prompt_details = usage.get("prompt_tokens_details")
         if not all(journal.settled for journal in self.journals):
             raise UpstreamBroken("eof", seat.replica_id)
 

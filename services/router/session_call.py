@@ -38,6 +38,11 @@ class SessionCall:
     ) -> None:
         await self._end(None)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the session keeps this call."""
+        return self._number is not None
+
     async def watched(self, request: OpenRequest) -> AsyncGenerator[Piece, None]:
         """The pieces of the request, and its record before the last of them."""
         async with aclosing(request.pieces()) as pieces:

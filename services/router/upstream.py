@@ -81,8 +81,8 @@ class Upstream:
 
     async def generate(
         self, seat: Seat, body: dict[str, Any]
-    ) -> AsyncGenerator[list[dict[str, Any]], None]:
-        """Stream `/inference/v1/generate`: the choices of each chunk, as they come.
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Stream `/inference/v1/generate`: the chunks, as they come.
 
         Ends at the replica's end of stream, finished or not. Closing the generator closes
         the connection, which aborts the request in the engine at once.
@@ -93,8 +93,8 @@ class Upstream:
         """
         async with aclosing(self.events(seat, "/inference/v1/generate", body)) as events:
             async for event in events:
-                if choices := _choices_of(event):
-                    yield choices
+                if event and event != END:
+                    yield _chunk(event)
 
     async def events(
         self, seat: Seat, path: str, body: dict[str, Any]
@@ -146,17 +146,14 @@ class Upstream:
         raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
 
 
-def _choices_of(event: bytes) -> list[dict[str, Any]]:
-    """The choices in one server-sent event; empty for the end marker and for usage."""
-    if not event or event == END:
-        return []
+def _chunk(event: bytes) -> dict[str, Any]:
     try:
-        chunk = json.loads(event)
+        chunk: dict[str, Any] = json.loads(event)
     except ValueError:
         raise UpstreamBroken("malformed", "a chunk is not JSON") from None
     error = chunk.get("error")
     if error is None:
-        return chunk.get("choices", [])
+        return chunk
     code = error.get("code")
     if isinstance(code, int) and 400 <= code < 500 and code not in _RETRIED_CLIENT_ERRORS:
         raise RequestFailed.passed_on(code, json.dumps(chunk).encode())

@@ -7,8 +7,9 @@ import pytest
 _OF_THIS_ANSWER = ("id", "created", "system_fingerprint", "metrics")
 """Made anew for each answer, or naming the build of the server."""
 
-_UNKNOWN = ("completion_tokens_details",)
-"""Which tokens were reasoning only the engine's parser knows, and derender does not tell."""
+_UNKNOWN = ("completion_tokens_details", "prompt_tokens_details")
+"""How many tokens were reasoning only the engine's parser knows, and derender does not tell. How
+many of a prompt were cached depends on who asked first; a test of its own looks at it."""
 
 
 def comparable(response):

@@ -135,6 +135,18 @@ async def test_completions_equal_vllms_own_also_with_default_length(router, plai
             ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_cached_prompt_tokens_are_told_as_by_vllm(router, vllm_url, stream):
+    body = {"model": MODEL, "prompt": "grüße " * 60, "max_tokens": 1, "stream": stream}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    told = []
+    for url in (vllm_url, vllm_url, router.url):
+        answer = await router.http.post(f"{url}/v1/completions", json=body)
+        parts = answer.text.split("data: ")[-2] if stream else answer.text
+        told.append(json.loads(parts)["usage"]["prompt_tokens_details"]["cached_tokens"])
+    assert told[1] == told[2] > 0
+
+
 async def test_errors_are_vllms_own(router, plain):
     bad = {"model": MODEL, "messages": ASK, "temperature": -1}
     with pytest.raises(openai.BadRequestError) as theirs:

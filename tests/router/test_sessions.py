@@ -265,3 +265,17 @@ async def test_bad_input_is_refused_by_field(cluster, method, path, how, param):
     got = await Desk(cluster).ask(method, path, **how)
     assert got.status_code == 400, got.text
     assert got.json()["error"]["param"] == param
+
+
+async def test_a_recorded_session_takes_no_call_whose_tokens_nobody_tells(cluster):
+    await cluster.start()
+    session = await Desk(cluster).make()
+    with pytest.raises(
+        openai.BadRequestError, match="recorded session needs tokens that an answer with echo"
+    ):
+        await cluster.client.completions.create(
+            model=MODEL, prompt="a", echo=True, extra_headers={SESSION_HEADER: session}
+        )
+    await cluster.client.completions.create(
+        model=MODEL, prompt="a", echo=True, extra_headers={SESSION_HEADER: "unrecorded"}
+    )

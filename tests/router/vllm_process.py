@@ -58,6 +58,7 @@ def _command(model, port, parsing_port):
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
+        "--enable-prompt-tokens-details",
     ]
 
 
