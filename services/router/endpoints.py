@@ -7,7 +7,6 @@ as a cancellation. Both end the work, and with it the upstream request, at once.
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
@@ -17,8 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
 from services.observability.log import Log
-from services.observability.metrics import RouterMetrics
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
+from services.router.access_log import AccessLog
 from services.router.answers import AnswerWriter
 from services.router.client_request import ClientRequest, Endpoint
 from services.router.errors import RequestFailed, Unjournaled, unreadable_body
@@ -27,8 +26,10 @@ from services.router.open_request import OpenRequest
 from services.router.pass_through import PassThrough
 from services.router.piece import Piece
 from services.router.replicas import Replicas
+from services.router.request_record import RequestRecord
 from services.router.session_call import SessionCall
 from services.router.sessions import Sessions
+from services.router.trace_context import TRACE, trace_headers
 
 _LOG = Log("router")
 
@@ -75,23 +76,26 @@ class AnswerEndpoint:
         self._endpoint, self._replicas, self._external = endpoint, replicas, external
         self._gate, self._sessions = gate, sessions
         self._external_models = {backend.model for backend in replicas.config.backends}
+        self._log = AccessLog(replicas.config.access_log)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request until it is answered or the client is gone."""
-        began, answer = time.monotonic(), _Answer(send, self._replicas.config.client_write_s)
-        status = "disconnected"
+        config = self._replicas.config
+        record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
+        answer, status = _Answer(send, config.client_write_s), "disconnected"
+        TRACE.set(trace_headers(Headers(scope=scope), begin=config.tracing))
         try:
-            raw = await _read_body(receive, self._replicas.config.max_body_bytes)
-            status = await _until_disconnect(receive, self._serve(scope, raw, answer, began))
+            raw = await _read_body(receive, config.max_body_bytes)
+            status = await _until_disconnect(receive, self._serve(scope, raw, answer, record))
         except RequestFailed as refusal:
             status = refusal.kind
             await answer.fail(refusal)
         finally:
-            tags: dict[str, str] = {"endpoint": self._endpoint}
-            RouterMetrics.requests.inc(tags={**tags, "status": status})
-            RouterMetrics.duration.observe(time.monotonic() - began, tags)
+            record.close(status)
 
-    async def _serve(self, scope: Scope, raw: bytes, answer: "_Answer", began: float) -> str:
+    async def _serve(
+        self, scope: Scope, raw: bytes, answer: "_Answer", record: RequestRecord
+    ) -> str:
         try:
             with self._gate:
                 ask = ClientRequest.parse(
@@ -101,17 +105,20 @@ class AnswerEndpoint:
                     max_choices=self._replicas.config.max_choices,
                     caller=scope.get(KEY_NAME, ""),
                 )
+                record.asks(ask)
                 async with SessionCall(self._sessions, ask.session) as call:
                     if ask.model in self._external_models:
                         check_needs_no_journal(ask)
                         passing = PassThrough(ask, "this model", self._external)
+                        record.served_by(passing)
                         await self._pass_on(passing, ask, answer)
                         return "ok"
                     try:
-                        await self._answer(ask, call, answer, began)
+                        await self._answer(ask, call, answer, record)
                     except Unjournaled as found:
                         ask.check_needs_no_journal(found.name, recorded=call.recorded)
                         passing = PassThrough(ask, found.name, self._replicas)
+                        record.served_by(passing)
                         await self._pass_on(passing, ask, answer)
             return "ok"
         except RequestFailed as failure:
@@ -127,12 +134,13 @@ class AnswerEndpoint:
             return "internal_error"
 
     async def _answer(
-        self, ask: ClientRequest, call: SessionCall, answer: "_Answer", began: float
+        self, ask: ClientRequest, call: SessionCall, answer: "_Answer", record: RequestRecord
     ) -> None:
         if ask.unjournaled is not None:
             raise Unjournaled(ask.unjournaled)
         request = OpenRequest(ask, self._replicas)
-        async with aclosing(self._timed(call.watched(request), began)) as pieces:
+        record.served_by(request)
+        async with aclosing(_timed(call.watched(request), record)) as pieces:
             if ask.stream:
                 await self._stream(request, pieces, answer)
             else:
@@ -149,18 +157,6 @@ class AnswerEndpoint:
                     await answer.begin_stream(_choice_headers(passing))
                 await answer.event(event)
         await answer.end_stream()
-
-    async def _timed(
-        self, pieces: AsyncGenerator[Piece, None], began: float
-    ) -> AsyncGenerator[Piece, None]:
-        first = True
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if first:
-                    first = False
-                    waited = time.monotonic() - began
-                    RouterMetrics.first_token.observe(waited, {"endpoint": self._endpoint})
-                yield piece
 
     async def _whole(
         self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
@@ -231,6 +227,18 @@ class _Answer:
                 await self._send({"type": "http.response.body", "body": data, "more_body": more})
         except TimeoutError:
             raise ClientStuck from None
+
+
+async def _timed(
+    pieces: AsyncGenerator[Piece, None], record: RequestRecord
+) -> AsyncGenerator[Piece, None]:
+    first = True
+    async with aclosing(pieces):
+        async for piece in pieces:
+            if first:
+                first = False
+                record.first_piece()
+            yield piece
 
 
 async def _until_disconnect(receive: Receive, work: Awaitable[str]) -> str:

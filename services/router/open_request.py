@@ -12,6 +12,7 @@ from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.failover import ChoiceFailover
 from services.router.journal import ChoiceJournal
 from services.router.merge import merged
+from services.router.phases import Phases
 from services.router.piece import Piece, take
 from services.router.replicas import Replicas
 from services.router.seats import Seat
@@ -25,6 +26,7 @@ class OpenRequest:
         journals: one per choice; empty until the request is rendered.
         first_seat: the replica that was chosen first, for the response headers.
         parser: parses the answer's messages; None when the text is the message.
+        phases: where its time goes.
         prompt_details: what the replica told of the prompt's tokens, such as how many it had in
             its cache; None if it tells nothing, or was lost before.
     """
@@ -34,6 +36,7 @@ class OpenRequest:
         self.journals: list[ChoiceJournal] = []
         self.first_seat: Seat | None = None
         self.parser: AnswerParser | None = None
+        self.phases = Phases()
         self.prompt_details: dict[str, Any] | None = None
         self._request: dict[str, Any] | None = None
         self._model = ask.model
@@ -69,6 +72,7 @@ class OpenRequest:
     async def _unparsed(self) -> AsyncGenerator[Piece, None]:
         attempts = Attempts(self._replicas.config, self._replicas.seats, self.ask.needs)
         while not self._begun():
+            self.phases.begin("queue")
             seat = await attempts.seat(
                 self._model, session=self.ask.session, weight=self.ask.choices
             )
@@ -108,6 +112,7 @@ class OpenRequest:
         if self._request is None:
             await self._render(seat)
         assert self._request is not None
+        self.phases.begin("first_token")
         for journal in self.journals:
             journal.begin_segment(seat.replica_id)
         stream = self._replicas.upstream.generate(seat, self._request)
@@ -122,6 +127,7 @@ class OpenRequest:
 
     async def _render(self, seat: Seat) -> None:
         seat.check_lease()
+        self.phases.begin("render")
         ask, upstream = self.ask, self._replicas.upstream
         rendered = await upstream.call(seat, ask.render_path, ask.body)
         if isinstance(rendered, list):
@@ -156,6 +162,7 @@ class OpenRequest:
         journal = self.journals[index]
         new = take(journal, item, self._replicas.end_tokens(self.model))
         seat.answered()
+        self.phases.begin("stream")
         text = item.get("text") or ""
         journal.add_text(text)
         journal.settled = journal.finish_reason is not None

@@ -14,6 +14,7 @@ import aiohttp
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.seats import Seat
+from services.router.trace_context import TRACE
 
 END = b"[DONE]"
 """The data of a stream's last event."""
@@ -134,7 +135,7 @@ class Upstream:
         data = json.dumps(body).encode()
         try:
             response = await self._session.post(
-                seat.address + path, data=data, headers=self._headers(seat)
+                seat.address + path, data=data, headers={**self._headers(seat), **TRACE.get()}
             )
             if response.status < 400:
                 return response
