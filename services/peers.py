@@ -43,9 +43,8 @@ def http_host() -> str | None:
 class _ServePeer:
     """A service reached through its Serve application's handle."""
 
-    def __init__(self, application: str) -> None:
-        self._application = application
-        self._handle: DeploymentHandle[Any] | None = None
+    def __init__(self, application: str, handle: DeploymentHandle[Any] | None = None) -> None:
+        self._application, self._handle = application, handle
 
     async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
         try:
@@ -102,6 +101,21 @@ class RewardPeer(_ServePeer):
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """See `services.protocol.reward_service.RewardService`."""
         return await self._call("score", jobs, timeout_s=self._timeout_s)
+
+
+class SessionsPeer(_ServePeer):
+    """The process with the recorded sessions, as each of several routers sees it."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        super().__init__("router's sessions", handle)
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call a method of `services.router.sessions.Sessions`.
+
+        Raises:
+            NotReady: no answer in `timeout_s`, or the process is not there.
+        """
+        return await self._call(method, *args, timeout_s=timeout_s)
 
 
 class BusPeer:

@@ -1,17 +1,22 @@
 """The router as a Serve application."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
 
-from services.peers import BusPeer, http_host
+from services.peers import BusPeer, SessionsPeer, http_host
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
+from services.router.sessions import Sessions
+from services.router.shared_sessions import SharedSessions
 from services.router.table_actor import TableActorPoint
 
 _UNBOUNDED = 1_000_000
-# The calls of a session reach one router while the number of routers stays: what it records
-# of the session is whole. Without a session any router will do.
+# The calls of a session reach one router while the number of routers stays, which knows its
+# home without being told. Without a session any router will do.
 _BY_SESSION = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 # Our own gate bounds the work; Serve's slots would also hold back health checks.
 _DRAIN_S = 60.0
@@ -20,14 +25,17 @@ _DRAIN_S = 60.0
 class Router:
     """Serves OpenAI's API and knows which replica has which request."""
 
-    def __init__(self, config: RouterConfig) -> None:
+    def __init__(self, config: RouterConfig, sessions: DeploymentHandle[Any] | None = None) -> None:
         config.access.check(http_host(), service="router")
-        self._config = config
+        self._config, self._sessions = config, sessions
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve on the replica's event loop; the lifespan does the rest."""
         point = TableActorPoint(self._config) if self._config.replicas > 1 else None
-        return build_http(self._config, BusPeer(), point)
+        sessions = None
+        if self._sessions is not None:
+            sessions = SharedSessions(self._config, SessionsPeer(self._sessions))
+        return build_http(self._config, BusPeer(), point, sessions)
 
 
 def build(config: RouterConfig) -> serve.Application:
@@ -43,4 +51,13 @@ def build(config: RouterConfig) -> serve.Application:
         health_check_timeout_s=30.0,
         ray_actor_options={"num_cpus": config.num_cpus},
     )(serve.ingress()(Router))
-    return deployment.bind(config)
+    if config.replicas == 1:
+        return deployment.bind(config)
+    # Any router may get a call of a session, or be asked for it.
+    records = serve.deployment(
+        name="sessions",
+        max_ongoing_requests=_UNBOUNDED,
+        health_check_timeout_s=30.0,
+        ray_actor_options={"num_cpus": config.num_cpus},
+    )(Sessions)
+    return deployment.bind(config, records.bind(config))

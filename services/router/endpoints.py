@@ -28,7 +28,7 @@ from services.router.piece import Piece
 from services.router.replicas import Replicas
 from services.router.request_record import RequestRecord
 from services.router.session_call import SessionCall
-from services.router.sessions import Sessions
+from services.router.sessions import SessionRecords
 from services.router.trace_context import TRACE, trace_headers
 
 _LOG = Log("router")
@@ -71,7 +71,7 @@ class AnswerEndpoint:
         replicas: Replicas,
         external: Replicas,
         gate: Gate,
-        sessions: Sessions,
+        sessions: SessionRecords,
     ) -> None:
         self._endpoint, self._replicas, self._external = endpoint, replicas, external
         self._gate, self._sessions = gate, sessions

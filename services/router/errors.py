@@ -37,6 +37,11 @@ class RequestFailed(Exception):
         self.body: dict[str, Any] = error_body(message, kind=shown, code=status, param=param)
         super().__init__(message)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep everything when the error crosses a process boundary."""
+        parts = (self.status, self.kind, str(self))
+        return RequestFailed, parts, {"body": self.body, "retry_after_s": self.retry_after_s}
+
     @classmethod
     def passed_on(cls, status: int, raw: bytes) -> "RequestFailed":
         """A replica's own client error, its body unchanged when it has OpenAI's shape."""

@@ -18,14 +18,17 @@ from services.router.membership import TableSource
 from services.router.replicas import Replicas
 from services.router.seats import Seats
 from services.router.session_endpoints import session_routes
-from services.router.sessions import Sessions
+from services.router.sessions import SessionRecords, Sessions
 from services.router.sharing import ExchangePoint
 from services.router.status_endpoints import status_routes
 from services.router.upstream import Upstream
 
 
 def build_http(
-    config: RouterConfig, bus: TableSource, point: ExchangePoint | None = None
+    config: RouterConfig,
+    bus: TableSource,
+    point: ExchangePoint | None = None,
+    sessions: SessionRecords | None = None,
 ) -> FastAPI:
     """The application; its lifespan opens the connections and watches the bus.
 
@@ -33,6 +36,7 @@ def build_http(
         config: the router's settings.
         bus: where the member table comes from.
         point: where this router and others tell each other what they do; None: it is alone.
+        sessions: recorded sessions, if several routers share them.
     """
     replicas = Replicas(
         config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
@@ -63,15 +67,15 @@ def build_http(
     protect(app, config.access, service="router", open_paths=("/health",))
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
-    gate, sessions = Gate(config.max_open_requests), Sessions(config)
-    chat = AnswerEndpoint("chat", replicas, external, gate, sessions)
-    completions = AnswerEndpoint("completions", replicas, external, gate, sessions)
+    gate, records = Gate(config.max_open_requests), sessions or Sessions(config)
+    chat = AnswerEndpoint("chat", replicas, external, gate, records)
+    completions = AnswerEndpoint("completions", replicas, external, gate, records)
 
     def forget_home(session: str) -> None:
         for known in (replicas, external):
             known.seats.chooser.homes.forget(session)
 
-    app.include_router(session_routes(sessions, forget_home))
+    app.include_router(session_routes(records, forget_home))
     app.include_router(status_routes(replicas, external))
     app.router.routes += [
         Route("/v1/chat/completions", chat, methods=["POST"]),

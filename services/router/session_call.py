@@ -8,7 +8,7 @@ from typing import Self
 from services.router.history import History
 from services.router.open_request import OpenRequest
 from services.router.piece import Piece
-from services.router.sessions import Sessions
+from services.router.sessions import SessionRecords
 from services.router.trajectory_tree import RecordedCall, RecordedChoice
 
 
@@ -22,7 +22,7 @@ class SessionCall:
         RequestFailed: on entering, if the session takes no calls.
     """
 
-    def __init__(self, sessions: Sessions, session: str | None) -> None:
+    def __init__(self, sessions: SessionRecords, session: str | None) -> None:
         self._sessions, self._session = sessions, session
         self._number: int | None = None
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 from services.protocol.session import SessionDeleted, SessionList, SessionState
 from services.protocol.strict import StrictModel, first_problem
 from services.router.errors import RequestFailed, bad_request
-from services.router.sessions import Sessions
+from services.router.sessions import SessionRecords
 
 _MAX_BODY_BYTES = 64 * 1024
 _Model = TypeVar("_Model", bound=StrictModel)
@@ -39,7 +39,7 @@ class _Listing(StrictModel):
     wait_s: float = Field(default=0.0, ge=0)
 
 
-def session_routes(sessions: Sessions, forget_home: Callable[[str], None]) -> APIRouter:
+def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None]) -> APIRouter:
     """The routes; `forget_home` is told of every session that ends."""
     routes = APIRouter(prefix="/v1/sessions")
 
@@ -53,9 +53,7 @@ def session_routes(sessions: Sessions, forget_home: Callable[[str], None]) -> AP
     async def listing(request: Request) -> Response:
         """Sessions of a state, the finished ones in the order of finishing."""
         asked = _checked(_Listing, dict(request.query_params))
-        found = await sessions.listed(
-            asked.state, after=asked.after, limit=asked.limit, wait_s=asked.wait_s
-        )
+        found = await sessions.listed(asked.state, asked.after, asked.limit, asked.wait_s)
         return _json(SessionList(data=found))
 
     @routes.get("/{name}")

@@ -17,6 +17,7 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.trajectory_tree import RecordedCall, TrajectoryTree
 
+_LONGEST_CALL_S = 24 * 3600.0
 DropReason = Literal["idle", "sessions", "tokens"]
 
 
@@ -31,7 +32,7 @@ class Session:
     reward: float | None = None
     cursor: int | None = None
     calls: Counter[CallKind] = field(default_factory=Counter)
-    open: set[int] = field(default_factory=set)
+    open: dict[int, float] = field(default_factory=dict)
     unrecorded_calls: int = 0
     tree: TrajectoryTree = field(default_factory=TrajectoryTree)
 
@@ -123,7 +124,7 @@ class SessionStore:
             message = f"the session {session.id!r} is finished; make another with POST /v1/sessions"
             raise RequestFailed(409, "session_finished", message, param=SESSION_HEADER)
         self._last_call += 1
-        session.open.add(self._last_call)
+        session.open[self._last_call] = now
         self._use(session, now)
         return self._last_call
 
@@ -138,7 +139,7 @@ class SessionStore:
         session = self.find(session_id)
         if session is None or number not in session.open:
             return None
-        session.open.discard(number)
+        del session.open[number]
         self._use(session, now)
         if call is None or session.state == "finished":
             session.unrecorded_calls += 1
@@ -185,12 +186,13 @@ class SessionStore:
         self.tokens -= session.tree.tokens
 
     def expire(self, now: float) -> None:
-        """Drop what has not been used for `session_idle_s`; an open call is use."""
+        """Drop what has not been used for `session_idle_s`; an open call is use, for a day."""
         while self._sessions:
             session = next(iter(self._sessions.values()))
             if session.used > now - self._config.session_idle_s:
                 return
-            if session.open:
+            # A router that died has left its calls open.
+            if any(began > now - _LONGEST_CALL_S for began in session.open.values()):
                 self._use(session, now)
             else:
                 self._drop(session, "idle")

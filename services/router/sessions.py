@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from typing import Protocol
 
 from services.observability.metrics import RouterMetrics
 from services.protocol.router import SESSION_HEADER
@@ -20,8 +21,55 @@ from services.router.trajectory_tree import RecordedCall
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
+class SessionRecords(Protocol):
+    """The records of all sessions, in this process or in one that several routers share."""
+
+    async def begin(self, name: str | None) -> int | None:
+        """A call that names a session begins.
+
+        Returns:
+            The call's number in a recorded session, None if it is not recorded.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
+                under which no session can be recorded.
+        """
+
+    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
+        """A call that began is over; without a record it left nothing."""
+
+    async def create(self, metadata: dict[str, str]) -> SessionSummary:
+        """Make a session."""
+
+    async def get(self, name: str) -> SessionFields:
+        """A session with its trajectories.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`.
+        """
+
+    async def finish(self, name: str, reward: float | None) -> SessionFields:
+        """Close a session and return what it recorded.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
+        """
+
+    async def delete(self, name: str) -> None:
+        """Forget a session that was read.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`.
+        """
+
+    async def listed(
+        self, state: SessionState, after: int, limit: int, wait_s: float
+    ) -> list[SessionSummary]:
+        """Sessions of one state; if none has finished after the cursor, wait for one."""
+
+
 class Sessions:
-    """The record of every session that is recorded.
+    """The records in this process.
 
     A session is recorded if POST /v1/sessions made it or, with `record_sessions`, once a
     call names it. The id of one that was made is never taken for an ordinary name: if its
@@ -35,15 +83,7 @@ class Sessions:
         self._counted: dict[str, int] = {}
 
     async def begin(self, name: str | None) -> int | None:
-        """A call that names a session begins.
-
-        Returns:
-            The call's number in a recorded session, None if it is not recorded.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
-                under which no session can be recorded.
-        """
+        """See `SessionRecords`."""
         if name is None:
             return None
         now = time.monotonic()
@@ -61,29 +101,21 @@ class Sessions:
         return self._store.begin(session, now=now)
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
-        """A call that began is over; without a record it left nothing."""
+        """See `SessionRecords`."""
         kind = self._store.end(name, number, call, now=time.monotonic())
         RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
         self._show()
 
     async def create(self, metadata: dict[str, str]) -> SessionSummary:
-        """Make a session."""
+        """See `SessionRecords`."""
         return self._create(metadata, None).summary()
 
     async def get(self, name: str) -> SessionFields:
-        """A session with its trajectories.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`.
-        """
+        """See `SessionRecords`."""
         return self._found(name).fields()
 
     async def finish(self, name: str, reward: float | None) -> SessionFields:
-        """Close a session and return what it recorded.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
-        """
+        """See `SessionRecords`."""
         session = self._found(name)
         self._store.finish(session, reward, now=time.monotonic(), wall=time.time())
         self._news.set()
@@ -91,18 +123,14 @@ class Sessions:
         return session.fields()
 
     async def delete(self, name: str) -> None:
-        """Forget a session that was read.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`.
-        """
+        """See `SessionRecords`."""
         self._store.delete(self._found(name))
         self._show()
 
     async def listed(
-        self, state: SessionState, *, after: int, limit: int, wait_s: float
+        self, state: SessionState, after: int, limit: int, wait_s: float
     ) -> list[SessionSummary]:
-        """Sessions of one state; if none has finished after the cursor, wait for one."""
+        """See `SessionRecords`."""
         if state == "open":
             return [session.summary() for session in self._store.open_ones(limit)]
         deadline = time.monotonic() + min(wait_s, self._config.session_poll_max_s)

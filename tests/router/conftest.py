@@ -72,6 +72,7 @@ class Replica:
     tokens_per_chunk: int = 1
     faults: deque = field(default_factory=deque)
     bodies: list = field(default_factory=list)
+    traces: list = field(default_factory=list)
     always: Fault | None = None
     stalled: asyncio.Event = field(default_factory=asyncio.Event)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -188,6 +189,7 @@ class Replica:
     async def generate(self, request):
         body = await request.json()
         self.bodies.append(body)
+        self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
         plan_is_ours = self.faults and self.faults[0].kind != "derender"
         fault = self.always or (self.faults.popleft() if plan_is_ours else None)
@@ -401,7 +403,9 @@ class Cluster:
         self.bus = Bus()
         self._stack = contextlib.AsyncExitStack()
 
-    async def start(self, *, replicas=2, leased=True, lease_s=30.0, point=None, **config):
+    async def start(
+        self, *, replicas=2, leased=True, lease_s=30.0, point=None, sessions=None, **config
+    ):
         self.bus.lease_s = lease_s
         for number in range(replicas):
             replica = Replica(f"replica-{number}")
@@ -411,7 +415,7 @@ class Cluster:
             self.replicas.append(replica)
         await self.bus.put(*(replica.member(leased=leased) for replica in self.replicas))
         settings = {"lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
-        self.app = build_http(RouterConfig(**settings), self.bus, point)
+        self.app = build_http(RouterConfig(**settings), self.bus, point, sessions)
         await self._listen()
         return self
 

@@ -70,6 +70,16 @@ def test_idle_sessions_are_dropped_finished_or_not_but_none_with_an_open_call():
     assert store.dropped == {"idle": 3}
 
 
+def test_a_call_that_never_ends_does_not_keep_its_session_for_ever():
+    store = _store(session_idle_s=10.0)
+    session = store.create({}, now=0.0, wall=0.0)
+    store.begin(session, now=0.0)
+    store.expire(86_000.0)
+    assert store.find(session.id) is session
+    store.expire(86_500.0)
+    assert store.find(session.id) is None
+
+
 def test_a_call_of_a_dropped_session_is_not_put_into_a_later_one_of_the_same_name():
     store = _store()
     old = store.create({}, now=0.0, wall=0.0, session_id="episode")
