@@ -25,7 +25,6 @@ from services.router.replicas import Replicas
 
 _REST = 4.0
 _LONGEST_REST_S = 1.0
-_NOT_SHOWN = (None, [])
 
 
 class AnswerParser:
@@ -115,11 +114,7 @@ class AnswerParser:
         self._busy_s = time.monotonic() - began
         self._states[journal.index] = answer["stream_state"]
         delta: dict[str, Any] = answer["chunk"]["choices"][0]["delta"]
-        return {
-            name: value
-            for name, value in delta.items()
-            if value not in _NOT_SHOWN and name != "role"
-        }
+        return {name: value for name, value in delta.items() if value and name != "role"}
 
     def _choice(
         self, journal: ChoiceJournal, token_ids: list[int], *, finished: bool = True
