@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from services.router.opening import Opening
 
-BLOCK = 64  # tokens
-BLOCKS = 4096
+BLOCK = 128  # tokens
+BLOCKS = 2048
 PREFILL_PER_S = 20_000.0
 STEP_S = 0.02
 STEP_PER_SEQUENCE_S = 0.0003
 DECODE_SHARE = 0.4  # of its speed that decoding keeps beside a prefill
-MAX_SEQUENCES = 128
+MAX_SEQUENCES = 256
 
 Segment = tuple[str, int]
 """Name of a piece of text and its length in tokens; equal names are equal text."""

@@ -130,8 +130,8 @@ class RouterConfig(StrictModel):
     watch_wait_s: float = Field(default=2.0, gt=0)
     spill_threshold: int = Field(default=32, ge=0)
     spill_ratio: float = Field(default=0.5, ge=0)
-    group_slack: int = Field(default=4, ge=0)
-    group_ratio: float = Field(default=0.25, ge=0)
+    group_slack: int = Field(default=8, ge=0)
+    group_ratio: float = Field(default=0.1, ge=0)
     max_sessions: int = Field(default=100_000, ge=1)
     session_idle_s: float = Field(default=3600.0, gt=0)
     record_sessions: bool = False
