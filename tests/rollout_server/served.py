@@ -1,11 +1,13 @@
 """A real engine beside the Hugging Face models whose weights were pushed to it."""
 
 import math
+import multiprocessing
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
@@ -115,20 +117,31 @@ def checkpoint_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def _forks() -> Any:
+    """Engines start as forks of a process that has imported everything, as a replica's do.
+
+    Not as forks of this process: OpenMP does not work in a fork of one that has used it.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.rollout_server.engine_forks"])
+    return context
+
+
 @asynccontextmanager
 async def serve(folder: Path, **settings: Any) -> AsyncIterator[Served]:
     """Start an engine without weights for the model of `folder`."""
     config = RolloutServerConfig(
         model=str(folder), max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.05, **settings
     )
-    os.environ.update(environment(config))
+    os.environ.update(environment(config) | {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.rollout_server.engine_arguments import engine_arguments, server_arguments
     from services.rollout_server.version_spans import put_spans_on_every_output
 
     put_spans_on_every_output()
-    engine = AsyncLLM.from_engine_args(engine_arguments(server_arguments(config)))
+    with patch("vllm.v1.engine.utils.get_mp_context", _forks):
+        engine = AsyncLLM.from_engine_args(engine_arguments(server_arguments(config)))
     try:
         yield Served(engine, folder)
     finally:

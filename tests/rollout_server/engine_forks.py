@@ -1,0 +1,13 @@
+"""Imported by the process that engines of tests are forked from, and by nobody else.
+
+A fork's parent is that process and not the one that asked for the engine, so an engine
+would end itself at once. It ends with the server of forks, and so with the tests.
+"""
+
+import vllm.model_executor.models.qwen3
+import vllm.v1.engine.core
+import vllm.v1.worker.cpu_worker  # noqa: F401
+
+from services.rollout_server import engine_process
+
+engine_process.die_with_parent = lambda: None
