@@ -29,6 +29,9 @@ def vllm(tmp_path_factory):
     with running(folder) as urls:
         answer = httpx.post(f"{urls.plain}/update_weight_version", json={"new_version": "3"})
         assert answer.status_code == 200
+        # On a busy machine the first tokens take longer than a client of these tests waits.
+        first = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+        assert httpx.post(f"{urls.plain}/v1/completions", json=first, timeout=120).is_success
         yield urls
 
 
@@ -188,6 +191,40 @@ async def test_every_chunk_of_the_patched_server_carries_its_policy_version(rout
     assert answer.choices[0].model_extra["trajectory"]["spans"] == [[3, 0, 12, "whole"]]
 
 
+async def test_a_session_is_token_exact_also_where_a_text_has_other_tokens_than_were_sampled(
+    router,
+):
+    """Bytes of an untrained model rarely survive as text; what does not is never joined."""
+    http, url = router.http, f"{router.url}/v1/sessions"
+    session = (await http.post(url)).json()["id"]
+    messages, sampled, known = list(ASK), 0, []
+    only_a = {"logit_bias": {"68": 100}}  # one letter, which is one token in any text
+    for extra in (only_a, only_a, {"seed": 1}, {"seed": 2}, only_a):
+        answer = await router.client.chat.completions.create(
+            model=MODEL,
+            messages=messages,
+            max_tokens=8,
+            extra_headers={"x-session-id": session},
+            extra_body={"return_trajectory": True},
+            **extra,
+        )
+        part = answer.choices[0].model_extra["trajectory"]
+        known.append(part["prompt_token_ids"] + part["token_ids"])
+        sampled += len(part["token_ids"])
+        said = answer.choices[0].message.content
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "7?"}]
+    done = (await http.post(f"{url}/{session}/finish")).json()
+    assert sum(done["calls"].values()) == 5
+    assert done["calls"]["first"] == 1
+    assert done["calls"]["extended"] >= 2
+    assert done["calls"].keys() <= {"first", "extended", "retokenized"}
+    assert done["calls"]["retokenized"] >= 1
+    seen = [t["prompt_token_ids"] + t["response_token_ids"] for t in done["trajectories"]]
+    assert all(any(ids[: len(one)] == one for ids in seen) for one in known)
+    assert all(ids in known for ids in seen)
+    assert sum(sum(t["loss_mask"]) for t in done["trajectories"]) == sampled
+
+
 @contextlib.asynccontextmanager
 async def _breaking(url):
     """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks."""
@@ -284,3 +321,25 @@ async def test_a_replicas_death_costs_no_tool_call_and_no_thought(cluster, vllm,
             ours = comparable(await cluster.http.post(cluster.url + path, json=body))
             assert ours == expected, limit
             assert state["limit"] is None
+
+
+async def test_an_agents_loop_with_tools_runs_through_openais_own_client(cluster, vllm):
+    """Its streaming helper puts messages together and checks them on the way."""
+    await cluster.start(replicas=0)
+    await cluster.bus.put(_member("whole", vllm.parsing))
+    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    messages, ids = list(ASK), set()
+    for _ in range(2):
+        asked = {"model": MODEL, "messages": messages, "tools": tools, "max_tokens": 200}
+        forced = {"structured_outputs": {"choice": [FORCED]}}
+        async with cluster.client.chat.completions.stream(**asked, extra_body=forced) as stream:
+            whole = await stream.get_final_completion()
+        message = whole.choices[0].message
+        (call,) = message.tool_calls
+        assert whole.choices[0].finish_reason == "tool_calls"
+        assert (call.function.name, call.function.parsed_arguments) == ("add", {"a": 1})
+        assert message.model_extra["reasoning"] == "grüße"
+        ids.add(call.id)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "8"}
+        messages += [message.model_dump(exclude_none=True), result]
+    assert len(ids) == 2

@@ -206,6 +206,18 @@ async def test_calls_without_an_answer_leave_nothing_and_are_counted(cluster, fa
     assert (done.calls, done.unrecorded_calls, done.trajectories) == ({}, 2, [])
 
 
+async def test_what_has_no_journal_is_refused_in_a_recorded_session_and_only_there(cluster):
+    await cluster.start()
+    desk = Desk(cluster)
+    name = await desk.make()
+    ask = {"model": MODEL, "prompt": "one", "echo": True}
+    for session, status in [(name, 400), ("episode-7", 200)]:
+        headers = {SESSION_HEADER: session}
+        got = await cluster.http.post(f"{cluster.url}/v1/completions", json=ask, headers=headers)
+        assert got.status_code == status, got.text
+    assert (await desk.finish(name)).unrecorded_calls == 1
+
+
 async def test_a_call_answered_after_the_finish_is_not_in_the_session(cluster, fault):
     await cluster.start(replicas=2, between_tokens_s=0.3, first_token_s=0.3)
     desk = Desk(cluster)
