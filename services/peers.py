@@ -36,7 +36,9 @@ _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
 def http_host() -> str | None:
     """Where Serve's HTTP proxies listen on every node that has one, None for nowhere."""
-    options = _get_global_client().http_config
+    client = _get_global_client()
+    assert client is not None, "it raises where Serve is not running"
+    options = client.http_config
     return None if options.location == ProxyLocation.Disabled else options.host
 
 

@@ -8,6 +8,7 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -101,7 +102,9 @@ class _ExternalUpstream(Upstream):
     def _headers(self, seat: Seat) -> dict[str, str]:
         return super()._headers(seat) | _authorization(self._keys.get(seat.replica_id))
 
-    async def _post(self, seat: Seat, path: str, body: dict[str, object]) -> aiohttp.ClientResponse:
+    async def _post(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+    ) -> aiohttp.ClientResponse:
         try:
             return await super()._post(seat, path, body)
         except RequestFailed as refusal:

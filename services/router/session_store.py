@@ -50,7 +50,7 @@ class Session:
             metadata=self.metadata,
             reward=self.reward,
             cursor=self.cursor,
-            calls=dict(self.calls),
+            calls={str(kind): count for kind, count in self.calls.items()},
             open_calls=len(self.open),
             unrecorded_calls=self.unrecorded_calls,
             tokens=self.tree.tokens,

@@ -61,13 +61,14 @@ class _Turn:
     def __init__(
         self, call: RecordedCall, choice: RecordedChoice, parent: "_Turn | None", kind: CallKind
     ) -> None:
-        begin, self.turns = (parent.depth, parent.turns + 1) if parent else (0, 1)
+        begin: int = parent.depth if parent else 0
+        self.turns: int = parent.turns + 1 if parent else 1
         self.parent, self.kind, self.mark = parent, kind, call.history.mark
         self.put = array("i", call.prompt_token_ids[begin:])
         self.sampled, self.logprobs = array("i", choice.token_ids), array("d", choice.logprobs)
         self.spans = tuple(choice.spans)
         self.finish_reason, self.text = choice.finish_reason, choice.text
-        self.depth = begin + len(self.put) + len(self.sampled)
+        self.depth: int = begin + len(self.put) + len(self.sampled)
         self.weight = 0
         self.heir: _Turn | None = None
 
