@@ -1,6 +1,7 @@
 """Recorded sessions over HTTP: what an agent's calls leave behind."""
 
 import asyncio
+from pathlib import Path
 
 import openai
 import pytest
@@ -291,3 +292,15 @@ async def test_a_recorded_session_takes_no_call_whose_tokens_nobody_tells(cluste
     await cluster.client.completions.create(
         model=MODEL, prompt="a", echo=True, extra_headers={SESSION_HEADER: "unrecorded"}
     )
+
+
+async def test_the_guides_example_runs(cluster, capsys):
+    await cluster.start()
+    guide = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
+    example = guide.split("```python\n")[1].split("```")[0]
+    for written, here in (("http://127.0.0.1:8000", cluster.url), ("tiny_code", MODEL)):
+        assert written in example
+        example = example.replace(written, here)
+    await asyncio.to_thread(exec, example, {})
+    sampled = len("alarger of a and 7") + 1 + len("a4") + 1
+    assert capsys.readouterr().out == f"2 {sampled} first\n"
