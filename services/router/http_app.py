@@ -1,7 +1,7 @@
 """The router's FastAPI application."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
@@ -42,47 +42,48 @@ def build_http(
         config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
     )
     external = external_replicas(config)
-    loop_lag = LoopLag()
-    listener = None if config.listen is None else Listener(config.listen)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await replicas.start()
-        loop_lag.start()
-        try:
+        async with AsyncExitStack() as ends:
+            await replicas.start()
+            ends.push_async_callback(replicas.stop)
             if config.backends:
                 await external.start()
-            if listener is not None:
+                ends.push_async_callback(external.stop)
+            loop_lag = LoopLag()
+            loop_lag.start()
+            ends.push_async_callback(loop_lag.stop)
+            if config.listen is not None:
+                listener = Listener(config.listen)
                 await listener.start(app)
+                ends.push_async_callback(listener.stop)
             yield
-        finally:
-            if listener is not None:
-                await listener.stop()
-            await loop_lag.stop()
-            if config.backends:
-                await external.stop()
-            await replicas.stop()
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
     protect(app, config.access, service="router", open_paths=("/health",))
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
-    gate, records = Gate(config.max_open_requests), sessions or Sessions(config)
-    chat = AnswerEndpoint("chat", replicas, external, gate, records)
-    completions = AnswerEndpoint("completions", replicas, external, gate, records)
+    _add_routes(app, replicas, external, sessions or Sessions(config))
+    return app
 
+
+def _add_routes(
+    app: FastAPI, replicas: Replicas, external: Replicas, sessions: SessionRecords
+) -> None:
     def forget_home(session: str) -> None:
         for known in (replicas, external):
             known.seats.chooser.homes.forget(session)
 
-    app.include_router(session_routes(records, forget_home))
+    app.include_router(session_routes(sessions, forget_home))
     app.include_router(status_routes(replicas, external))
+    gate = Gate(replicas.config.max_open_requests)
+    chat = AnswerEndpoint("chat", replicas, external, gate, sessions)
+    completions = AnswerEndpoint("completions", replicas, external, gate, sessions)
     app.router.routes += [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
     ]
-
-    return app
 
 
 async def _refused(_: Request, failure: Exception) -> JSONResponse:
