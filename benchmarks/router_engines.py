@@ -1,20 +1,19 @@
 """Simulated replicas: continuous batching with a prefix cache, in simulated seconds.
 
 Decoding is memory-bound: a step takes `STEP_S` plus `STEP_PER_SEQUENCE_S` for each running
-sequence. Prefill goes first come, first served, and slows decoding down while it lasts. KV
-blocks of running sequences are pinned, the others stay as prefix cache until the least
-recently used of them are needed.
+sequence. Prefill goes first come, first served, and slows decoding down while it lasts. The KV
+cache of running sequences is pinned, the rest stays as prefix cache until the least recently
+used of it is needed.
 """
 
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.router.opening import Opening
 
-BLOCK = 128  # tokens
-BLOCKS = 2048
+CACHE_TOKENS = 262_144
 PREFILL_PER_S = 20_000.0
 STEP_S = 0.02
 STEP_PER_SEQUENCE_S = 0.0003
@@ -27,16 +26,13 @@ Segment = tuple[str, int]
 
 @dataclass(eq=False)
 class Call:
-    """One request to a model: its prompt, and how many tokens it is going to make."""
+    """One request to a model: its prompt, and the answer that it is going to make."""
 
     prompt: tuple[Segment, ...]
-    makes: int
+    answer: Segment
     session: str | None
     opening: Opening
     done: Callable[[float], None]
-    arrived: float = 0.0
-    blocks: list[tuple[str, int]] = field(default_factory=list)
-    cached: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -65,41 +61,49 @@ class Clock:
 
 
 class PrefixCache:
-    """KV blocks of one replica."""
+    """What one replica has computed; a piece of text is kept or dropped as a whole."""
 
     def __init__(self) -> None:
-        self._pins: dict[tuple[str, int], int] = {}
-        self._free: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._pins: dict[Segment, int] = {}
+        self._free: OrderedDict[Segment, None] = OrderedDict()
+        self._pinned = self._held = 0
 
-    def cached(self, blocks: list[tuple[str, int]]) -> int:
-        """How many of the first blocks are there."""
-        count = 0
-        for block in blocks:
-            if block not in self._pins and block not in self._free:
+    def cached(self, pieces: tuple[Segment, ...]) -> int:
+        """How many of the first tokens are there."""
+        tokens = 0
+        for piece in pieces:
+            if piece not in self._pins and piece not in self._free:
                 break
-            count += 1
-        return count
+            tokens += piece[1]
+        return tokens
 
-    def pin(self, blocks: list[tuple[str, int]]) -> bool:
-        """Take the blocks for a running sequence, if there is room."""
-        new = [block for block in blocks if block not in self._pins]
-        if len(self._pins) + len(new) > BLOCKS and self._pins:
+    def pin(self, pieces: tuple[Segment, ...]) -> bool:
+        """Take the pieces for a running sequence, if there is room."""
+        new = [piece for piece in pieces if piece not in self._pins]
+        needed = sum(length for _, length in new)
+        if self._pins and self._pinned + needed > CACHE_TOKENS:
             return False
-        for block in new:
-            self._free.pop(block, None)
-        for block in blocks:
-            self._pins[block] = self._pins.get(block, 0) + 1
-        while self._free and len(self._pins) + len(self._free) > BLOCKS:
-            self._free.popitem(last=False)
+        self._pinned += needed
+        for piece in new:
+            if piece in self._free:
+                del self._free[piece]
+            else:
+                self._held += piece[1]
+        for piece in pieces:
+            self._pins[piece] = self._pins.get(piece, 0) + 1
+        while self._free and self._held > CACHE_TOKENS:
+            (_, length), _ = self._free.popitem(last=False)
+            self._held -= length
         return True
 
-    def unpin(self, blocks: list[tuple[str, int]]) -> None:
-        """The sequence has ended; its last blocks are the first to be dropped."""
-        for block in reversed(blocks):
-            self._pins[block] -= 1
-            if not self._pins[block]:
-                del self._pins[block]
-                self._free[block] = None
+    def unpin(self, pieces: tuple[Segment, ...]) -> None:
+        """The sequence has ended; its last pieces are the first to be dropped."""
+        for piece in reversed(pieces):
+            self._pins[piece] -= 1
+            if not self._pins[piece]:
+                del self._pins[piece]
+                self._free[piece] = None
+                self._pinned -= piece[1]
 
 
 class Engine:
@@ -132,15 +136,14 @@ class Engine:
     def _admit(self) -> None:
         while self._prefilling is None and self._waiting:
             call = self._waiting[0]
-            blocks = _blocks(call)
-            cached = self._cache.cached(blocks[: call.prompt_tokens // BLOCK])
-            if len(self._running) >= MAX_SEQUENCES or not self._cache.pin(blocks):
+            cached = self._cache.cached(call.prompt)
+            full = len(self._running) >= MAX_SEQUENCES
+            if full or not self._cache.pin((*call.prompt, call.answer)):
                 return
             self._waiting.popleft()
-            call.blocks, call.cached = blocks, cached * BLOCK
             self.prompt_tokens += call.prompt_tokens
-            self.cached_tokens += call.cached
-            missing = max(1, call.prompt_tokens - call.cached)
+            self.cached_tokens += cached
+            missing = max(1, call.prompt_tokens - cached)
             self._prefilling = call
             self._clock.at(self._clock.now + missing / PREFILL_PER_S, self._prefilled)
 
@@ -149,7 +152,7 @@ class Engine:
         call, self._prefilling = self._prefilling, None
         assert call is not None
         self._number += 1
-        heapq.heappush(self._running, (self._progress + call.makes, self._number, call))
+        heapq.heappush(self._running, (self._progress + call.answer[1], self._number, call))
         self._admit()
         self._plan()
 
@@ -166,13 +169,7 @@ class Engine:
             return
         self._advance()
         _, _, call = heapq.heappop(self._running)
-        self._cache.unpin(call.blocks)
+        self._cache.unpin((*call.prompt, call.answer))
         self._admit()
         self._plan()
         call.done(self._clock.now)
-
-
-def _blocks(call: Call) -> list[tuple[str, int]]:
-    """Blocks of prompt and answer; a piece of text that is not a whole block is left out."""
-    pieces = (*call.prompt, (f"{call.session or id(call)}/{call.prompt_tokens}", call.makes))
-    return [(name, number) for name, length in pieces for number in range(length // BLOCK)]

@@ -1,6 +1,6 @@
 """The router's choice beside the usual policies, on agents' traces and simulated replicas.
 
-    .venv/bin/python benchmarks/router_policies.py [--seeds 8] [--json FILE]
+    .venv/bin/python benchmarks/router_policies.py [--seeds 16] [--json FILE]
 
 Our own policy is the class that the router runs. Ends with 1 when on any trace it is more
 than 5 % worse than the best of the others, in makespan or in the share of prompt tokens
@@ -205,7 +205,7 @@ def show(figures: Figures, console: Console) -> None:
 def main() -> int:
     """Measure, print and judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=8, help="traces of each kind")
+    parser.add_argument("--seeds", type=int, default=16, help="traces of each kind")
     parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     parser.add_argument("--first-seed", type=int, default=0, help="for other traces")
     options = parser.parse_args()

@@ -7,6 +7,7 @@ tools, and calls again with all that has been said, until its turns are over.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from router_engines import Call, Clock, Segment
 
@@ -58,31 +59,31 @@ class Episode:
         number: int,
     ) -> None:
         turn = self.turns[number]
+        answer = (f"{self.name}/{number} says", turn.makes)
 
         def done(now: float) -> None:
             if number + 1 == len(self.turns):
                 return
-            told = (f"{self.name}/{number}", turn.makes + turn.adds)
-            clock.at(
-                now + turn.pause_s,
-                lambda: self._call(clock, submit, (*prompt, told), number + 1),
-            )
+            more = (*prompt, answer, (f"{self.name}/{number} hears", turn.adds))
+            clock.at(now + turn.pause_s, lambda: self._call(clock, submit, more, number + 1))
 
         submit(
             Call(
                 prompt=prompt,
-                makes=turn.makes,
+                answer=answer,
                 session=self.name if self.named else None,
-                opening=self._opening(prompt),
+                opening=_opening(prompt),
                 done=done,
             )
         )
 
-    def _opening(self, prompt: tuple[Segment, ...]) -> Opening:
-        """As the router makes it of the messages, which repeat what has been said."""
-        texts = [{"role": "user", "content": name} for name, _ in prompt]
-        texts[0]["role"] = "system"
-        return Opening.of({"messages": texts})
+
+@cache
+def _opening(prompt: tuple[Segment, ...]) -> Opening:
+    """As the router makes it of the messages, which repeat what has been said."""
+    texts = [{"role": "user", "content": name} for name, _ in prompt]
+    texts[0]["role"] = "system"
+    return Opening.of({"messages": texts})
 
 
 def _length(draw: random.Random, median: int, spread: float, most: int) -> int:
@@ -101,17 +102,21 @@ def _agent_turns(draw: random.Random, most: int) -> tuple[Turn, ...]:
     )
 
 
+def _tasks(draw: random.Random, count: int, lengths: range) -> list[Segment]:
+    return [(f"task {number}", draw.choice(lengths)) for number in range(count)]
+
+
 def groups(draw: random.Random) -> list[Episode]:
     """One step of a run: 64 prompts, 16 answers each, all at once, with a long tail."""
     return [
         Episode(
-            name=f"{group}.{one}",
+            name=f"{task}.{one}",
             starts=draw.uniform(0, 0.5),
-            prompt=(("system", 640), (f"task {group}", 64 * draw.randint(4, 40))),
+            prompt=(("system", 640), (task, length)),
             turns=(Turn(makes=_length(draw, 300, 0.9, 4000)),),
             named=False,
         )
-        for group in range(64)
+        for task, length in _tasks(draw, 64, range(256, 2560))
         for one in range(16)
     ]
 
@@ -120,12 +125,12 @@ def agents(draw: random.Random) -> list[Episode]:
     """Groups of eight agents that use tools, and name their sessions."""
     return [
         Episode(
-            name=f"{group}.{one}",
+            name=f"{task}.{one}",
             starts=draw.uniform(0, 5),
-            prompt=(("system", 1024), (f"task {group}", 64 * draw.randint(2, 20))),
+            prompt=(("system", 1024), (task, length)),
             turns=_agent_turns(draw, 12),
         )
-        for group in range(24)
+        for task, length in _tasks(draw, 24, range(128, 1280))
         for one in range(8)
     ]
 
