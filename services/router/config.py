@@ -102,6 +102,8 @@ class RouterConfig(StrictModel):
             it bounds what one open request costs.
         max_connections: open connections to all replicas together.
         max_body_bytes: largest request body.
+        journal_tokens: how many tokens a replica sends at once of an answer that its client gets
+            in one piece. So many at most are made again when the replica is lost.
         listen: a port of the router's own, beside Serve's, which costs a request less; none by
             default.
         tracing: begin a W3C trace for requests that bring none; those that bring one always
@@ -158,6 +160,7 @@ class RouterConfig(StrictModel):
     replicas: int = Field(default=1, ge=1)
     share_s: float = Field(default=0.1, gt=0)
     share_expire_s: float = Field(default=3.0, gt=0)
+    journal_tokens: int = Field(default=16, ge=1)
     listen: ListenConfig | None = None
     tracing: bool = False
     access_log: float = Field(default=0.0, ge=0, le=1)

@@ -41,6 +41,7 @@ def prepared(
     *,
     shown_early: bool = False,
     beside_sampled: bool = False,
+    interval: int | None = None,
 ) -> dict[str, Any]:
     """The rendered request as the router sends it: streaming with usage, text and logprobs always.
 
@@ -51,6 +52,7 @@ def prepared(
             only be made again from the prompt then gets a seed, so that it comes out the same.
         beside_sampled: as many alternatives are wanted as asked for even when the sampled
             token is none of them; generate counts it as one.
+        interval: tokens in a chunk after the first; None for the engine's own way.
     """
     params = dict(rendered["sampling_params"])
     params.setdefault("max_tokens", ENGINE_DEFAULT_MAX_TOKENS)
@@ -60,6 +62,8 @@ def prepared(
         params["logprobs"] += 1
     if shown_early and params.get("seed") is None and _depends_on_history(params):
         params["seed"] = secrets.randbelow(_SEEDS)
+    if interval is not None:
+        params["stream_interval"] = interval
     return {
         **rendered,
         "request_id": request_id,

@@ -141,6 +141,7 @@ class OpenRequest:
             ask.answer_id,
             shown_early=ask.streams_tokens,
             beside_sampled=ask.endpoint == "completions",
+            interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
         )
         keep = ask.logprobs and not ask.streams_tokens
         self.journals = [
