@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 from collections import deque
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 
@@ -31,16 +31,16 @@ def _event(body: dict[str, Any]) -> bytes:
     return _chunked(b"data: " + json.dumps(body).encode() + b"\n\n")
 
 
-def _generate_event(at: int, last: bool) -> bytes:
+def _generate_event(end: int, tokens: int, last: bool) -> bytes:
     entry = {"token": " word", "logprob": -1.25, "bytes": [32, 119, 111, 114, 100]}
     choice = {
         "index": 0,
-        "token_ids": [17],
-        "text": " word",
-        "logprobs": {"content": [{**entry, "top_logprobs": [entry]}]},
+        "token_ids": [17] * tokens,
+        "text": " word" * tokens,
+        "logprobs": {"content": [{**entry, "top_logprobs": [entry]}] * tokens},
         "finish_reason": "length" if last else None,
         "stop_reason": None,
-        "weight_versions": [{"version": VERSION, "start": 0, "end": at + 1}],
+        "weight_versions": [{"version": VERSION, "start": 0, "end": end}],
     }
     return _event({"request_id": "x", "choices": [choice], "usage": None})
 
@@ -59,28 +59,39 @@ def _chat_event(last: bool) -> bytes:
 
 _END = _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-GENERATED = [_generate_event(at, False) for at in range(LONGEST)]
+GENERATED = [_generate_event(at + 1, 1, False) for at in range(LONGEST)]
 SAID, SAID_LAST = _chat_event(False), _chat_event(True)
 
 
 class Stream:
-    """One answer on its way."""
+    """One answer on its way.
 
-    def __init__(self, transport: asyncio.Transport, tokens: int, labelled: bool) -> None:
-        self._transport, self._tokens, self._labelled = transport, tokens, labelled
-        self._at = 0
+    Args:
+        transport: to the client.
+        tokens: of the whole answer.
+        interval: tokens in a chunk of generate's after the first; None for a chat's chunks.
+    """
+
+    def __init__(self, transport: asyncio.Transport, tokens: int, interval: int | None) -> None:
+        self._transport, self._tokens, self._interval = transport, tokens, interval
+        self._made = self._said = 0
         transport.write(_HEAD)
 
     def step(self) -> bool:
-        """Say one token; False when that was the last or nobody listens."""
+        """Make one token; False when that was the last or nobody listens."""
         if self._transport.is_closing():
             return False
-        at, last = self._at, self._at == self._tokens - 1
-        self._at += 1
-        if self._labelled:
-            chunk = _generate_event(at, True) if last else GENERATED[at]
-        else:
+        self._made += 1
+        last, new = self._made == self._tokens, self._made - self._said
+        if not last and self._made > 1 and new < (self._interval or 1):
+            return True
+        self._said = self._made
+        if self._interval is None:
             chunk = SAID_LAST if last else SAID
+        elif last or new > 1:
+            chunk = _generate_event(self._made, new, last)
+        else:
+            chunk = GENERATED[self._made - 1]
         self._transport.write(chunk + _END if last else chunk)
         return not last
 
@@ -114,8 +125,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not derived from it
 
     def data_received(self, data: bytes) -> None:
         """Answer every request that is whole."""
@@ -136,10 +146,11 @@ class Connection(asyncio.Protocol):
             params = {"max_tokens": body["max_tokens"], "temperature": 1.0}
             self._whole({"token_ids": _PROMPT, "sampling_params": params, "model": MODEL})
         elif path == b"/inference/v1/generate":
-            tokens = body["sampling_params"]["max_tokens"]
-            self._emitter.add(Stream(self._transport, tokens, True))
+            params = body["sampling_params"]
+            interval = params.get("stream_interval", 1)
+            self._emitter.add(Stream(self._transport, params["max_tokens"], interval))
         elif path == b"/v1/chat/completions":
-            self._emitter.add(Stream(self._transport, body["max_tokens"], False))
+            self._emitter.add(Stream(self._transport, body["max_tokens"], None))
         elif path == b"/v1/models":
             self._whole({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
         else:
