@@ -50,8 +50,9 @@ class ReplicaHealth:
             self._returned_at = now
             self._failures = self._config.eject_after - 1
 
-    def completed(self) -> None:
-        """A request was served to its end."""
+    def completed(self, now: float) -> None:
+        """A request was served to its end, with or without a first token on the way."""
+        self.answered(now)
         self._failures, self._pause_s = 0, 0.0
 
     def failed(self, now: float, *, unreachable: bool = False) -> bool:

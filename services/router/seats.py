@@ -243,12 +243,13 @@ class Seats:
         if not seats:
             self._taken.pop(seat.replica_id, None)
         health = self.chooser.health(seat.replica_id)
-        if error is None:
-            health.completed()
+        if error is None and weight:
+            health.completed(time.monotonic())
         elif isinstance(error, UpstreamBroken) and error.reason not in _NO_FAULT:
             self.failed(seat.replica_id, by="request")
         else:
-            # A lease ends, and a weight update aborts, for the bus's reasons.
+            # A lease ends, and a weight update aborts, for the bus's reasons; and what ran no
+            # sequence shows nothing of whether the engine does.
             health.released()
         self.lines.advance()
 

@@ -20,6 +20,17 @@ def test_the_builder_takes_the_arguments_of_a_deployment_file():
     assert deployment.max_ongoing_requests >= RouterConfig().max_open_requests
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_several_routers_get_the_calls_of_one_session_each(replicas):
+    app = call_user_app_builder_with_args_if_necessary(build, {"replicas": replicas})
+    deployments = build_app(app, name="router").deployments
+    (deployment,) = (one for one in deployments if one.name == "router")
+    assert deployment.num_replicas == replicas
+    routing = deployment._deployment_config.request_router_config
+    by_session = routing.get_request_router_class().__name__ == "ConsistentHashRouter"
+    assert by_session == (replicas > 1)
+
+
 def test_an_unknown_setting_is_refused():
     with pytest.raises(ValidationError, match="max_retry"):
         call_user_app_builder_with_args_if_necessary(build, {"max_retry": 2})

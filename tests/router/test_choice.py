@@ -158,7 +158,7 @@ def _fail(chooser, replica, times, now=0.0):
 def test_consecutive_failures_eject_and_a_completed_request_forgives():
     chooser = _chooser(eject_after=3)
     _fail(chooser, "a", 2)
-    chooser.health("a").completed()
+    chooser.health("a").completed(0.0)
     _fail(chooser, "a", 2)
     assert chooser.health("a").admits(0.0)
     _fail(chooser, "a", 1)
@@ -193,6 +193,17 @@ def test_a_replica_that_returns_starts_slowly_and_one_more_failure_ejects_it():
     assert late["a"] > late["b"]
     chooser.health("a").failed(12.0)
     assert not chooser.health("a").admits(12.0)
+
+
+def test_a_trial_that_ends_well_without_a_first_token_brings_back_and_one_that_says_nothing_frees():
+    chooser = _chooser(eject_after=1, eject_s=1.0)
+    _fail(chooser, "a", 1)
+    health = chooser.health("a")
+    assert _choose(chooser, ["a"], now=1.0)
+    health.released()
+    assert _choose(chooser, ["a"], now=1.0)
+    health.completed(1.0)
+    assert not health.ejected
 
 
 def test_what_is_known_of_replicas_that_are_gone_is_forgotten():

@@ -59,7 +59,7 @@ class Choosing(RuleBasedStateMachine):
         replica, weight = self.open.pop(which.randrange(len(self.open)))
         self.chooser.release(replica, weight)
         health = self.chooser.health(replica)
-        health.failed(self.now) if fails else health.completed()
+        health.failed(self.now) if fails else health.completed(self.now)
 
     @rule(seconds=st.floats(0, 60))
     def wait(self, seconds):
