@@ -9,6 +9,8 @@ replica's time from its engine. Requests without tools, at a replica without a r
 parser, never come here.
 """
 
+import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -23,6 +25,7 @@ from services.router.journal import ChoiceJournal
 from services.router.piece import Piece
 from services.router.replicas import Replicas
 
+_MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0
 _LONGEST_REST_S = 1.0
 
@@ -40,8 +43,15 @@ class AnswerParser:
     def __init__(
         self, ask: ClientRequest, request: dict[str, Any], *, model: str, replicas: Replicas
     ) -> None:
-        self._ask, self._request, self._model = ask, request, model
+        self._ask, self._prompt, self._model = ask, request["token_ids"], model
         self._replicas = replicas
+        self._same = json.dumps(
+            {
+                "model": request.get("model"),
+                "chat_request": ask.body,
+                "prompt_token_ids": self._prompt,
+            }
+        )
         self._states: dict[int, dict[str, Any]] = {}
         self._busy_s = 0.0
 
@@ -54,15 +64,13 @@ class AnswerParser:
         token_ids = _spelled(journal.token_ids, journal)
         if not token_ids:
             return {"role": self._ask.role, "content": ""}
-        prompt = self._request["token_ids"]
         answer = await self._derender(
             {
                 "generate_response": {
                     "request_id": self._ask.answer_id,
                     "choices": [self._choice(journal, token_ids)],
-                    "prompt_token_ids": prompt,
-                },
-                "prompt_token_ids": prompt,
+                    "prompt_token_ids": self._prompt,
+                }
             }
         )
         message: dict[str, Any] = answer["choices"][0]["message"]
@@ -88,7 +96,8 @@ class AnswerParser:
 
         async with aclosing(batched(pieces(), self._pause_s)) as batches:
             async for batch in batches:
-                for piece in _joined(batch):
+                self._busy_s = 0.0
+                for piece in _steps(batch):
                     yield replace(piece, delta=await self._delta(piece))
 
     def _pause_s(self) -> float:
@@ -108,12 +117,11 @@ class AnswerParser:
                     "choices": [self._choice(journal, token_ids, finished=piece.finished)],
                 },
                 "stream_state": self._states.get(journal.index),
-                "prompt_token_ids": self._request["token_ids"],
             }
         )
-        self._busy_s = time.monotonic() - began
+        self._busy_s += time.monotonic() - began
         self._states[journal.index] = answer["stream_state"]
-        delta: dict[str, Any] = answer["chunk"]["choices"][0]["delta"]
+        delta = _without_nulls(answer["chunk"]["choices"][0]["delta"])
         return {name: value for name, value in delta.items() if value and name != "role"}
 
     def _choice(
@@ -128,17 +136,25 @@ class AnswerParser:
 
     async def _derender(self, body: dict[str, Any]) -> Any:
         """Ask replica after replica; parsing depends on none of them."""
-        body |= {"model": self._request.get("model"), "chat_request": self._ask.body}
+        # Prompt and request are most of it, and the same in every call: written out once.
+        data = f"{self._same[:-1]}, {json.dumps(body)[1:]}".encode()
         attempts = Attempts(self._replicas.config, self._replicas.seats)
         while True:
             seat = await attempts.seat(self._model, session=self._ask.session, weight=0)
             try:
                 with seat:
                     return await self._replicas.upstream.call(
-                        seat, f"{self._ask.path}/derender", body
+                        seat, f"{self._ask.path}/derender", data
                     )
             except UpstreamBroken as broken:
                 attempts.note(broken, seat)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Clients add deltas up: what is null here would undo what an earlier delta said."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
 def _spelled(token_ids: list[int], journal: ChoiceJournal) -> list[int]:
@@ -147,19 +163,31 @@ def _spelled(token_ids: list[int], journal: ChoiceJournal) -> list[int]:
     return token_ids[:-1] if by_token else token_ids
 
 
-def _joined(batch: list[Piece]) -> list[Piece]:
-    """The pieces of one choice together, but the last: parsers treat the end of it otherwise."""
-    joined: dict[tuple[int, bool], Piece] = {}
+def _steps(batch: list[Piece]) -> list[Piece]:
+    """The batch in as few pieces as parsers allow: marks, and an answer's end, stay apart."""
+    steps: dict[int, list[Piece]] = {}
     for piece in batch:
-        key = piece.journal.index, piece.finished
-        known = joined.get(key)
-        joined[key] = (
-            piece
-            if known is None
-            else replace(
-                known,
-                token_ids=known.token_ids + piece.token_ids,
-                entries=known.entries + piece.entries,
-            )
-        )
-    return list(joined.values())
+        known = steps.setdefault(piece.journal.index, [])
+        for step in _by_token(piece):
+            if known and not (step.finished or _is_mark(known[-1]) or _is_mark(step)):
+                step = replace(
+                    step,
+                    token_ids=known[-1].token_ids + step.token_ids,
+                    entries=known.pop().entries + step.entries,
+                )
+            known.append(step)
+    return [step for known in steps.values() for step in known]
+
+
+def _by_token(piece: Piece) -> list[Piece]:
+    """One piece per token; the last one has the piece's end."""
+    alone = [
+        replace(piece, text="", token_ids=[token], entries=[entry], finished=False)
+        for token, entry in zip(piece.token_ids, piece.entries, strict=True)
+    ]
+    last = alone.pop() if alone else piece
+    return [*alone, replace(last, text=piece.text, finished=piece.finished)]
+
+
+def _is_mark(piece: Piece) -> bool:
+    return len(piece.entries) == 1 and _MARK.fullmatch(piece.entries[0]["token"]) is not None

@@ -47,8 +47,8 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def call(self, seat: Seat, path: str, body: dict[str, Any]) -> Any:
-        """POST one body and return the parsed answer, within `render_s`.
+    async def call(self, seat: Seat, path: str, body: dict[str, Any] | bytes) -> Any:
+        """POST one body, JSON already if bytes, and return the parsed answer, within `render_s`.
 
         Raises:
             UpstreamBroken: the replica failed.
@@ -66,7 +66,9 @@ class Upstream:
         seat.check_lease()
         return await self._json(seat, path, body, self._config.whole_answer_s)
 
-    async def _json(self, seat: Seat, path: str, body: dict[str, Any], limit_s: float) -> Any:
+    async def _json(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes, limit_s: float
+    ) -> Any:
         async with seat.limit(limit_s):
             response = await self._post(seat, path, body)
             try:
@@ -130,9 +132,11 @@ class Upstream:
     def _headers(self, seat: Seat) -> dict[str, str]:
         return _JSON
 
-    async def _post(self, seat: Seat, path: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
+    async def _post(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+    ) -> aiohttp.ClientResponse:
         assert self._session is not None, "start() comes first"
-        data = json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             response = await self._session.post(
                 seat.address + path, data=data, headers={**self._headers(seat), **TRACE.get()}

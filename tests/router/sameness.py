@@ -35,14 +35,14 @@ def _events(text):
 
 
 def _reduced(value):
-    """Without what may differ; absent, null and empty lists are the same to a client."""
+    """Without what may differ; absent, null and empty are the same to a client."""
     if isinstance(value, dict):
         kept = {
             name: _reduced(part)
             for name, part in value.items()
             if name not in _OF_THIS_ANSWER and name not in _UNKNOWN
         }
-        return {name: part for name, part in kept.items() if part is not None and part != []}
+        return {name: part for name, part in kept.items() if part not in (None, [], "")}
     if isinstance(value, list):
         return [_reduced(part) for part in value]
     # Requests meet in other batches here than there, which moves the last digits.
@@ -62,6 +62,9 @@ def _joined(events):
         whole |= {name: value for name, value in event.items() if value is not None}
         whole |= {"usage": usage} if usage else {}
     for choice in whole["choices"].values():
+        if "reasoning" in choice:
+            # On a busy machine vLLM sends several tokens at once, and its parser leaves a mark in.
+            choice["reasoning"] = choice["reasoning"].replace("<think>", "")
         for call in choice.get("tool_calls", {}).values() if _is_cut_off(choice) else ():
             # vLLM adds them to a call that is cut off, if its last chunk holds some of the call.
             call["arguments"] = call["arguments"].removesuffix("{}")

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from services.protocol.weight_bus import Member, ReplicaState
-from tests.router.request_table import TOOLS, cases
+from tests.router.request_table import TOOLS, cases, forced
 from tests.router.sameness import comparable
 from tests.router.tiny_model import make_model
 from tests.router.vllm_process import MODEL, running
@@ -170,7 +170,9 @@ async def test_good_and_bad_requests_are_answered_as_by_vllm_itself(cluster, vll
             return comparable(await http.post(url + case.path, content=raw, headers=_JSON))
 
     different = []
-    async with httpx.AsyncClient(timeout=60, verify=False) as http:
+    # vLLM closes connections that nobody uses for five seconds.
+    limits = httpx.Limits(keepalive_expiry=2)
+    async with httpx.AsyncClient(timeout=60, verify=False, limits=limits) as http:
         for parsing, url in enumerate(vllm):
             chosen = [case for case in cases() if case.parsing == bool(parsing)]
             await cluster.bus.put(_member("whole", url))
@@ -299,9 +301,8 @@ PARSED = {
     },
     "tool call, replayed": {
         "tools": TOOLS,
-        "structured_outputs": {"choice": [FORCED]},
-        "max_tokens": 200,
         "logprobs": True,
+        **forced(FORCED),
     },
     "required, replayed": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 30},
 }
@@ -327,17 +328,17 @@ async def test_an_agents_loop_with_tools_runs_through_openais_own_client(cluster
     """Its streaming helper puts messages together and checks them on the way."""
     await cluster.start(replicas=0)
     await cluster.bus.put(_member("whole", vllm.parsing))
-    tools = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     messages, ids = list(ASK), set()
     for _ in range(2):
-        asked = {"model": MODEL, "messages": messages, "tools": tools, "max_tokens": 200}
-        forced = {"structured_outputs": {"choice": [FORCED]}}
-        async with cluster.client.chat.completions.stream(**asked, extra_body=forced) as stream:
+        asked = {"model": MODEL, "messages": messages, "tools": TOOLS}
+        async with cluster.client.chat.completions.stream(
+            **asked, extra_body=forced(FORCED)
+        ) as stream:
             whole = await stream.get_final_completion()
         message = whole.choices[0].message
         (call,) = message.tool_calls
         assert whole.choices[0].finish_reason == "tool_calls"
-        assert (call.function.name, call.function.parsed_arguments) == ("add", {"a": 1})
+        assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1})
         assert message.model_extra["reasoning"] == "grüße"
         ids.add(call.id)
         result = {"role": "tool", "tool_call_id": call.id, "content": "8"}

@@ -1,6 +1,7 @@
 """A model of a few kilobytes that vLLM serves on a CPU."""
 
-_MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+MARKS = {286: "<think>", 287: "</think>", 288: "<tool_call>", 289: "</tool_call>"}
+"""Tokens that parsers look for."""
 
 
 def make_model(folder):
@@ -14,13 +15,15 @@ def make_model(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=320 - len(_MARKS),
+        vocab_size=320 - len(MARKS),
         special_tokens=["<pad>", "<|im_start|>", "<|im_end|>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(["# larger of a and 7, times c\nreturn max(a,7)*c"] * 20, trainer)
-    tokenizer.add_tokens(_MARKS)  # not as special ones: text keeps them, as in Qwen's models
+    # Not as special ones: text keeps them, as in Qwen's models.
+    tokenizer.add_tokens(list(MARKS.values()))
+    assert {number: tokenizer.id_to_token(number) for number in MARKS} == MARKS
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>"
     )

@@ -46,6 +46,9 @@ def running(folder):
         try:
             for url in urls:
                 _wait_until_up(url, server, folder / "log")
+                # The first answer takes long, longer than a test's client waits.
+                ask = {"model": MODEL, "prompt": "a", "max_tokens": 2}
+                httpx.post(f"{url}/v1/completions", json=ask, timeout=120).raise_for_status()
             yield urls
         finally:
             _end(server)

@@ -31,8 +31,11 @@ async def _serve(args, parsing_port):
 
 
 async def _serve_parsing(engine, args, port):
-    args.reasoning_parser, args.tool_call_parser = "deepseek_r1", "hermes"
-    args.enable_auto_tool_choice = True
+    # Only in front of the engine, so that its grammars hold from the first token on and a test
+    # can choose what is thought.
+    args.structured_outputs_config = copy.copy(args.structured_outputs_config)
+    args.structured_outputs_config.reasoning_parser = "deepseek_r1"
+    args.tool_call_parser, args.enable_auto_tool_choice = "hermes", True
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
     await init_app_state(engine, app.state, args, tasks)

@@ -1,0 +1,58 @@
+"""In which steps a streamed answer is parsed; the parsing itself is tested on a real vLLM."""
+
+import random
+
+import pytest
+
+from services.router.answer_parser import _steps
+from services.router.journal import ChoiceJournal
+from services.router.piece import Piece
+
+
+def _piece(journal, *texts, finished=False):
+    entries = [{"token": text, "logprob": -1.0} for text in texts]
+    return Piece(journal, "", [len(text) for text in texts], entries, finished)
+
+
+def _texts(steps):
+    return [[entry["token"] for entry in step.entries] for step in steps]
+
+
+@pytest.mark.parametrize(
+    "mark", ["<think>", "</think>\n", "<|channel|>", "[TOOL_CALLS]", "◁think▷", "<｜tool▁sep｜>"]
+)
+def test_marks_are_parsed_by_themselves_and_what_is_between_them_together(mark):
+    journal = ChoiceJournal(0)
+    batch = [_piece(journal, "a", "b"), _piece(journal, "c", mark, "d"), _piece(journal, "e")]
+    assert _texts(_steps(batch)) == [["a", "b", "c"], [mark], ["d", "e"]]
+
+
+@pytest.mark.parametrize("text", ["<", ">", "a<b>", "[]", "< b", "b >"])
+def test_ordinary_text_is_no_mark(text):
+    journal = ChoiceJournal(0)
+    assert len(_steps([_piece(journal, "a", text), _piece(journal, "b")])) == 1
+
+
+def test_the_last_token_is_parsed_by_itself():
+    journal = ChoiceJournal(0)
+    steps = _steps([_piece(journal, "a", "b"), _piece(journal, "c", "d", finished=True)])
+    assert _texts(steps) == [["a", "b", "c"], ["d"]]
+    assert [step.finished for step in steps] == [False, True]
+    (end,) = _steps([_piece(journal, finished=True)])
+    assert end.finished
+
+
+def test_no_token_is_lost_or_moved_to_another_choice():
+    chance = random.Random(3)
+    journals = [ChoiceJournal(0), ChoiceJournal(1)]
+    said = {0: [], 1: []}
+    batch = []
+    for _ in range(200):
+        journal = chance.choice(journals)
+        texts = [chance.choice(["a", "<x>", "</x>", "b"]) for _ in range(chance.randrange(4))]
+        said[journal.index] += texts
+        batch.append(_piece(journal, *texts))
+    for index, texts in said.items():
+        steps = [step for step in _steps(batch) if step.journal.index == index]
+        assert [text for step in _texts(steps) for text in step] == texts
+        assert [len(text) for text in texts] == [token for s in steps for token in s.token_ids]
