@@ -40,7 +40,7 @@ class Router:
 
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
-    several = {"request_router_class": _BY_SESSION} if config.replicas > 1 else {}
+    several: dict[str, Any] = {"request_router_class": _BY_SESSION} if config.replicas > 1 else {}
     routing = RequestRouterConfig(**several)
     deployment = serve.deployment(
         name="router",

@@ -150,9 +150,9 @@ class Lines:
             self._timer = None
         for (model, _), line in list(self._lines.items()):
             gone = self._refusal(model)
-            for ticket in list(line) if gone is not None else ():
-                line.leave(ticket)
-                ticket.content[1].set_exception(gone)
+            for hopeless in list(line) if gone is not None else ():
+                line.leave(hopeless)
+                hopeless.content[1].set_exception(gone)
             while (ticket := line.first) is not None and self._serve(line, ticket):
                 pass
 

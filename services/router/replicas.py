@@ -30,7 +30,9 @@ class Replicas:
 
     def __post_init__(self) -> None:
         self._probes = Probes(self.config, self.seats)
-        self._sharing = self.point and Sharing(self.config, self.seats, self.point)
+        self._sharing: Sharing | None = None
+        if self.point is not None:
+            self._sharing = Sharing(self.config, self.seats, self.point)
 
     async def start(self) -> None:
         """Open the connections, watch the bus and look at replicas."""

@@ -120,6 +120,17 @@ async def test_an_answer_that_was_begun_goes_on_before_new_ones(cluster):
     assert order == ["begun", "new"]
 
 
+async def test_whoever_waits_for_a_model_that_goes_is_told_so(cluster):
+    await cluster.start(leased=False)
+    waiting = [_chat(cluster) for _ in range(3)]
+    await _queued(cluster, 3)
+    await cluster.bus.put(*(replica.member(model="other") for replica in cluster.replicas))
+    for one in waiting:
+        with pytest.raises(openai.NotFoundError, match="served: other"):
+            await asyncio.wait_for(one, 5)
+    assert not len(cluster.seats.lines)
+
+
 async def test_a_seat_that_comes_as_its_client_goes_is_given_to_the_next(cluster):
     await cluster.start(replicas=1, max_sequences=1, min_sequences=1)
     seats = cluster.seats
