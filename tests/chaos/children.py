@@ -1,8 +1,9 @@
-"""What runs in the processes: the bus, a replica, a trainer rank; each the real class."""
+"""What runs in the processes: bus, replica, router, trainer rank; each the real class."""
 
 import asyncio
 import os
 import signal
+import socket
 import string
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import ray
 import torch
 import torch.distributed as dist
+import uvicorn
 
 from services.rollout_server import replica as replica_module
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_sockets import engine_sockets
 from services.rollout_server.replica import RolloutReplica
+from services.router.config import RouterConfig
+from services.router.http_app import build_http
 from services.trainer import bus_member, learner
 from services.trainer import rank as rank_module
 from services.trainer.config import TrainerConfig
@@ -49,6 +53,11 @@ async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> No
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, sent_away.set)
     await sent_away.wait()
     await replica.stop()
+
+
+def run_router(listener: socket.socket, bus: str, table: str, config: RouterConfig) -> None:
+    app = build_http(config, BusOverSocket(bus), BusOverSocket(table))
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listener])
 
 
 def run_rank(

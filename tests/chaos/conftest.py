@@ -7,6 +7,7 @@ import pytest
 import pytest_asyncio
 
 from tests.chaos.answers import Client, Judge
+from tests.chaos.front import Front
 from tests.chaos.opening import make_model, opened
 from tests.chaos.scene import Scene
 
@@ -50,3 +51,22 @@ async def scene(running_scene: Scene, judge: Judge) -> AsyncIterator[Scene]:
             labels = [version for version, *_ in journal.spans]
             assert labels == sorted(labels)
             assert judge.worst(journal) < TOLERANCE
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def running_front(running_scene: Scene) -> AsyncIterator[Front]:
+    async with Front(running_scene).opened() as front:
+        yield front
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def front(running_front: Front) -> AsyncIterator[Front]:
+    """Two routers before two replicas; afterwards nothing is left in flight anywhere."""
+    await running_front.make_whole()
+    try:
+        await running_front.know_the_answers()
+        yield running_front
+    finally:
+        await running_front.stop()
+    await running_front.make_whole()
+    await running_front.until_idle()

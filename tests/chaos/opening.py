@@ -10,7 +10,7 @@ from unittest.mock import patch
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
 from services.trainer import rank_group
-from tests.chaos.scene import FORKS, REPLICAS, Scene
+from tests.chaos.scene import FORKS, REPLICAS, TOOL_TOKENS, Scene
 from tests.rollout_server.conftest import build_model, policy
 
 PRELOADED = [
@@ -23,7 +23,7 @@ PRELOADED = [
 
 def make_model(folder: Path) -> Path:
     """A two-layer Qwen3 with weights, for trainer and replicas."""
-    build_model(folder, tied=False)
+    build_model(folder, tied=False, more_tokens=TOOL_TOKENS)
     policy(folder, seed=0).save_pretrained(folder)
     return folder
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import multiprocessing
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +16,7 @@ from services.protocol.errors import NotReady
 from services.protocol.trainer import AlgorithmConfig, RunStart
 from services.protocol.weight_bus import Member, MemberTable
 from services.rollout_server.config import RolloutServerConfig
+from services.router.config import RouterConfig
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
 from services.trainer.service import TrainerService
@@ -32,6 +34,13 @@ KILL_S = LINK_S / 2
 
 READY_S = 90.0
 REPLICAS = 2
+TOOL_TOKENS = ("<tool_call>", "</tool_call>")
+ENGINE = {
+    "enable_auto_tool_choice": True,
+    "tool_call_parser": "hermes",
+    # A model of random weights would fill its answer with blanks.
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+}
 BUS = WeightBusConfig(
     lease_s=4.0,
     poll_s=1.0,
@@ -47,6 +56,7 @@ class Scene:
     """Everything that runs, and what a test does to it.
 
     Attributes:
+        folder: of the sockets by which processes meet.
         ranks: the trainer's rank processes.
         replicas: every replica process that has not been killed, by replica id.
         killed: replicas that a test has killed or sent away.
@@ -59,7 +69,7 @@ class Scene:
     def __init__(
         self, folder: str, model: Path, weights: Path, *, replicas: int = REPLICAS
     ) -> None:
-        self._folder, self._model, self.weights = folder, model, weights
+        self.folder, self._model, self.weights = folder, model, weights
         self._wanted = replicas
         self._bus_path = f"{folder}/bus"
         self._bus_process: Any = None
@@ -109,14 +119,19 @@ class Scene:
             model=str(self._model),
             replicas=self._wanted,
             max_model_len=512,
-            max_num_seqs=8,
-            kv_cache_gb=0.01,
+            max_num_seqs=64,
+            kv_cache_gb=0.02,
             keep_copy=True,
+            engine_args=ENGINE,
             **config,
         )
         process = self._start("run_replica", replica_id, self._bus_path, engine)
         self.replicas[replica_id] = process
         return replica_id
+
+    def start_router(self, listener: socket.socket, table: str, config: RouterConfig) -> Any:
+        """A router process behind this socket; `table` is where it meets the others."""
+        return self._start("run_router", listener, self._bus_path, table, config)
 
     def kill_replica(self, replica_id: str) -> list[psutil.Process]:
         """kill -9 of the replica's process; returns those that were below it."""
@@ -224,7 +239,13 @@ class Scene:
         return version
 
     async def make_whole(self) -> list[str]:
-        """Bring everything back that a test took away; the replicas, all up to date."""
+        """Bring everything back that a test took away; the replicas, all at a new version."""
+        replica_ids = await self.bring_back()
+        await self.until_served(await self.train(), replica_ids)
+        return replica_ids
+
+    async def bring_back(self) -> list[str]:
+        """Thaw or start again what a test froze or ended; the replicas, some on their way."""
         self.ranks.may_start.set()
         for process in self._living():
             self.thaw(process.pid)
@@ -234,9 +255,7 @@ class Scene:
             self.start_replica()
         while len(self.replicas) > self._wanted:
             self.kill_replica(next(iter(self.replicas)))
-        replica_ids = list(self.replicas)
-        await self.until_served(await self.train(), replica_ids)
-        return replica_ids
+        return list(self.replicas)
 
     def _start(self, role: str, *args: Any) -> Any:
         process = FORKS.Process(target=run, args=(role, *args))

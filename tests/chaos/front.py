@@ -1,0 +1,219 @@
+"""Two routers before the replicas, and clients that know no more than a load balancer does."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from services.protocol.router import REPLICA_HEADER, SESSION_HEADER
+from services.router.config import RouterConfig
+from services.router.probes import read_pressure
+from services.router.shared_table import News, SharedTable, Word
+from services.weight_bus.changes import Changes
+from tests.chaos.answered import Answer, check_same, read
+from tests.chaos.calls import serve
+from tests.chaos.mixture import Ask, asks
+from tests.chaos.scene import READY_S, Scene
+
+ROUTERS = 2
+STALL_S = 1.5
+"""Silence between two tokens after which a router goes on elsewhere."""
+
+BEGUN = 3
+"""Events after which an answer is in the middle."""
+
+_POLL_S = 0.05
+_CONFIG = RouterConfig(
+    replicas=ROUTERS,
+    connect_s=2.0,
+    render_s=6.0,
+    first_token_s=30.0,
+    between_tokens_s=STALL_S,
+    lease_wait_s=READY_S,
+    eject_s=0.2,
+    eject_max_s=2.0,
+    slow_start_s=1.0,
+    probe_s=0.5,
+    probe_timeout_s=3.0,
+)
+
+
+class Table:
+    """The routers' table, which also shows what each of them has in flight."""
+
+    def __init__(self, changes: Changes) -> None:
+        self.words: dict[str, Word] = {}
+        self._changes = changes
+        self._table = SharedTable(bound=1000, expire_s=_CONFIG.share_expire_s)
+
+    async def exchange(self, word: Word) -> News:
+        self.words[word.router_id] = word
+        self._changes.announce()
+        return self._table.exchange(word)
+
+
+class Front:
+    """The routers, the requests that are on their way through them, and their answers.
+
+    Attributes:
+        scene: what is behind.
+        retried: calls that a client sent again because a router was gone.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.retried = scene, 0
+        self._table_path = f"{scene.folder}/table"
+        self._changes = Changes()
+        self._table = Table(self._changes)
+        self._urls: list[str] = [""] * ROUTERS
+        self._processes: list[Any] = [None] * ROUTERS
+        self._begun: dict[str, set[int]] = {}
+        self._calls: list[tuple[Ask, asyncio.Task[Answer]]] = []
+        self._expected: dict[int, Answer] = {}
+        self._expected_of: int | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator["Front"]:
+        """Both routers are up in between."""
+        table = asyncio.create_task(serve(self._table, self._table_path))
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=2 * READY_S),
+        )
+        try:
+            for index in range(ROUTERS):
+                self.start_router(index)
+            yield self
+        finally:
+            table.cancel()
+            await self._session.close()
+
+    def start_router(self, index: int) -> None:
+        """A router process on a port of its own; who comes before it is up waits."""
+        with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+            self._urls[index] = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            process = self.scene.start_router(listener, self._table_path, _CONFIG)
+            self._processes[index] = process
+
+    def kill_router(self, index: int) -> None:
+        self._processes[index].kill()
+        self._processes[index].join(READY_S)
+
+    async def make_whole(self) -> list[str]:
+        """Both routers know both replicas; the replicas' ids."""
+        for index, process in enumerate(self._processes):
+            if not process.is_alive():
+                self.start_router(index)
+        replica_ids = await self.scene.bring_back()
+        await self.scene.until_served(await self._version(), replica_ids)
+        for url in self._urls:
+            await self._until_leased(url, len(replica_ids))
+        self.retried = 0
+        return replica_ids
+
+    async def _version(self) -> int:
+        newest = (await self.scene.table()).newest_version
+        return await self.scene.train() if newest is None else newest
+
+    async def _until_leased(self, url: str, replicas: int) -> None:
+        async with asyncio.timeout(READY_S):
+            while await self._leased(url) != replicas:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+
+    async def until_nobody_leased(self) -> None:
+        """Both routers have seen all leases end."""
+        for url in self._urls:
+            await self._until_leased(url, 0)
+
+    async def _leased(self, url: str) -> int:
+        async with self._session.get(f"{url}/health") as response:
+            return (await response.json())["leased_replicas"]
+
+    async def begin(self, among: slice = slice(None)) -> None:
+        """Send the requests, all at once."""
+        model = (await self.scene.table()).members[0].model
+        self._begun.clear()
+        self._calls += [(ask, asyncio.create_task(self._call(ask))) for ask in asks(model)[among]]
+
+    async def in_the_middle_on(self, replica_id: str, streams: int = 4) -> None:
+        """Return when so many streams that began on the replica are neither new nor over."""
+        enough = await self._changes.until(
+            lambda: len(self._begun.get(replica_id, ())) >= streams, timeout_s=READY_S
+        )
+        assert enough, f"{replica_id} has not {streams} answers in the middle: {self._begun}"
+
+    async def _call(self, ask: Ask) -> Answer:
+        for attempt in range(2 * ROUTERS):
+            try:
+                return await self._ask(self._urls[(ask.number + attempt) % ROUTERS], ask)
+            except (aiohttp.ClientError, ConnectionError):
+                self.retried += 1
+        raise AssertionError(f"no router answers {ask}")
+
+    async def _ask(self, url: str, ask: Ask) -> Answer:
+        headers = {SESSION_HEADER: ask.session} if ask.session else {}
+        async with self._session.post(url + ask.path, json=ask.body, headers=headers) as response:
+            assert response.status == 200, f"{ask}: {await response.text()}"
+            begun = self._begun.setdefault(response.headers[REPLICA_HEADER], set())
+            events = 0
+            try:
+                async for answer in read(ask, response):  # noqa: B007
+                    events += 1
+                    if events == BEGUN:
+                        begun.add(ask.number)
+                        self._changes.announce()
+            finally:
+                begun.discard(ask.number)
+            return answer
+
+    async def same_answers(self) -> int:
+        """Wait for all answers, which are the undisturbed ones; how many were cut and went on.
+
+        Raises:
+            AssertionError: a call failed, or was answered differently.
+        """
+        answers = await self._answers()
+        assert answers
+        return sum(check_same(ask, ours, self._expected[ask.number]) for ask, ours in answers)
+
+    async def know_the_answers(self) -> None:
+        """Ask everything once while nothing happens, unless these weights have been asked."""
+        version = await self._version()
+        if self._expected_of != version:
+            await self.begin()
+            self._expected = {ask.number: answer for ask, answer in await self._answers()}
+            self._expected_of = version
+
+    async def _answers(self) -> list[tuple[Ask, Answer]]:
+        calls, self._calls = self._calls, []
+        answers = await asyncio.gather(*(call for _, call in calls))
+        for answer in answers:
+            answer.check()
+        return [(ask, answer) for (ask, _), answer in zip(calls, answers, strict=True)]
+
+    async def stop(self) -> None:
+        """Cut off what a failed test has left."""
+        for _, call in self._calls:
+            call.cancel()
+        await asyncio.gather(*(call for _, call in self._calls), return_exceptions=True)
+        self._calls = []
+
+    async def until_idle(self) -> None:
+        """No router counts anything in flight, and no engine runs or queues anything."""
+        self._table.words.clear()
+        assert await self._changes.until(
+            lambda: sum(not word.counts for word in self._table.words.values()) == ROUTERS,
+            timeout_s=READY_S,
+        ), self._table.words
+        for member in (await self.scene.table()).leased:
+            async with asyncio.timeout(READY_S):
+                while not await self._engine_is_idle(member.address):  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
+
+    async def _engine_is_idle(self, address: str) -> bool:
+        async with self._session.get(f"{address}/metrics") as response:
+            pressure = read_pressure(await response.text())
+        return pressure is not None and not pressure.running + pressure.waiting

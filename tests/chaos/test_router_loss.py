@@ -1,0 +1,41 @@
+"""kill -9 of replicas and of a router, with two hundred requests in flight."""
+
+import pytest
+
+from tests.chaos.front import Front
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
+
+
+async def test_a_killed_replica_costs_no_call_and_no_token(front: Front) -> None:
+    victim, _ = front.scene.replicas
+    await front.begin()
+    await front.in_the_middle_on(victim)
+    front.scene.kill_replica(victim)
+    continued = await front.same_answers()
+    assert continued
+    assert not front.retried
+
+
+async def test_when_all_replicas_are_gone_calls_wait_for_others_and_go_on(front: Front) -> None:
+    gone = list(front.scene.replicas)
+    await front.begin()
+    for replica_id in gone:
+        await front.in_the_middle_on(replica_id)
+    for replica_id in gone:
+        front.scene.kill_replica(replica_id)
+    for _ in gone:
+        front.scene.start_replica()
+    assert await front.same_answers()
+    assert not front.retried
+
+
+async def test_a_killed_router_costs_a_second_try_on_the_other_one_and_leaves_no_work(
+    front: Front,
+) -> None:
+    await front.begin()
+    for replica_id in front.scene.replicas:
+        await front.in_the_middle_on(replica_id)
+    front.kill_router(0)
+    await front.same_answers()
+    assert front.retried
