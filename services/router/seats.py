@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +38,7 @@ class Seat:
         self.kind = kind
         self._seats, self._weight = seats, weight
         self._waiting: asyncio.Timeout | None = None
+        self._break_stream: Callable[[UpstreamBroken], None] | None = None
         self._lost = False
         self._answered = False
 
@@ -70,9 +72,17 @@ class Seat:
         """A deadline for one wait on the replica, cut short when the replica is lost."""
         return _Limit(self, seconds)
 
+    def when_lost(self, break_stream: Callable[[UpstreamBroken], None]) -> None:
+        """Have an open stream broken when the replica is lost, at once if it already is."""
+        self._break_stream = break_stream
+        if self._lost:
+            self.lose()
+
     def lose(self) -> None:
         """The replica is gone: break the wait in progress and allow no other."""
         self._lost = True
+        if self._break_stream is not None:
+            self._break_stream(UpstreamBroken("lease_lost", self.replica_id))
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 

@@ -13,6 +13,7 @@ import aiohttp
 
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.patience import Patience
 from services.router.seats import Seat
 from services.router.trace_context import TRACE
 
@@ -112,22 +113,26 @@ class Upstream:
         limit_s = self._config.first_token_s
         async with seat.limit(limit_s):
             response = await self._post(seat, path, body)
+        content, stalled = response.content, UpstreamBroken("stalled", "no chunk in time")
+        patience = Patience(lambda: content.set_exception(stalled))
+        seat.when_lost(content.set_exception)
         try:
             rest = b""
-            while data := await self._read(seat, response, limit_s):
+            while True:
+                patience.begin(limit_s)
+                data = await content.readany()
+                patience.end()
+                if not data:
+                    return
                 *events, rest = (rest + data).split(b"\n\n")
                 for event in events:
                     limit_s = self._config.between_tokens_s
                     yield event.strip().removeprefix(b"data: ")
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken("connection", repr(error)) from None
         finally:
+            patience.close()
             response.close()
-
-    async def _read(self, seat: Seat, response: aiohttp.ClientResponse, limit_s: float) -> bytes:
-        async with seat.limit(limit_s):
-            try:
-                return await response.content.readany()
-            except (aiohttp.ClientError, OSError) as error:
-                raise UpstreamBroken("connection", repr(error)) from None
 
     def _headers(self, seat: Seat) -> dict[str, str]:
         return _JSON
