@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 # Models of tests are tiny, and several processes share the cores: with more threads most time
 # goes to waiting for one that has no core. Before anything imports torch.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -10,3 +12,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Tests that were started in the background of a shell ignore Ctrl-C, and so would every
 # command that a test starts in order to interrupt it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory):
+    """One engine behind two of vLLM's own applications, without and with parsers.
+
+    One for everybody: it takes longer to start than most of what is asked of it.
+    """
+    from tests.router.tiny_model import make_model
+    from tests.router.vllm_process import running
+
+    folder = tmp_path_factory.mktemp("vllm")
+    make_model(folder / "model")
+    with running(folder, version=3) as urls:
+        yield urls

@@ -13,29 +13,14 @@ from aiohttp import web
 from services.protocol.weight_bus import Member, ReplicaState
 from tests.router.request_table import TOOLS, cases, forced
 from tests.router.sameness import comparable
-from tests.router.tiny_model import make_model
-from tests.router.vllm_process import MODEL, running
+from tests.router.vllm_process import MODEL
 
 pytestmark = pytest.mark.timeout(240)
 _JSON = {"content-type": "application/json"}
 ASK = [{"role": "user", "content": "larger of a and 7, dann grüßen"}]
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory):
-    """One engine behind two of vLLM's own applications, without and with parsers."""
-    folder = tmp_path_factory.mktemp("vllm")
-    make_model(folder / "model")
-    with running(folder) as urls:
-        answer = httpx.post(f"{urls.plain}/update_weight_version", json={"new_version": "3"})
-        assert answer.status_code == 200
-        # On a busy machine the first tokens take longer than a client of these tests waits.
-        first = {"model": MODEL, "prompt": "a", "max_tokens": 2}
-        assert httpx.post(f"{urls.plain}/v1/completions", json=first, timeout=120).is_success
-        yield urls
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def vllm_url(vllm):
     return vllm.plain
 

@@ -27,8 +27,8 @@ class Urls(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(folder):
-    """vLLM with the model in `folder / "model"`, up and answering."""
+def running(folder, *, version):
+    """vLLM with the model in `folder / "model"` as this policy version, up and answering."""
     ports = _free_port(), _free_port()
     urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
     with (
@@ -49,6 +49,8 @@ def running(folder):
                 # The first answer takes long, longer than a test's client waits.
                 ask = {"model": MODEL, "prompt": "a", "max_tokens": 2}
                 httpx.post(f"{url}/v1/completions", json=ask, timeout=120).raise_for_status()
+            label = {"new_version": str(version)}
+            httpx.post(f"{urls.plain}/update_weight_version", json=label).raise_for_status()
             yield urls
         finally:
             _end(server)
