@@ -45,10 +45,10 @@ async def batched(
             await asyncio.sleep(0 if isinstance(got[0], _End) else pause_s())
             while not ready.empty():
                 got.append(ready.get_nowait())
-            if isinstance(got[-1], _End):
-                end = got.pop()
-            if got:
-                yield got  # type: ignore[misc]
+            last = got[-1]
+            end = last if isinstance(last, _End) else None
+            if items := [item for item in got if not isinstance(item, _End)]:
+                yield items
         if end.error is not None:
             raise end.error
     finally:
