@@ -7,10 +7,12 @@ as a cancellation. Both end the work, and with it the upstream request, at once.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -32,10 +34,6 @@ from services.router.sessions import SessionRecords
 from services.router.trace_context import TRACE, trace_headers
 
 _LOG = Log("router")
-
-
-class ClientStuck(Exception):
-    """The client did not take a piece of its answer in time."""
 
 
 class Gate:
@@ -86,7 +84,7 @@ class AnswerEndpoint:
         TRACE.set(trace_headers(Headers(scope=scope), begin=config.tracing))
         try:
             raw = await _read_body(receive, config.max_body_bytes)
-            status = await _until_disconnect(receive, self._serve(scope, raw, answer, record))
+            status = await _until_gone(receive, self._serve(scope, raw, answer, record), answer)
         except RequestFailed as refusal:
             status = refusal.kind
             await answer.fail(refusal)
@@ -124,8 +122,6 @@ class AnswerEndpoint:
         except RequestFailed as failure:
             await answer.fail(failure)
             return failure.kind
-        except ClientStuck:
-            return "client_stuck"
         except Exception:  # noqa: BLE001  the request's outer edge; counted as internal_error
             _LOG.exception("request_crashed", endpoint=self._endpoint)
             await answer.fail(
@@ -140,7 +136,7 @@ class AnswerEndpoint:
             raise Unjournaled(ask.unjournaled)
         request = OpenRequest(ask, self._replicas)
         record.served_by(request)
-        async with aclosing(_timed(call.watched(request), record)) as pieces:
+        async with aclosing(call.watched(request)) as pieces:
             if ask.stream:
                 await self._stream(request, pieces, answer)
             else:
@@ -155,7 +151,7 @@ class AnswerEndpoint:
             async for event in events:
                 if not answer.begun:
                     await answer.begin_stream(_choice_headers(passing))
-                await answer.event(event)
+                await answer.event(event.encode())
         await answer.end_stream()
 
     async def _whole(
@@ -174,22 +170,30 @@ class AnswerEndpoint:
                 await answer.begin_stream(_choice_headers(request))
             event = writer.event(piece)
             if event is not None:
-                await answer.event(json.dumps(event))
+                await answer.event(_json(event))
         if request.ask.include_usage:
-            await answer.event(json.dumps(writer.usage_event()))
+            await answer.event(_json(writer.usage_event()))
         await answer.end_stream()
 
 
 class _Answer:
-    """Writes an HTTP response, each write with a deadline."""
+    """Writes an HTTP response, and knows how long the client has for the current write."""
 
     def __init__(self, send: Send, write_s: float) -> None:
         self._send, self._write_s = send, write_s
+        self._writing_since: float | None = None
         self.begun = False
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until the client is overdue, if it takes nothing until then."""
+        if self._writing_since is None:
+            return self._write_s
+        return self._writing_since + self._write_s - time.monotonic()
 
     async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
         """A complete JSON response."""
-        payload = json.dumps(body).encode()
+        payload = _json(body)
         fixed = {"content-type": "application/json", "content-length": str(len(payload))}
         await self._begin(status, fixed | headers)
         await self._write(payload, more=False)
@@ -199,9 +203,9 @@ class _Answer:
         fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
         await self._begin(200, fixed | headers)
 
-    async def event(self, data: str) -> None:
+    async def event(self, data: bytes) -> None:
         """One server-sent event."""
-        await self._write(f"data: {data}\n\n".encode(), more=True)
+        await self._write(b"data: %b\n\n" % data, more=True)
 
     async def end_stream(self) -> None:
         """The end marker."""
@@ -210,7 +214,7 @@ class _Answer:
     async def fail(self, failure: RequestFailed) -> None:
         """An error, as a response or, inside a stream, as an event."""
         if self.begun:
-            await self.event(json.dumps(failure.body))
+            await self.event(_json(failure.body))
             await self.end_stream()
             return
         after = failure.retry_after_s
@@ -222,31 +226,24 @@ class _Answer:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        try:
-            async with asyncio.timeout(self._write_s):
-                await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise ClientStuck from None
+        self._writing_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._writing_since = None
 
 
-async def _timed(
-    pieces: AsyncGenerator[Piece, None], record: RequestRecord
-) -> AsyncGenerator[Piece, None]:
-    first = True
-    async with aclosing(pieces):
-        async for piece in pieces:
-            if first:
-                first = False
-                record.first_piece()
-            yield piece
-
-
-async def _until_disconnect(receive: Receive, work: Awaitable[str]) -> str:
-    """Run `work` to its end, or cancel it when the client is gone or we are cancelled."""
+async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -> str:
+    """Run `work` to its end, or cancel it when the client is gone or stuck or we are cancelled."""
     worker = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        done: set[asyncio.Future[Any]] = set()
+        while not done:
+            # One timer for all writes: a timer for each would cost more than the write.
+            if (left_s := answer.patience_s) <= 0:
+                return "client_stuck"
+            done, _ = await asyncio.wait(
+                {worker, watcher}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
         return worker.result() if worker.done() else "disconnected"
     finally:
         worker.cancel()
@@ -272,6 +269,13 @@ async def _read_body(receive: Receive, bound: int) -> bytes:
             raise RequestFailed(413, "body_too_large", f"the body is larger than {bound} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:  # half a character of the client's, which only JSON can spell
+        return json.dumps(body).encode()
 
 
 def _parsed(raw: bytes) -> Any:

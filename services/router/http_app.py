@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from services.access.access_control import protect
+from services.router.answer_routes import AnswerRoutes
 from services.router.config import RouterConfig
 from services.router.endpoints import AnswerEndpoint, Gate
 from services.router.errors import RequestFailed
@@ -61,10 +62,11 @@ def build_http(
             yield
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
-    protect(app, config.access, service="router", open_paths=("/health",))
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
     _add_routes(app, replicas, external, sessions or Sessions(config))
+    # What is added last is first to see a request.
+    protect(app, config.access, service="router", open_paths=("/health",))
     return app
 
 
@@ -80,10 +82,9 @@ def _add_routes(
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)
     completions = AnswerEndpoint("completions", replicas, external, gate, sessions)
-    app.router.routes += [
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-        Route("/v1/completions", completions, methods=["POST"]),
-    ]
+    endpoints = {"/v1/chat/completions": chat, "/v1/completions": completions}
+    app.router.routes += [Route(path, end, methods=["POST"]) for path, end in endpoints.items()]
+    app.add_middleware(AnswerRoutes, endpoints=endpoints)
 
 
 async def _refused(_: Request, failure: Exception) -> JSONResponse:

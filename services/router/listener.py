@@ -47,6 +47,8 @@ class Listener:
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                proxy_headers=False,
+                server_header=False,
                 backlog=_BACKLOG,
                 timeout_graceful_shutdown=_DRAIN_S,
             )

@@ -80,7 +80,12 @@ class Membership:
 
     def holds_lease(self, replica_id: str) -> bool:
         """Whether one replica may be given work now."""
-        return replica_id in self.leased(None)
+        member = self._members.get(replica_id)
+        return (
+            member is not None
+            and member.leased
+            and time.monotonic() < self._news_at + self._lease_s
+        )
 
     @property
     def members(self) -> Mapping[str, Member]:

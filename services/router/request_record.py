@@ -41,10 +41,6 @@ class RequestRecord:
         """The request is being answered."""
         self._served = served
 
-    def first_piece(self) -> None:
-        """The answer begins."""
-        RouterMetrics.first_token.observe(time.monotonic() - self._began, self._tags)
-
     def close(self, status: str) -> None:
         """The request is over.
 
@@ -60,6 +56,9 @@ class RequestRecord:
             phases = dict(self._served.phases.seconds)
             for phase, spent in phases.items():
                 RouterMetrics.phase.observe(spent, {"phase": phase})
+            if "stream" in phases:
+                waited = sum(phases.values()) - phases["stream"]
+                RouterMetrics.first_token.observe(waited, self._tags)
         if self._log.takes(well=status == "ok"):
             self._write(status, {**phases, "total": seconds})
 

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
@@ -79,7 +80,7 @@ class Upstream:
             finally:
                 response.release()
         try:
-            return json.loads(raw)
+            return msgspec.json.decode(raw)
         except ValueError:
             raise UpstreamBroken("malformed", f"{path} did not answer with JSON") from None
 
@@ -95,13 +96,14 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone, error event.
             RequestFailed: the replica refused the body.
         """
-        async with aclosing(self.events(seat, "/inference/v1/generate", body)) as events:
+        data = msgspec.json.encode(body)
+        async with aclosing(self.events(seat, "/inference/v1/generate", data)) as events:
             async for event in events:
                 if event and event != END:
                     yield _chunk(event)
 
     async def events(
-        self, seat: Seat, path: str, body: dict[str, Any]
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes
     ) -> AsyncGenerator[bytes, None]:
         """Stream the data of server-sent events, as `generate` does.
 
@@ -158,7 +160,7 @@ class Upstream:
 
 def _chunk(event: bytes) -> dict[str, Any]:
     try:
-        chunk: dict[str, Any] = json.loads(event)
+        chunk: dict[str, Any] = msgspec.json.decode(event)
     except ValueError:
         raise UpstreamBroken("malformed", "a chunk is not JSON") from None
     error = chunk.get("error")
