@@ -4,23 +4,32 @@ vLLM shows its metrics there unless they go to Ray, as ours do; then the page is
 three keep vLLM's own names, so a router reads one page whatever it stands before.
 """
 
+from functools import cache
 from typing import Any
 
 from prometheus_client import Gauge
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-_RUNNING = Gauge("vllm:num_requests_running", "Sequences in the batch", ["engine"])
-_WAITING = Gauge("vllm:num_requests_waiting", "Sequences in the engine's queue", ["engine"])
-_KV_USAGE = Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use", ["engine"])
+
+@cache
+def _gauges() -> tuple[Gauge, Gauge, Gauge]:
+    # Made as late as can be: vLLM's own loggers unregister all that has its names.
+    return (
+        Gauge("vllm:num_requests_running", "Sequences in the batch", ["engine"]),
+        Gauge("vllm:num_requests_waiting", "Sequences in the engine's queue", ["engine"]),
+        Gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use", ["engine"]),
+    )
 
 
 class PressureGauges(StatLoggerBase):
-    """A logger of vLLM's statistics that keeps the last of three of them."""
+    """A logger of vLLM's statistics that keeps the last of three of them.
+
+    It comes after vLLM's own in the list of loggers.
+    """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        engine = str(engine_index)
-        self._running, self._waiting = _RUNNING.labels(engine), _WAITING.labels(engine)
-        self._kv_usage = _KV_USAGE.labels(engine)
+        labelled = (gauge.labels(str(engine_index)) for gauge in _gauges())
+        self._running, self._waiting, self._kv_usage = labelled
 
     def record(
         self,
