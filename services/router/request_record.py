@@ -47,12 +47,13 @@ class RequestRecord:
         Args:
             status: named, `ok` if all went well.
         """
-        seconds = time.monotonic() - self._began
-        RouterMetrics.requests.inc(tags={**self._tags, "status": status})
-        RouterMetrics.duration.observe(seconds, self._tags)
         phases: dict[str, float] = {}
         if isinstance(self._served, OpenRequest):
             self._served.phases.end()
+        seconds = time.monotonic() - self._began
+        RouterMetrics.requests.inc(tags={**self._tags, "status": status})
+        RouterMetrics.duration.observe(seconds, self._tags)
+        if isinstance(self._served, OpenRequest):
             phases = dict(self._served.phases.seconds)
             for phase, spent in phases.items():
                 RouterMetrics.phase.observe(spent, {"phase": phase})
