@@ -20,7 +20,7 @@ from typing import Any
 from services.router.attempts import Attempts
 from services.router.batches import batched
 from services.router.client_request import ClientRequest
-from services.router.errors import UpstreamBroken
+from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.journal import ChoiceJournal
 from services.router.piece import Piece
 from services.router.replicas import Replicas
@@ -61,7 +61,10 @@ class AnswerParser:
         Raises:
             RequestFailed: no replica could parse it.
         """
-        token_ids = _spelled(journal.token_ids, journal)
+        if isinstance(journal.stop_reason, str):
+            token_ids = await self._respelled(journal.text)
+        else:
+            token_ids = _spelled(journal.token_ids, journal)
         if not token_ids:
             return {"role": self._ask.role, "content": ""}
         answer = await self._derender(
@@ -134,18 +137,45 @@ class AnswerParser:
             "stop_reason": journal.stop_reason if finished else None,
         }
 
+    async def _respelled(self, text: str) -> list[int]:
+        """Other tokens for a text whose own ones spell more: a stop string ended inside of one.
+
+        Only to parse it; what is recorded of the choice are the tokens that were sampled.
+        """
+        if not text:
+            return []
+        body = {"prompt": text, "add_special_tokens": False, "model": self._model}
+        token_ids: list[int] = (await self._call("/tokenize", body))["tokens"]
+        made = {
+            "request_id": self._ask.answer_id,
+            "choices": [{"index": 0, "token_ids": token_ids}],
+        }
+        answer = await self._call(
+            "/v1/completions/derender",
+            {
+                "generate_responses": [made],
+                "prompt_token_ids": [self._prompt],
+                "completion_request": {"prompt": "-", "skip_special_tokens": False},
+            },
+        )
+        if answer["choices"][0]["text"] != text:
+            message = "the text before a stop string has no tokens that spell it, to parse it by"
+            raise RequestFailed(502, "text_mismatch", message)
+        return token_ids
+
     async def _derender(self, body: dict[str, Any]) -> Any:
-        """Ask replica after replica; parsing depends on none of them."""
         # Prompt and request are most of it, and the same in every call: written out once.
         data = f"{self._same[:-1]}, {json.dumps(body)[1:]}".encode()
+        return await self._call(f"{self._ask.path}/derender", data)
+
+    async def _call(self, path: str, body: dict[str, Any] | bytes) -> Any:
+        """Ask replica after replica; parsing depends on none of them."""
         attempts = Attempts(self._replicas.config, self._replicas.seats)
         while True:
             seat = await attempts.seat(self._model, session=self._ask.session, weight=0)
             try:
                 with seat:
-                    return await self._replicas.upstream.call(
-                        seat, f"{self._ask.path}/derender", data
-                    )
+                    return await self._replicas.upstream.call(seat, path, body)
             except UpstreamBroken as broken:
                 attempts.note(broken, seat)
 

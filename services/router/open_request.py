@@ -133,8 +133,8 @@ class OpenRequest:
         if isinstance(rendered, list):
             (rendered,) = rendered
         parses = ask.offers_tools or rendered.get("reasoning_parser_kwargs") is not None
-        if parses and rendered["sampling_params"].get("stop"):
-            # Parsers read tokens, and a stop string may end inside of one.
+        if parses and ask.streams_tokens and rendered["sampling_params"].get("stop"):
+            # Parsers read tokens, and text that a stop string may still take away is inside.
             raise Unjournaled("stop")
         self._request = prepared(
             rendered,

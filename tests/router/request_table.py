@@ -54,6 +54,9 @@ def cases():
     streamed = [
         case._replace(body=case.body | _STREAMS[number % len(_STREAMS)])
         for number, case in enumerate(good)
+        # vLLM's streams of these depend on the moment: text that is held back for a stop string
+        # comes with tokens that are not its own, and parsers look at both.
+        if not (case.parsing and case.body.get("stop"))
     ]
     bad_streams = [
         case._replace(body=case.body | {"stream": True})
@@ -205,6 +208,10 @@ _PARSED = [
     forced("<think>one</think>two"),
     forced("<think>one</think>two") | {"include_reasoning": False},
     forced("one two"),
+    forced("<think>one</think>two, three") | {"stop": ["wo, t"]},
+    forced("<think>one</think>two, three") | {"stop": ["ne"], "include_stop_str_in_output": True},
+    forced(f"<think>grüße</think>{_CALL}more") | {"tools": TOOLS, "stop": ["more"]},
+    forced(f"<think>one</think>{_CALL}") | {"tools": TOOLS, "stop": ["add"]},
     forced("<think>one") | {"max_tokens": 3},
     {"logit_bias": {"2": 100}},
 ]

@@ -290,12 +290,20 @@ PARSED = {
         "logprobs": True,
         **forced(FORCED),
     },
+    "to a stop string": {**forced(FORCED), "tools": TOOLS, "stop": ['{"a":'], "logprobs": True},
     "required, replayed": {"tools": TOOLS, "tool_choice": "required", "max_tokens": 30},
 }
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("name", PARSED)
+# A stream with stop strings has no journal where answers are parsed.
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [
+        (name, stream)
+        for name in PARSED
+        for stream in ([False] if "stop" in PARSED[name] else [False, True])
+    ],
+)
 async def test_a_replicas_death_costs_no_tool_call_and_no_thought(cluster, vllm, name, stream):
     body = {"model": MODEL, "messages": ASK, "temperature": 0, "stream": stream, **PARSED[name]}
     await cluster.start(replicas=0, eject_after=1000, journal_tokens=1)
