@@ -16,6 +16,7 @@ from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.lines import Lines, Wish
 from services.router.membership import Membership, TableSource
 from services.router.needs import NO_NEEDS, Needs
+from services.router.replica_gauges import ReplicaGauges
 from services.router.sequence_cap import SequenceCap
 
 _LOG = Log("router")
@@ -125,10 +126,10 @@ class Seats:
     """
 
     def __init__(self, config: RouterConfig, bus: TableSource, *, measured: bool = True) -> None:
-        self._config, self._measured = config, measured
+        self._config = config
+        self._gauges = ReplicaGauges() if measured else None
         self._taken: dict[str, set[Seat]] = {}
         self._caps: dict[str, SequenceCap] = {}
-        self._shown: set[str] = set()
         self.chooser = ReplicaChooser(config)
         self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
         self.lines = Lines(
@@ -281,20 +282,11 @@ class Seats:
         for replica in self._caps.keys() - known:
             del self._caps[replica]
         self.lines.advance()
-        if self._measured:
-            self._show()
-
-    def _show(self) -> None:
-        RouterMetrics.sessions.set(self.chooser.sessions)
-        RouterMetrics.queue.set(len(self.lines))
-        current = set(self.membership.members)
-        for replica in current:
-            tags = {"replica": replica}
-            RouterMetrics.in_flight.set(self.chooser.in_flight(replica), tags)
-            RouterMetrics.cap.set(self.cap(replica).limit, tags)
-        loads = [self.chooser.load(replica) for replica in self.membership.leased(None)]
-        RouterMetrics.imbalance.set(max(loads, default=0) - min(loads, default=0))
-        for replica in self._shown - current:
-            RouterMetrics.in_flight.forget({"replica": replica})
-            RouterMetrics.cap.forget({"replica": replica})
-        self._shown = current
+        if self._gauges is not None:
+            self._gauges.show(
+                self.chooser,
+                known=self.membership.members,
+                leased=self.membership.leased(None),
+                cap=lambda replica: self.cap(replica).limit,
+                waiting=len(self.lines),
+            )
