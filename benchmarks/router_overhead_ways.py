@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 from router_overhead_process import ROOT, Child, Usage, free_port
 
-PLAIN, OWN, PROXY, HAPROXY = "plain vLLM", "router alone", "router, Serve", "router, HAProxy"
+PLAIN, OWN, PROXY, HAPROXY = "plain vLLM", "router, own port", "router, Serve", "router, HAProxy"
 TOKEN_S = 1.0
 """How long a mock engine takes for a token."""
 
@@ -99,46 +99,63 @@ def ways(
     children, urls = tuple(child for child, _ in engines), [url for _, url in engines]
     with ExitStack() as stack:
         found = [Way(PLAIN, tuple(urls), children)]
-        for name, command, url, environment in _commands(urls, model, options):
-            if options.only and options.only not in name:
-                continue
-            child = Child(name, command, folder, **environment)
+        for launch in _launches(urls, model, options):
+            child = Child(launch.name, launch.command, folder, **launch.environment)
             stack.callback(child.end)
             try:
-                child.wait_until_up(f"{url}/v1/models")
+                for url in launch.ways.values():
+                    child.wait_until_up(f"{url}/v1/models")
             except RuntimeError as failure:
-                print(f"{name} is left out: {failure}", file=sys.stderr)
+                print(f"{launch.name} is left out: {failure}", file=sys.stderr)
                 continue
-            found.append(Way(name, (url,), (child, *children)))
-        yield found
+            found += [Way(name, (url,), (child, *children)) for name, url in launch.ways.items()]
+        yield [way for way in found if way.name == PLAIN or (options.only or "") in way.name]
 
 
-def _commands(
-    engines: list[str], model: str, options: argparse.Namespace
-) -> Iterator[tuple[str, list[str], str, dict[str, str]]]:
-    program = [sys.executable, "benchmarks/router_overhead_router.py", "--model", model]
-    for name, more, environment in (
-        (OWN, [], {}),
-        (PROXY, ["--serve"], {}),
-        (HAPROXY, ["--serve"], _haproxy_environment()),
-    ):
-        port = str(free_port())
-        command = [*program, *more, "--port", port, "--engines", *engines]
-        yield name, command, f"http://127.0.0.1:{port}", environment
+@dataclass(frozen=True)
+class _Launch:
+    """A process to start, and the addresses that it opens."""
+
+    name: str
+    command: list[str]
+    ways: dict[str, str]
+    environment: dict[str, str]
+
+
+def _launches(engines: list[str], model: str, options: argparse.Namespace) -> Iterator[_Launch]:
+    program = [sys.executable, "benchmarks/router_overhead_router.py", "--serve"]
+    program += ["--model", model, "--engines", *engines]
+    port, own = free_port(), free_port()
+    ways = {OWN: _local(own), PROXY: _local(port)}
+    command = [*program, "--port", str(port), "--own-port", str(own)]
+    yield _Launch("Serve", command, ways, {})
+    if not options.only or options.only in HAPROXY:
+        port = free_port()
+        command = [*program, "--port", str(port)]
+        yield _Launch("HAProxy", command, {HAPROXY: _local(port)}, _haproxy_environment())
     if options.peers is None:
         print("other routers are left out: no --peers", file=sys.stderr)
         return
+    yield from _peers(engines, options.peers)
+
+
+def _peers(engines: list[str], environment: Path) -> Iterator[_Launch]:
     for peer in ("vllm-router", "sglang-router"):
-        port = str(free_port())
-        executable = options.peers / "bin" / peer
+        executable = environment / "bin" / peer
         if not executable.exists():
-            print(f"{peer} is left out: not in {options.peers}", file=sys.stderr)
+            print(f"{peer} is left out: not in {environment}", file=sys.stderr)
             continue
+        port = free_port()
         launch = ["launch"] if peer == "sglang-router" else []
-        command = [str(executable), *launch, "--host", "127.0.0.1", "--port", port]
+        command = [str(executable), *launch, "--host", "127.0.0.1", "--port", str(port)]
         command += ["--policy", "round_robin", "--worker-urls", *engines]
         command += ["--prometheus-port", str(free_port())]
-        yield peer, command, f"http://127.0.0.1:{port}", {}
+        yield _Launch(peer, command, {peer: _local(port)}, {})
+    print("ray.serve.llm is left out: it needs ray[llm], with a vLLM of its own", file=sys.stderr)
+
+
+def _local(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
 
 
 def _haproxy_environment() -> dict[str, str]:
