@@ -167,4 +167,6 @@ class OpenRequest:
         text = item.get("text") or ""
         journal.add_text(text)
         journal.settled = journal.finish_reason is not None
+        if journal.settled:
+            seat.shrink()
         return Piece.of(self.ask, journal, text, new)

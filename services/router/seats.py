@@ -69,6 +69,13 @@ class Seat:
             self._answered = True
             self._seats.answered(self)
 
+    def shrink(self) -> None:
+        """One of the request's sequences has ended; the last one ends with the seat."""
+        if self._weight > 1:
+            self._weight -= 1
+            self._seats.chooser.release(self.replica_id, 1)
+            self._seats.lines.advance()
+
     def limit(self, seconds: float) -> "_Limit":
         """A deadline for one wait on the replica, cut short when the replica is lost."""
         return _Limit(self, seconds)
