@@ -22,12 +22,13 @@ from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEAD
 from services.router.access_log import AccessLog
 from services.router.answers import AnswerWriter
 from services.router.client_request import ClientRequest, Endpoint
-from services.router.errors import RequestFailed, Unjournaled, unreadable_body
+from services.router.errors import RequestFailed, Unjournaled
 from services.router.external_backends import check_needs_no_journal
 from services.router.open_request import OpenRequest
 from services.router.pass_through import PassThrough
 from services.router.piece import Piece
 from services.router.replicas import Replicas
+from services.router.request_body import parsed, read_body
 from services.router.request_record import RequestRecord
 from services.router.session_call import SessionCall
 from services.router.sessions import SessionRecords
@@ -83,7 +84,7 @@ class AnswerEndpoint:
         answer, status = _Answer(send, config.client_write_s), "disconnected"
         TRACE.set(trace_headers(Headers(scope=scope), begin=config.tracing))
         try:
-            raw = await _read_body(receive, config.max_body_bytes)
+            raw = await read_body(receive, config)
             status = await _until_gone(receive, self._serve(scope, raw, answer, record), answer)
         except RequestFailed as refusal:
             status = refusal.kind
@@ -98,7 +99,7 @@ class AnswerEndpoint:
             with self._gate:
                 ask = ClientRequest.parse(
                     self._endpoint,
-                    _parsed(raw),
+                    parsed(raw),
                     Headers(scope=scope),
                     max_choices=self._replicas.config.max_choices,
                     caller=scope.get(KEY_NAME, ""),
@@ -256,33 +257,11 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _read_body(receive: Receive, bound: int) -> bytes:
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestFailed(499, "disconnected", "the client left before its request came")
-        part = message.get("body", b"")
-        size, more = size + len(part), message.get("more_body", False)
-        if size > bound:
-            raise RequestFailed(413, "body_too_large", f"the body is larger than {bound} bytes")
-        parts.append(part)
-    return b"".join(parts)
-
-
 def _json(body: dict[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:  # half a character of the client's, which only JSON can spell
         return json.dumps(body).encode()
-
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        raise unreadable_body("the body is not JSON") from None
 
 
 def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:

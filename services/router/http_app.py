@@ -16,6 +16,7 @@ from services.router.external_backends import external_replicas
 from services.router.listener import Listener
 from services.router.loop_lag import LoopLag
 from services.router.membership import TableSource
+from services.router.openapi import describe_answers
 from services.router.replicas import Replicas
 from services.router.seats import Seats
 from services.router.session_endpoints import session_routes
@@ -85,6 +86,7 @@ def _add_routes(
     endpoints = {"/v1/chat/completions": chat, "/v1/completions": completions}
     app.router.routes += [Route(path, end, methods=["POST"]) for path, end in endpoints.items()]
     app.add_middleware(AnswerRoutes, endpoints=endpoints)
+    describe_answers(app)
 
 
 async def _refused(_: Request, failure: Exception) -> JSONResponse:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.router.bounded_head import BoundedHead
 from services.router.config import ListenConfig
 
 _BACKLOG = 4096
@@ -44,6 +45,7 @@ class Listener:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=BoundedHead,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -56,6 +58,11 @@ class Listener:
         self._task = asyncio.create_task(self._server.serve([listener]), name="listener")
         async with asyncio.timeout(_START_S):
             await self._server.listening.wait()
+
+    @property
+    def requests(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._server.server_state.tasks) if self._server else 0
 
     async def stop(self) -> None:
         """Take no more connections, and end when those that are open have their answers."""

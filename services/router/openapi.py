@@ -1,0 +1,107 @@
+"""What /openapi.json says of the endpoints that write their own streams.
+
+The router reads few fields of a body and judges none that vLLM judges. So the schema has what
+a request cannot do without and what is the router's own, and leaves the rest open.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from services.protocol.router import (
+    MIN_VERSION_HEADER,
+    PRIORITY_HEADER,
+    RETURN_TRAJECTORY,
+    SESSION_HEADER,
+    STREAM_BY,
+)
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request cannot be served; the message names the field."},
+    "5XX": {"description": "It could not be served now; `retry-after` says when to try again."},
+}
+"""Of every endpoint, in OpenAI's shape."""
+
+_ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
+            "required": ["message", "type"],
+        }
+    },
+    "required": ["error"],
+}
+_OWN_FIELDS = {
+    "model": {"type": "string"},
+    "stream": {"type": "boolean", "default": False},
+    "n": {"type": "integer", "minimum": 1, "default": 1},
+    RETURN_TRAJECTORY: {"type": "boolean", "default": False},
+    STREAM_BY: {"enum": ["token", "choice"], "default": "token"},
+}
+_MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"role": {"type": "string"}},
+        "required": ["role"],
+    },
+}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_PROMPT = {"anyOf": [{"type": "string"}, _TOKENS, {"type": "array", "items": {"type": "string"}}]}
+_HEADERS = {
+    SESSION_HEADER: {"type": "string"},
+    MIN_VERSION_HEADER: {"type": "integer"},
+    PRIORITY_HEADER: {"type": "integer"},
+}
+
+
+def describe_answers(app: FastAPI) -> None:
+    """Add both answering endpoints to the application's schema."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        schema = describe()
+        chat = _operation("Answer a conversation, as vLLM does.", {"messages": _MESSAGES})
+        completion = _operation("Go on with a text, as vLLM does.", {"prompt": _PROMPT})
+        schema["paths"] |= {
+            "/v1/chat/completions": {"post": chat},
+            "/v1/completions": {"post": completion},
+        }
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents
+
+
+def json_body(schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    """The body of an operation that reads it by itself."""
+    return {"requestBody": {"required": required, "content": {"application/json": schema}}}
+
+
+def _operation(summary: str, wants: dict[str, Any]) -> dict[str, Any]:
+    body = {"type": "object", "properties": wants | _OWN_FIELDS, "required": list(wants)}
+    answer = {
+        "type": "object",
+        "properties": {"choices": {"type": "array", "items": {"type": "object"}}},
+        "required": ["id", "object", "model", "choices"],
+    }
+    success = {
+        "description": "The answer, whole or as server-sent events.",
+        "content": {
+            "application/json": {"schema": answer},
+            "text/event-stream": {"schema": {"type": "string"}},
+        },
+    }
+    error = {"content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+    errors = {status: about | error for status, about in ERRORS.items()}
+    return {
+        "summary": summary,
+        "parameters": [
+            {"name": name, "in": "header", "required": False, "schema": schema}
+            for name, schema in _HEADERS.items()
+        ],
+        **json_body({"schema": body}, required=True),
+        "responses": {"200": success, **errors},
+    }

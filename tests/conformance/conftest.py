@@ -1,0 +1,65 @@
+"""A router before a real engine, for clients that know nothing of either.
+
+Every test ends with nothing left in flight: a client that goes takes its work along.
+"""
+
+import asyncio
+
+import pytest
+
+from services.protocol.weight_bus import Member, ReplicaState
+from tests.router.conftest import Cluster
+from tests.router.vllm_process import MODEL
+
+
+async def before(url, *, model=MODEL, **config):
+    """A router whose one replica is vLLM's application at this address."""
+    cluster = Cluster()
+    await cluster.start(replicas=0, **config)
+    member = Member(
+        replica_id="only",
+        address=url,
+        state=ReplicaState.LIVE,
+        committed_version=3,
+        leased=True,
+        model=model,
+        max_model_len=512,
+        pid=1,
+    )
+    await cluster.bus.put(member)
+    await cluster.until_leased("only")
+    return cluster
+
+
+async def until_busy(cluster):
+    """A seat is taken."""
+    await _until(lambda: cluster.seats.chooser.counts)
+
+
+async def until_idle(cluster):
+    """No seat is taken any more."""
+    await _until(lambda: not cluster.seats.chooser.counts)
+
+
+async def _until(true):
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110  (the router announces it to nobody)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def router(vllm):
+    """Before vLLM's application without parsers: what the model says is the answer."""
+    cluster = await before(vllm.plain)
+    yield cluster
+    await until_idle(cluster)
+    await cluster.close()
+
+
+@pytest.fixture
+async def parsing(vllm):
+    """Before the one with a tool parser and a reasoning parser."""
+    cluster = await before(vllm.parsing)
+    yield cluster
+    await until_idle(cluster)
+    await cluster.close()
