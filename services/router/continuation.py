@@ -42,8 +42,9 @@ def prepared(
     shown_early: bool = False,
     beside_sampled: bool = False,
     interval: int | None = None,
+    logprobs: bool = True,
 ) -> dict[str, Any]:
-    """The rendered request as the router sends it: streaming with usage, text and logprobs always.
+    """The rendered request as the router sends it: with text and usage, and nearly always streaming.
 
     Args:
         rendered: what render answered.
@@ -52,24 +53,27 @@ def prepared(
             only be made again from the prompt then gets a seed, so that it comes out the same.
         beside_sampled: as many alternatives are wanted as asked for even when the sampled
             token is none of them; generate counts it as one.
-        interval: tokens in a chunk after the first; None for the engine's own way.
+        interval: tokens in a chunk after the first; None for the engine's own way. An answer
+            that cannot be longer comes in one piece.
+        logprobs: somebody wants to know them.
     """
     params = dict(rendered["sampling_params"])
     params.setdefault("max_tokens", ENGINE_DEFAULT_MAX_TOKENS)
     if params.get("logprobs") is None:
-        params["logprobs"] = 0
+        params["logprobs"] = 0 if logprobs else None
     elif beside_sampled and 0 < params["logprobs"] < _MAX_LOGPROBS:
         params["logprobs"] += 1
     if shown_early and params.get("seed") is None and _depends_on_history(params):
         params["seed"] = secrets.randbelow(_SEEDS)
     if interval is not None:
         params["stream_interval"] = interval
+    stream = interval is None or params["max_tokens"] > interval
     return {
         **rendered,
         "request_id": request_id,
         "sampling_params": params,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream": stream,
+        "stream_options": {"include_usage": True} if stream else None,
         "output_mode": "text",
     }
 

@@ -135,7 +135,7 @@ class AnswerEndpoint:
     ) -> None:
         if ask.unjournaled is not None:
             raise Unjournaled(ask.unjournaled)
-        request = OpenRequest(ask, self._replicas)
+        request = OpenRequest(ask, self._replicas, recorded=call.recorded)
         record.served_by(request)
         async with aclosing(call.watched(request)) as pieces:
             if ask.stream:

@@ -41,7 +41,7 @@ class ChoiceJournal:
     Attributes:
         index: the choice's index in the answer.
         token_ids: response tokens so far, length T.
-        logprobs: behaviour logprobs, natural log, length T.
+        logprobs: behaviour logprobs, natural log, length T; none if nobody wants them.
         finish_reason: None while tokens are still to come.
         stop_reason: the stop string or stop token id that ended it, else None.
         segments: upstream requests begun for it.
@@ -57,6 +57,7 @@ class ChoiceJournal:
         "_closed",
         "_cut",
         "_keep_entries",
+        "_keep_logprobs",
         "_label",
         "_labels",
         "_open",
@@ -76,8 +77,11 @@ class ChoiceJournal:
         "visible",
     )
 
-    def __init__(self, index: int, *, keep_entries: bool = False) -> None:
+    def __init__(
+        self, index: int, *, keep_entries: bool = False, keep_logprobs: bool = True
+    ) -> None:
         self.index, self._keep_entries = index, keep_entries
+        self._keep_logprobs = keep_logprobs
         self.segments = 0
         self.visible = self.parsed = False
         self.message: dict[str, Any] | None = None
@@ -125,11 +129,7 @@ class ChoiceJournal:
         tokens, replayed = item.get("token_ids") or [], 0
         entries = (item.get("logprobs") or {}).get("content") or []
         if tokens:
-            if len(entries) != len(tokens):
-                raise UpstreamBroken("malformed", f"{len(tokens)} tokens, {len(entries)} logprobs")
-            logprobs = [entry["logprob"] for entry in entries]
-            if _NO_LOGPROB in logprobs:
-                raise UpstreamBroken("unlabelled", "a token came without its logprob")
+            logprobs = _logprobs(entries, len(tokens)) if self._keep_logprobs else []
             replayed = self._compare(tokens)
             tokens, entries = tokens[replayed:], entries[replayed:]
             end = len(self.token_ids) - self._unseen + len(tokens)
@@ -206,6 +206,15 @@ class ChoiceJournal:
     def spans(self) -> list[Span]:
         """Policy spans that cover all tokens in order."""
         return self._closed + self._open
+
+
+def _logprobs(entries: list[dict[str, Any]], tokens: int) -> list[float]:
+    if len(entries) != tokens:
+        raise UpstreamBroken("malformed", f"{tokens} tokens, {len(entries)} logprobs")
+    logprobs = [entry["logprob"] for entry in entries]
+    if _NO_LOGPROB in logprobs:
+        raise UpstreamBroken("unlabelled", "a token came without its logprob")
+    return logprobs
 
 
 def _version(label: Any) -> int:

@@ -21,6 +21,11 @@ from services.router.seats import Seat
 class OpenRequest:
     """Runs one client request and keeps its token journal.
 
+    Args:
+        ask: what the client wants.
+        replicas: where it can be had.
+        recorded: a session keeps its tokens with their logprobs.
+
     Attributes:
         ask: what the client wants.
         journals: one per choice; empty until the request is rendered.
@@ -31,8 +36,12 @@ class OpenRequest:
             its cache; None if it tells nothing, or was lost before.
     """
 
-    def __init__(self, ask: ClientRequest, replicas: Replicas) -> None:
+    def __init__(
+        self, ask: ClientRequest, replicas: Replicas, *, recorded: bool = False
+    ) -> None:
         self.ask, self._replicas = ask, replicas
+        # Engines charge a tenth of a short answer for them.
+        self._keep_logprobs = recorded or ask.logprobs or ask.return_trajectory
         self.journals: list[ChoiceJournal] = []
         self.first_seat: Seat | None = None
         self.parser: AnswerParser | None = None
@@ -142,10 +151,11 @@ class OpenRequest:
             shown_early=ask.streams_tokens,
             beside_sampled=ask.endpoint == "completions",
             interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
+            logprobs=self._keep_logprobs,
         )
         keep = ask.logprobs and not ask.streams_tokens
         self.journals = [
-            ChoiceJournal(index, keep_entries=keep)
+            ChoiceJournal(index, keep_entries=keep, keep_logprobs=self._keep_logprobs)
             for index in range(rendered["sampling_params"].get("n") or 1)
         ]
         if parses:

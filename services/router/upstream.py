@@ -21,6 +21,7 @@ from services.router.trace_context import TRACE
 END = b"[DONE]"
 """The data of a stream's last event."""
 
+_GENERATE = "/inference/v1/generate"
 _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
 # uvicorn closes idle connections after 5 s; reusing one at that moment looks like a death.
@@ -87,7 +88,7 @@ class Upstream:
     async def generate(
         self, seat: Seat, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Stream `/inference/v1/generate`: the chunks, as they come.
+        """Have tokens made: the chunks, as they come; a single one if the body does not stream.
 
         Ends at the replica's end of stream, finished or not. Closing the generator closes
         the connection, which aborts the request in the engine at once.
@@ -97,7 +98,11 @@ class Upstream:
             RequestFailed: the replica refused the body.
         """
         data = msgspec.json.encode(body)
-        async with aclosing(self.events(seat, "/inference/v1/generate", data)) as events:
+        if not body["stream"]:
+            seat.check_lease()
+            yield await self._json(seat, _GENERATE, data, self._config.first_token_s)
+            return
+        async with aclosing(self.events(seat, _GENERATE, data)) as events:
             async for event in events:
                 if event and event != END:
                     yield _chunk(event)

@@ -193,14 +193,17 @@ class Replica:
         self._fail_early("status")
         plan_is_ours = self.faults and self.faults[0].kind != "derender"
         fault = self.always or (self.faults.popleft() if plan_is_ours else None)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        if body["stream"]:
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+        else:
+            response = _Whole()
         try:
             await self._speak(request, response, body, fault)
         except (asyncio.CancelledError, ConnectionResetError):
             self.hung_up.set()
             raise
-        return response
+        return response if body["stream"] else web.json_response(response.answer())
 
     async def _speak(self, request, response, body, fault):
         params = body["sampling_params"]
@@ -242,6 +245,31 @@ class Replica:
         # "eof": the stream just ends.
 
 
+class _Whole:
+    """Gathers what would have been streamed."""
+
+    def __init__(self):
+        self.choices = {}
+
+    async def write(self, data):
+        if not data.startswith(b"data: [DONE]"):
+            for chunk in json.loads(data.removeprefix(b"data: "))["choices"]:
+                self._add(chunk)
+
+    def _add(self, chunk):
+        known = self.choices.get(chunk["index"])
+        if known is not None:
+            chunk["token_ids"] = known["token_ids"] + chunk["token_ids"]
+            chunk["text"] = known["text"] + chunk["text"]
+            if known["logprobs"] is not None:
+                content = known["logprobs"]["content"] + chunk["logprobs"]["content"]
+                chunk["logprobs"] = {"content": content}
+        self.choices[chunk["index"]] = chunk
+
+    def answer(self):
+        return {"choices": list(self.choices.values())}
+
+
 class _Voice:
     """One choice of one generate request, with vLLM's finish rules."""
 
@@ -270,7 +298,7 @@ class _Voice:
             "index": self.index,
             "token_ids": tokens,
             "text": self._delta(reason),
-            "logprobs": {"content": entries},
+            "logprobs": None if self.params.get("logprobs") is None else {"content": entries},
             "finish_reason": finish,
             "stop_reason": reason,
             "weight_versions": [dict(span) for span in self.spans],
@@ -414,7 +442,7 @@ class Cluster:
             replica.faults = self.faults
             self.replicas.append(replica)
         await self.bus.put(*(replica.member(leased=leased) for replica in self.replicas))
-        settings = {"lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
+        settings = {"journal_tokens": 1, "lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
         self.app = build_http(RouterConfig(**settings), self.bus, point, sessions)
         await self._listen()
         return self
