@@ -31,7 +31,7 @@ def _event(body: dict[str, Any]) -> bytes:
     return _chunked(b"data: " + json.dumps(body).encode() + b"\n\n")
 
 
-def _generate_event(end: int, tokens: int, last: bool) -> bytes:
+def _generated(end: int, tokens: int, last: bool) -> dict[str, Any]:
     entry = {"token": " word", "logprob": -1.25, "bytes": [32, 119, 111, 114, 100]}
     choice = {
         "index": 0,
@@ -42,7 +42,7 @@ def _generate_event(end: int, tokens: int, last: bool) -> bytes:
         "stop_reason": None,
         "weight_versions": [{"version": VERSION, "start": 0, "end": end}],
     }
-    return _event({"request_id": "x", "choices": [choice], "usage": None})
+    return {"request_id": "x", "choices": [choice], "usage": None}
 
 
 def _chat_event(last: bool) -> bytes:
@@ -59,7 +59,7 @@ def _chat_event(last: bool) -> bytes:
 
 _END = _chunked(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-GENERATED = [_generate_event(at + 1, 1, False) for at in range(LONGEST)]
+GENERATED = [_event(_generated(at + 1, 1, False)) for at in range(LONGEST)]
 SAID, SAID_LAST = _chat_event(False), _chat_event(True)
 
 
@@ -89,7 +89,7 @@ class Stream:
         if self._interval is None:
             chunk = SAID_LAST if last else SAID
         elif last or new > 1:
-            chunk = _generate_event(self._made, new, last)
+            chunk = _event(_generated(self._made, new, last))
         else:
             chunk = GENERATED[self._made - 1]
         self._transport.write(chunk + _END if last else chunk)
@@ -147,6 +147,9 @@ class Connection(asyncio.Protocol):
             self._whole({"token_ids": _PROMPT, "sampling_params": params, "model": MODEL})
         elif path == b"/inference/v1/generate":
             params = body["sampling_params"]
+            if not body["stream"]:
+                self._whole(_generated(params["max_tokens"], params["max_tokens"], True))
+                return
             interval = params.get("stream_interval", 1)
             self._emitter.add(Stream(self._transport, params["max_tokens"], interval))
         elif path == b"/v1/chat/completions":
