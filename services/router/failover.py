@@ -47,6 +47,7 @@ class ChoiceFailover:
     ) -> None:
         self._ask, self._journal, self._request = ask, journal, request
         self._model, self._replicas, self._attempts = model, replicas, attempts
+        self._furthest = 0
         self._text: ContinuedText | None = None
         self._pending = NewTokens([], [])
         self._replay = False
@@ -59,8 +60,8 @@ class ChoiceFailover:
             RequestFailed: out of attempts, no lease in time, or it came out differently.
         """
         while not self._journal.settled:
+            self._furthest = max(self._furthest, len(self._journal.token_ids))
             self._look_at_the_cut()
-            before = len(self._journal.token_ids)
             seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
             try:
                 with seat:
@@ -68,7 +69,7 @@ class ChoiceFailover:
                         async for piece in pieces:
                             yield piece
             except UpstreamBroken as broken:
-                progressed = len(self._journal.token_ids) > before
+                progressed = len(self._journal.token_ids) > self._furthest
                 self._attempts.note(broken, seat, progressed=progressed)
 
     def _look_at_the_cut(self) -> None:

@@ -270,6 +270,17 @@ async def test_an_answer_that_gets_further_each_time_is_never_given_up(cluster, 
     assert not cluster.faults
 
 
+async def test_an_answer_that_only_repeats_itself_is_given_up(cluster, fault):
+    """It begins again each time, and gets no further than it was before."""
+    await cluster.start(max_retries=3, eject_after=1000)
+    for replica in cluster.replicas:
+        replica.always = fault("drop", 2)
+    with pytest.raises(openai.InternalServerError, match="given up after 4 attempts"):
+        await cluster.client.chat.completions.create(
+            model="test-model", messages=ASK, presence_penalty=0.5, timeout=5
+        )
+
+
 async def test_answers_that_a_weight_update_aborts_do_not_eject_their_replica(cluster, fault):
     await cluster.start(replicas=1, eject_after=2)
     cluster.faults.extend([fault("abort", 1)] * 4)
