@@ -51,7 +51,7 @@ class Membership:
         self._bus, self._config = bus, config
         self._on_gone, self._on_news = on_gone, on_news
         self._members: dict[str, Member] = {}
-        self._revision = -1
+        self._bus_id, self._revision = "", -1
         self._lease_s = 0.0
         self._news_at = 0.0
         self._changed = asyncio.Event()
@@ -121,17 +121,20 @@ class Membership:
 
     async def _pause(self) -> None:
         RouterMetrics.watch_failures.inc()
+        # If it comes back as another one, its revisions say nothing beside those of before.
+        self._revision = -1
         self._on_news()
         await asyncio.sleep(_RETRY_S)
 
     def _take(self, table: MemberTable, asked_at: float) -> None:
         self._news_at, self._lease_s = asked_at, table.lease_s
-        if table.revision == self._revision:
+        restarted = table.bus_id != self._bus_id
+        if not restarted and table.revision == self._revision:
             # Also a renewal of leases that had run out is a change for those who wait.
             self._announce()
             return
-        before, restarted = self._members, table.revision < self._revision
-        self._revision = table.revision
+        before = self._members
+        self._bus_id, self._revision = table.bus_id, table.revision
         self._members = {member.replica_id: member for member in table.members}
         gone = {name for name, member in self._members.items() if self._drains(member)}
         if not restarted:

@@ -26,9 +26,9 @@ def _member(name, **changes):
     return replace(known, **changes)
 
 
-def _table(revision, *members, lease_s=30.0):
+def _table(revision, *members, lease_s=30.0, bus_id="b"):
     return MemberTable(
-        bus_id="b",
+        bus_id=bus_id,
         revision=revision,
         newest_version=1,
         lease_s=lease_s,
@@ -104,7 +104,7 @@ async def test_the_dead_and_the_vanished_are_reported(watched):
 
 @pytest.mark.parametrize("state", [ReplicaState.PAUSED, ReplicaState.ASLEEP])
 async def test_what_an_operator_holds_drains(watched, state):
-    membership, _, gone, say = watched
+    _, _, gone, say = watched
     await say(_table(1, _member("a")))
     await say(_table(2, _member("a", state=state, leased=False)))
     assert gone == [{"a"}]
@@ -121,14 +121,24 @@ async def test_the_suspected_drain_only_to_others_of_their_model(watched):
     assert gone == [{"a"}]
 
 
-async def test_a_restarted_bus_that_knows_nobody_yet_breaks_no_open_request(watched):
+@pytest.mark.parametrize("revision", [0, 7, 9])
+async def test_a_restarted_bus_that_knows_nobody_yet_breaks_no_open_request(watched, revision):
+    """However far its own count has come when it is heard of."""
     membership, _, gone, say = watched
     await say(_table(7, _member("a")))
-    await say(_table(0))
+    await say(_table(revision, bus_id="another"))
     assert gone == []
     assert not membership.leased(None)
-    await say(_table(1, _member("a")))
+    await say(_table(revision + 1, _member("a"), bus_id="another"))
     assert set(membership.leased(None)) == {"a"}
+
+
+async def test_a_bus_that_comes_back_is_asked_for_all_that_it_knows(watched):
+    _, bus, _, say = watched
+    await say(_table(7, _member("a")))
+    await say(NotReady("it restarts"))
+    await say(_table(7, bus_id="another"))
+    assert [revision for revision, _ in bus.polls[:3]] == [-1, 7, -1]
 
 
 async def test_watching_goes_on_after_any_failure_of_the_bus(watched):
