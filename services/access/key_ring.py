@@ -93,7 +93,8 @@ class KeyRing:
 def _loaded(text: str, source: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Such as a date that no calendar has, or brackets without end.
         place = getattr(error, "problem_mark", None)
         where = f" at line {place.line + 1}" if place else ""
         raise InvalidInput(source, _HIDDEN, f"It is not valid YAML{where}.") from None

@@ -56,10 +56,16 @@ class KeySource:
                     self._log.info("api_keys_reread", file=source)
                 complaint = ""
             except InvalidInput as problem:
-                AccessMetrics.reread_failures.inc(tags={"service": self._service})
-                if str(problem) != complaint:
-                    complaint = str(problem)
-                    self._log.warning("api_keys_unusable", reason=complaint)
+                complaint = self._complain(str(problem), before=complaint)
+            except Exception as error:  # noqa: BLE001  the loop's outer edge
+                # Without this, keys taken away would stay good. Its text might hold some of the file.
+                complaint = self._complain(type(error).__name__, before=complaint)
+
+    def _complain(self, reason: str, *, before: str) -> str:
+        AccessMetrics.reread_failures.inc(tags={"service": self._service})
+        if reason != before:
+            self._log.warning("api_keys_unusable", reason=reason)
+        return reason
 
     def _found(self) -> tuple[str, str]:
         file, variable = self._config.api_keys_file, self._config.api_keys_env

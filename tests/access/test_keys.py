@@ -1,5 +1,6 @@
 """Keys, their limits, and when a service refuses to do without."""
 
+import asyncio
 from hashlib import sha256
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from services.access.config import AccessConfig
 from services.access.key_limits import KeyLimits
 from services.access.key_ring import ApiKey, KeyRing
+from services.access.key_source import KeySource
 from services.protocol.errors import InvalidInput
 
 SECRET = "a-key-of-some-length"
@@ -37,6 +39,8 @@ def test_a_key_is_found_by_itself_or_by_its_hash_and_no_other():
         (f"- {{name: a, key: {SECRET}}}\n- {{name: a, key: {SECRET}x}}", "1.name"),
         (f"- {{name: a, key: {SECRET}}}\n- {{name: b, key: {SECRET}}}", "1.key"),
         (f"- {{name: a, key: {SECRET}", "keys.yaml"),
+        (f"- {{name: a, key: {SECRET}}}\n- 2026-13-45", "keys.yaml"),
+        ("[" * 5000, "keys.yaml"),
     ],
 )
 def test_a_bad_key_file_is_refused_by_field_and_shows_no_secret(text, where):
@@ -100,3 +104,28 @@ def test_on_loopback_no_keys_are_needed(host):
 def test_contradictory_settings_are_refused(settings):
     with pytest.raises(InvalidInput, match="leave out"):
         AccessConfig.from_data(settings, source="router")
+
+
+async def test_a_file_that_crashes_its_reader_is_not_the_last_that_is_read(tmp_path, monkeypatch):
+    """Or a key that is taken away later would stay good for ever."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"- {{name: alice, key: {SECRET}}}")
+    source = KeySource(AccessConfig(api_keys_file=str(path), reread_s=0.001), service="router")
+    source.read()
+    heard: asyncio.Queue = asyncio.Queue()
+    parse, crashed = KeyRing.parse, asyncio.Event()
+
+    def crashing(text, *, source):
+        if text == "crash":
+            crashed.set()
+            raise RuntimeError(text)
+        return parse(text, source=source)
+
+    monkeypatch.setattr(KeyRing, "parse", crashing)
+    following = asyncio.create_task(source.follow(heard.put_nowait))
+    path.write_text("crash")
+    await asyncio.wait_for(crashed.wait(), 5)
+    path.write_text(f"- {{name: bob, key: {SECRET}}}")
+    ring = await asyncio.wait_for(heard.get(), 5)
+    assert set(ring.keys) == {"bob"}
+    following.cancel()
