@@ -44,7 +44,7 @@ def prepared(
     interval: int | None = None,
     logprobs: bool = True,
 ) -> dict[str, Any]:
-    """The rendered request as the router sends it: with text and usage, and nearly always streaming.
+    """The rendered request as the router sends it: with text and usage, nearly always streaming.
 
     Args:
         rendered: what render answered.
