@@ -8,7 +8,7 @@ as a cancellation. Both end the work, and with it the upstream request, at once.
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -82,10 +82,11 @@ class AnswerEndpoint:
         config = self._replicas.config
         record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
         answer, status = _Answer(send, config.client_write_s), "disconnected"
-        TRACE.set(trace_headers(Headers(scope=scope), begin=config.tracing))
+        headers = dict(Headers(scope=scope))
+        TRACE.set(trace_headers(headers, begin=config.tracing))
         try:
             raw = await read_body(receive, config)
-            status = await _until_gone(receive, self._serve(scope, raw, answer, record), answer)
+            status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
         except RequestFailed as refusal:
             status = refusal.kind
             await answer.fail(refusal)
@@ -93,16 +94,16 @@ class AnswerEndpoint:
             record.close(status)
 
     async def _serve(
-        self, scope: Scope, raw: bytes, answer: "_Answer", record: RequestRecord
+        self, headers: Mapping[str, str], raw: bytes, answer: "_Answer", record: RequestRecord
     ) -> str:
         try:
             with self._gate:
                 ask = ClientRequest.parse(
                     self._endpoint,
                     parsed(raw),
-                    Headers(scope=scope),
+                    headers,
                     max_choices=self._replicas.config.max_choices,
-                    caller=scope.get(KEY_NAME, ""),
+                    caller=record.key or "",
                 )
                 record.asks(ask)
                 async with SessionCall(self._sessions, ask.session) as call:

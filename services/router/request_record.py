@@ -28,7 +28,7 @@ class RequestRecord:
 
     def __init__(self, endpoint: Endpoint, log: AccessLog, key: str | None) -> None:
         self._tags: dict[str, str] = {"endpoint": endpoint}
-        self._log, self._key = log, key
+        self._log, self.key = log, key
         self._began = time.monotonic()
         self._ask: ClientRequest | None = None
         self._served: Served | None = None
@@ -71,7 +71,7 @@ class RequestRecord:
         self._log.write(
             endpoint=self._tags["endpoint"],
             status=status,
-            key=self._key,
+            key=self.key,
             trace=trace_id(TRACE.get()),
             answer=ask.answer_id if ask else None,
             model=seat.model if seat else ask.model if ask else None,
