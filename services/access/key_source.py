@@ -58,7 +58,7 @@ class KeySource:
             except InvalidInput as problem:
                 complaint = self._complain(str(problem), before=complaint)
             except Exception as error:  # noqa: BLE001  the loop's outer edge
-                # Without this, keys taken away would stay good. Its text might hold some of the file.
+                # Without this, keys taken away would stay good. Its text may hold some of the file.
                 complaint = self._complain(type(error).__name__, before=complaint)
 
     def _complain(self, reason: str, *, before: str) -> str:

@@ -5,6 +5,7 @@ otherwise least in flight. Load is counted when the choice is made, never scrape
 of requests spreads evenly.
 """
 
+import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -26,10 +27,12 @@ class Choice:
         kind: `hit` home replica of the session, `new` first call of a session, `moved` the
             home is not available, `spilled` the home is too loaded, `free` no session. A
             call without session that goes on with a conversation has a home, too.
+        trial: the replica is ejected and tried with this; see `ReplicaHealth.over`.
     """
 
     replica_id: str
     kind: ChoiceKind
+    trial: object | None = None
 
 
 class ReplicaChooser:
@@ -38,7 +41,9 @@ class ReplicaChooser:
     `now` is always a reading of one monotonic clock in seconds.
 
     Attributes:
-        homes: which replica each session, or nameless conversation, was given last.
+        homes: which replica each session was given last.
+        nameless: the same of conversations without a session; other routers are not told of
+            them, and they push no session out.
         groups: which replica requests that begin alike were given last.
         elsewhere: sequences that other routers have in flight, by replica.
     """
@@ -50,6 +55,7 @@ class ReplicaChooser:
         self._turn: dict[str, int] = {}
         self._choices = 0
         self.homes = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.nameless = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
         self.groups = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
         self.elsewhere: Mapping[str, int] = {}
 
@@ -64,6 +70,8 @@ class ReplicaChooser:
         full: Collection[str] = (),
     ) -> Choice | None:
         """Choose among leased replicas and count `weight` sequences there.
+
+        What runs none, such as parsing, leaves no trace, and tries no ejected replica out.
 
         Args:
             candidates: replicas with a lease.
@@ -84,14 +92,17 @@ class ReplicaChooser:
         if not usable:
             return None
         choice = self._pick(usable, full, session, opening, now)
-        remembered = session or opening.whole
-        if remembered is not None:
-            self.homes.set(remembered, choice.replica_id, now)
+        if not weight:
+            return choice
+        replica = choice.replica_id
+        if session is not None:
+            self.homes.set(session, replica, now)
+        elif opening.whole is not None:
+            self.nameless.set(opening.whole, replica, now)
         self._choices += 1
-        self._turn[choice.replica_id] = self._choices
-        self._in_flight[choice.replica_id] = self.in_flight(choice.replica_id) + weight
-        self.health(choice.replica_id).chosen()
-        return choice
+        self._turn[replica] = self._choices
+        self._in_flight[replica] = self.in_flight(replica) + weight
+        return dataclasses.replace(choice, trial=self.health(replica).chosen())
 
     def _pick(
         self,
@@ -101,8 +112,11 @@ class ReplicaChooser:
         opening: Opening,
         now: float,
     ) -> Choice:
-        keys = opening.earlier if session is None else (session,)
-        home = next((found for key in keys if (found := self.homes.get(key, now))), None)
+        if session is not None:
+            home = self.homes.get(session, now)
+        else:
+            earlier = (self.nameless.get(key, now) for key in opening.earlier)
+            home = next(filter(None, earlier), None)
         kind: ChoiceKind = "free" if session is None else "new"
         if home in usable:
             lowest = min(self.load(replica) for replica in usable)

@@ -1,4 +1,4 @@
-"""Passive health of a replica: ejection, half-open probe, slow start."""
+"""Passive health of a replica: ejection, trial, slow start."""
 
 from services.router.config import RouterConfig
 
@@ -7,10 +7,10 @@ class ReplicaHealth:
     """What the router has seen of one replica; times are seconds of one monotonic clock.
 
     A replica that fails `eject_after` times without completing anything gets no work for a
-    while, then one probe at a time. A probe that yields a first token brings it back with a
-    share that grows over `slow_start_s`, so that a replica that fails fast, and therefore
-    always looks idle, cannot attract the traffic. Until it completes something, one more
-    failure ejects it again.
+    while, then one trial at a time: a request that goes there. A trial that yields a first
+    token brings it back with a share that grows over `slow_start_s`, so that a replica that
+    fails fast, and therefore always looks idle, cannot attract the traffic. Until it completes
+    something, one more failure ejects it again.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -19,34 +19,44 @@ class ReplicaHealth:
         self._pause_s = 0.0
         self._ejected_until: float | None = None
         self._unreachable = False
-        self._probing = False
+        self._trial: object | None = None
         self._returned_at: float | None = None
 
     def admits(self, now: float) -> bool:
         """Whether the replica may be given a request now."""
         if self._ejected_until is None:
             return True
-        return now >= self._ejected_until and not self._probing
+        return now >= self._ejected_until and self._trial is None
 
     @property
     def ejected(self) -> bool:
-        """Whether it gets no work but a probe."""
+        """Whether it gets no work but a trial."""
         return self._ejected_until is not None
 
     @property
     def next_chance(self) -> float | None:
-        """When an ejected replica may be probed, None if it is not ejected or is probed."""
-        return None if self._probing else self._ejected_until
+        """When an ejected replica may be tried, None if it is not ejected or is being tried."""
+        return None if self._trial is not None else self._ejected_until
 
-    def chosen(self) -> None:
-        """A request goes there; to an ejected replica it is the probe."""
+    def chosen(self) -> object | None:
+        """A request goes there; to an ejected replica it is the trial.
+
+        Returns:
+            What the end of the trial is to be told with; None if it is none.
+        """
         if self._ejected_until is not None:
-            self._probing = True
+            self._trial = object()
+        return self._trial
+
+    def over(self, trial: object | None) -> None:
+        """A request has ended; if it was the trial that runs, another may begin."""
+        if trial is self._trial:
+            self._trial = None
 
     def answered(self, now: float) -> None:
-        """A first token came: a probe has succeeded."""
+        """A first token came: a trial has succeeded."""
         if self._ejected_until is not None:
-            self._ejected_until, self._probing = None, False
+            self._ejected_until = self._trial = None
             self._returned_at = now
             self._failures = self._config.eject_after - 1
 
@@ -62,7 +72,7 @@ class ReplicaHealth:
             Whether that has ejected the replica; one that was ejected stays so for longer.
         """
         self._failures += 1
-        self._probing, self._unreachable = False, unreachable
+        self._unreachable = unreachable
         if self._failures < self._config.eject_after:
             return False
         newly = self._ejected_until is None
@@ -81,10 +91,6 @@ class ReplicaHealth:
             return False
         self._unreachable, self._ejected_until = False, now
         return True
-
-    def released(self) -> None:
-        """A request ended without saying anything about the replica, so may a probe."""
-        self._probing = False
 
     def effective_load(self, in_flight: int, now: float) -> float:
         """Sequences in flight, made to look like more during slow start."""

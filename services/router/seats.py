@@ -10,7 +10,7 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.router import MIN_VERSION_HEADER
 from services.protocol.weight_bus import Member
-from services.router.choice import ChoiceKind, ReplicaChooser
+from services.router.choice import Choice, ReplicaChooser
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.lines import Lines, Wish
@@ -21,7 +21,8 @@ from services.router.sequence_cap import SequenceCap
 
 _LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort")
-"""Ends of a request that say nothing of the replica's health."""
+"""Ends of a request that say nothing of the replica's health: a lease ends, and a weight update
+aborts, for the weight bus's reasons."""
 
 
 class Seat:
@@ -32,11 +33,12 @@ class Seat:
         address: its `http://host:port`.
         model: the model it serves.
         kind: why this replica was chosen.
+        trial: see `Choice`.
     """
 
-    def __init__(self, seats: "Seats", member: Member, kind: ChoiceKind, weight: int) -> None:
+    def __init__(self, seats: "Seats", member: Member, choice: Choice, weight: int) -> None:
         self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
-        self.kind = kind
+        self.kind, self.trial = choice.kind, choice.trial
         self._seats, self._weight = seats, weight
         self._waiting: asyncio.Timeout | None = None
         self._break_stream: Callable[[UpstreamBroken], None] | None = None
@@ -195,8 +197,21 @@ class Seats:
 
     def _try(self, wish: Wish) -> Seat | None:
         leased = self._leased(wish)
-        candidates = [name for name in leased if name != wish.avoid] or list(leased)
-        choice = self.chooser.choose(
+        others = [name for name in leased if name != wish.avoid]
+        choice = self._choose(wish, others)
+        if choice is None and len(others) < len(leased):
+            # Rather there than nowhere: while it waited, so would everybody behind it.
+            choice = self._choose(wish, list(leased))
+        if choice is None:
+            return None
+        if wish.weight:
+            RouterMetrics.choices.inc(tags={"kind": choice.kind})
+        seat = Seat(self, leased[choice.replica_id], choice, wish.weight)
+        self._taken.setdefault(choice.replica_id, set()).add(seat)
+        return seat
+
+    def _choose(self, wish: Wish, candidates: list[str]) -> Choice | None:
+        return self.chooser.choose(
             candidates,
             session=wish.session,
             weight=wish.weight,
@@ -205,12 +220,6 @@ class Seats:
             # What runs no sequence, such as parsing, fits anywhere.
             full=[name for name in candidates if wish.weight and self.full(name)],
         )
-        if choice is None:
-            return None
-        RouterMetrics.choices.inc(tags={"kind": choice.kind})
-        seat = Seat(self, leased[choice.replica_id], choice.kind, wish.weight)
-        self._taken.setdefault(choice.replica_id, set()).add(seat)
-        return seat
 
     def cap(self, replica_id: str) -> SequenceCap:
         """What the replica may have in flight."""
@@ -261,14 +270,11 @@ class Seats:
         if not seats:
             self._taken.pop(seat.replica_id, None)
         health = self.chooser.health(seat.replica_id)
+        health.over(seat.trial)
         if error is None and weight:
             health.completed(time.monotonic())
-        elif isinstance(error, UpstreamBroken) and error.reason not in _NO_FAULT:
+        elif isinstance(error, UpstreamBroken) and _is_fault(error, weight):
             self.failed(seat.replica_id, by="request")
-        else:
-            # A lease ends, and a weight update aborts, for the bus's reasons; and what ran no
-            # sequence shows nothing of whether the engine does.
-            health.released()
         self.lines.advance()
 
     def failed(self, replica_id: str, *, by: str) -> None:
@@ -297,3 +303,11 @@ class Seats:
                 cap=lambda replica: self.cap(replica).limit,
                 waiting=len(self.lines),
             )
+
+
+def _is_fault(error: UpstreamBroken, weight: int) -> bool:
+    """Whether it says something of the engine's health.
+
+    What ran no sequence says nothing of whether others would: a parser fails by itself.
+    """
+    return error.reason not in _NO_FAULT if weight else error.reason == "connection"

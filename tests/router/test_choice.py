@@ -170,15 +170,53 @@ def test_an_ejected_replica_gets_one_probe_at_a_time_and_longer_pauses():
     chooser = _chooser(eject_after=1, eject_s=1.0, eject_max_s=3.0)
     _fail(chooser, "a", 1)
     assert _choose(chooser, ["a"], now=0.9) is None
-    assert chooser.next_chance(["a"]) == 1.0
-    assert _choose(chooser, ["a"], now=1.0).replica_id == "a"
-    assert _choose(chooser, ["a"], now=1.0) is None
-    _fail(chooser, "a", 1, now=1.0)
-    assert chooser.next_chance(["a"]) == pytest.approx(3.0)
-    for now in (3.0, 6.0):
-        assert _choose(chooser, ["a"], now=now) is not None
+    for now, pause in ((1.0, 2.0), (3.0, 3.0), (6.0, 3.0)):
+        assert chooser.next_chance(["a"]) == now
+        choice = _choose(chooser, ["a"], now=now)
+        assert choice.replica_id == "a"
+        assert _choose(chooser, ["a"], now=now) is None
+        chooser.health("a").over(choice.trial)
         _fail(chooser, "a", 1, now=now)
-        assert chooser.next_chance(["a"]) == now + 3.0
+        assert chooser.next_chance(["a"]) == now + pause
+
+
+def test_only_its_own_end_ends_a_trial():
+    """Not that of a request that was there before the replica was ejected."""
+    chooser = _chooser(eject_after=1, eject_s=1.0)
+    before = _choose(chooser, ["a"])
+    _fail(chooser, "a", 1)
+    trial = _choose(chooser, ["a"], now=1.0)
+    health = chooser.health("a")
+    health.over(before.trial)
+    assert not health.admits(1.0)
+    health.failed(1.0)
+    assert not health.admits(60.0)
+    health.over(trial.trial)
+    assert health.admits(60.0)
+
+
+def test_what_runs_no_sequence_leaves_no_trace():
+    """Neither of the session's home, nor of the turns, nor as an ejected replica's trial."""
+    chooser = _chooser(eject_after=1, eject_s=1.0)
+    home = _choose(chooser, session="s").replica_id
+    (other, *_) = [replica for replica in THREE if replica != home]
+    assert _choose(chooser, [other], session="s", weight=0).replica_id == other
+    assert _choose(chooser, session="s").kind == "hit"
+    turns = _chooser()
+    order = [_choose(turns, weight=weight).replica_id for weight in (0, 1, 0, 1)]
+    assert order == ["a", "a", "b", "b"]
+    _fail(chooser, home, 1)
+    assert _choose(chooser, [home], weight=0, now=1.0).trial is None
+    assert _choose(chooser, [home], now=1.0).trial is not None
+
+
+def test_conversations_without_a_name_push_no_session_out():
+    chooser = _chooser(max_sessions=3)
+    _choose(chooser, session="s")
+    for number in range(10):
+        _choose(chooser, opening=Opening.of(_body("rules", "task", f"idea {number}")))
+    assert _choose(chooser, session="s").kind == "hit"
+    assert chooser.homes.take_changes(10).keys() == {"s"}, "and other routers hear of none"
 
 
 def test_a_replica_that_returns_starts_slowly_and_one_more_failure_ejects_it():
@@ -199,8 +237,7 @@ def test_a_trial_that_ends_well_without_a_first_token_brings_back_and_one_that_s
     chooser = _chooser(eject_after=1, eject_s=1.0)
     _fail(chooser, "a", 1)
     health = chooser.health("a")
-    assert _choose(chooser, ["a"], now=1.0)
-    health.released()
+    health.over(_choose(chooser, ["a"], now=1.0).trial)
     assert _choose(chooser, ["a"], now=1.0)
     health.completed(1.0)
     assert not health.ejected

@@ -23,7 +23,7 @@ class Choosing(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.chooser, self.now = ReplicaChooser(CONFIG), 0.0
-        self.open: list[tuple[str, int]] = []
+        self.open: list[tuple[str, int, object]] = []
 
     @rule(
         candidates=usable,
@@ -49,16 +49,17 @@ class Choosing(RuleBasedStateMachine):
         assert (choice is None) == (not could), "work waits exactly when nobody may be given it"
         if choice is not None:
             assert choice.replica_id in could
-            self.open.append((choice.replica_id, weight))
+            self.open.append((choice.replica_id, weight, choice.trial))
             if session is not None:
                 assert self.chooser.homes.get(session, self.now) == choice.replica_id
 
     @precondition(lambda self: self.open)
     @rule(which=st.randoms(use_true_random=False), fails=st.booleans())
     def end(self, which, fails):
-        replica, weight = self.open.pop(which.randrange(len(self.open)))
+        replica, weight, trial = self.open.pop(which.randrange(len(self.open)))
         self.chooser.release(replica, weight)
         health = self.chooser.health(replica)
+        health.over(trial)
         health.failed(self.now) if fails else health.completed(self.now)
 
     @rule(seconds=st.floats(0, 60))
@@ -73,7 +74,7 @@ class Choosing(RuleBasedStateMachine):
     @invariant()
     def counts_are_conserved(self):
         counted = Counter()
-        for replica, weight in self.open:
+        for replica, weight, _ in self.open:
             counted[replica] += weight
         assert self.chooser.counts == dict(counted)
 
@@ -128,6 +129,7 @@ def test_a_replica_that_fails_fast_attracts_nothing_and_starves_nobody(failing, 
         if choice.replica_id == failing:
             failures += 1
             chooser.release(failing, 1)
+            chooser.health(failing).over(choice.trial)
             chooser.health(failing).failed(now)
         else:
             held.append(choice.replica_id)

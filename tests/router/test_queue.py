@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
-from services.router.errors import RequestFailed
+from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.needs import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -118,6 +118,31 @@ async def test_an_answer_that_was_begun_goes_on_before_new_ones(cluster):
         await _queued(cluster, 2)
     await asyncio.wait_for(asyncio.gather(new, begun), 5)
     assert order == ["begun", "new"]
+
+
+async def test_what_would_rather_go_elsewhere_goes_back_before_it_blocks_the_queue(cluster):
+    """The replica that broke it has a lease and room; the other one is full."""
+    await cluster.start(max_sequences=1, min_sequences=1)
+    await cluster.until_leased("replica-0", "replica-1")
+    seats = cluster.seats
+    with await seats.take(None, session=None, weight=1) as taken:
+        wish = {"session": None, "weight": 1, "urgent": True}
+        (idle,) = {"replica-0", "replica-1"} - {taken.replica_id}
+        with await asyncio.wait_for(seats.take(None, avoid=idle, **wish), 5) as seat:
+            assert seat.replica_id == idle
+    with await seats.take(None, avoid="replica-0", **wish) as seat:
+        assert seat.replica_id == "replica-1"
+
+
+@pytest.mark.parametrize(("reason", "ejects"), [("status", False), ("connection", True)])
+async def test_a_parser_that_fails_says_nothing_of_the_engine(cluster, reason, ejects):
+    await cluster.start(replicas=1, eject_after=2, eject_s=60.0)
+    await cluster.until_leased("replica-0")
+    seats = cluster.seats
+    for _ in range(2):
+        with pytest.raises(UpstreamBroken), await seats.take(None, session=None, weight=0):
+            raise UpstreamBroken(reason)
+    assert seats.chooser.health("replica-0").ejected is ejects
 
 
 async def test_whoever_waits_for_a_model_that_goes_is_told_so(cluster):
