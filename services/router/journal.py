@@ -15,6 +15,9 @@ Span = tuple[int, int, int, str]
 _NO_LOGPROB = -9999.0
 """What vLLM sends for a logprob that it does not have."""
 
+_BROKEN = ("abort", "error")
+"""Finish reasons of a choice that goes on elsewhere."""
+
 
 class Diverged(Exception):
     """A replay made another token than the one in the journal."""
@@ -37,6 +40,12 @@ class NewTokens:
 
 class ChoiceJournal:
     """Tokens, logprobs, policy spans and text of one choice.
+
+    Args:
+        index: the choice's index in the answer.
+        keep_entries: keep logprob entries.
+        keep_logprobs: keep logprobs; without them none need come.
+        streamed: the client gets what `take` returns; else what is kept here.
 
     Attributes:
         index: the choice's index in the answer.
@@ -63,6 +72,7 @@ class ChoiceJournal:
         "_open",
         "_parts",
         "_replica",
+        "_streamed",
         "_unseen",
         "entries",
         "finish_reason",
@@ -78,10 +88,15 @@ class ChoiceJournal:
     )
 
     def __init__(
-        self, index: int, *, keep_entries: bool = False, keep_logprobs: bool = True
+        self,
+        index: int,
+        *,
+        keep_entries: bool = False,
+        keep_logprobs: bool = True,
+        streamed: bool = False,
     ) -> None:
         self.index, self._keep_entries = index, keep_entries
-        self._keep_logprobs = keep_logprobs
+        self._keep_logprobs, self._streamed = keep_logprobs, streamed
         self.segments = 0
         self.visible = self.parsed = False
         self.message: dict[str, Any] | None = None
@@ -126,6 +141,10 @@ class ChoiceJournal:
             UpstreamBroken: a token without logprob or policy version, or an aborted choice.
             Diverged: a replayed token is another one than before.
         """
+        finish = item.get("finish_reason")
+        if finish in _BROKEN and self._streamed:
+            # Nothing of the chunk would be returned: its tokens are made again.
+            raise UpstreamBroken(finish)
         tokens, replayed = item.get("token_ids") or [], 0
         entries = (item.get("logprobs") or {}).get("content") or []
         if tokens:
@@ -138,8 +157,7 @@ class ChoiceJournal:
             self.logprobs += logprobs[replayed:]
             if self._keep_entries:
                 self.entries += entries
-        finish = item.get("finish_reason")
-        if finish in ("abort", "error"):
+        if finish in _BROKEN:
             raise UpstreamBroken(finish)
         if finish is not None:
             if self._unseen:

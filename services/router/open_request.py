@@ -36,9 +36,7 @@ class OpenRequest:
             its cache; None if it tells nothing, or was lost before.
     """
 
-    def __init__(
-        self, ask: ClientRequest, replicas: Replicas, *, recorded: bool = False
-    ) -> None:
+    def __init__(self, ask: ClientRequest, replicas: Replicas, *, recorded: bool = False) -> None:
         self.ask, self._replicas = ask, replicas
         # Engines charge a tenth of a short answer for them.
         self._keep_logprobs = recorded or ask.logprobs or ask.return_trajectory
@@ -151,11 +149,17 @@ class OpenRequest:
             shown_early=ask.streams_tokens,
             beside_sampled=ask.endpoint == "completions",
             interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
-            logprobs=self._keep_logprobs,
+            # Marks are recognised by their entries.
+            logprobs=self._keep_logprobs or (parses and ask.streams_tokens),
         )
         keep = ask.logprobs and not ask.streams_tokens
         self.journals = [
-            ChoiceJournal(index, keep_entries=keep, keep_logprobs=self._keep_logprobs)
+            ChoiceJournal(
+                index,
+                keep_entries=keep,
+                keep_logprobs=self._keep_logprobs,
+                streamed=ask.streams_tokens,
+            )
             for index in range(rendered["sampling_params"].get("n") or 1)
         ]
         if parses:

@@ -235,6 +235,8 @@ class Replica:
         if fault.kind == "abort":
             chunk = {"index": voice.index, "token_ids": [], "text": "", "finish_reason": "abort"}
             await _send(response, {"choices": [chunk]})
+        if fault.kind == "abort_with_token":
+            await _send(response, {"choices": [voice.chunk(1) | {"finish_reason": "abort"}]})
         if fault.kind == "error_event":
             await _send(response, {"error": {"message": "engine died", "code": 500}})
         if fault.kind in ("unlabelled", "bad_label"):
@@ -442,7 +444,13 @@ class Cluster:
             replica.faults = self.faults
             self.replicas.append(replica)
         await self.bus.put(*(replica.member(leased=leased) for replica in self.replicas))
-        settings = {"journal_tokens": 1, "lease_wait_s": 5.0, "retry_pause_s": 0.001, "eject_s": 0.01, **config}
+        settings = {
+            "journal_tokens": 1,
+            "lease_wait_s": 5.0,
+            "retry_pause_s": 0.001,
+            "eject_s": 0.01,
+            **config,
+        }
         self.app = build_http(RouterConfig(**settings), self.bus, point, sessions)
         await self._listen()
         return self

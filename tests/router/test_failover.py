@@ -281,6 +281,16 @@ async def test_an_answer_that_only_repeats_itself_is_given_up(cluster, fault):
         )
 
 
+@pytest.mark.parametrize("ask", [_whole, _streamed], ids=["whole", "stream"])
+async def test_tokens_that_come_with_an_abort_are_shown_as_all_others(cluster, fault, ask):
+    await cluster.start(eject_after=1000)
+    expected = await ask(cluster, logprobs=True)
+    for after in (0, 3, 9, TOKENS - 1):
+        cluster.faults.extend([fault("abort_with_token", after), fault("abort_with_token", 2)])
+        assert await ask(cluster, logprobs=True) == expected, after
+        cluster.faults.clear()
+
+
 async def test_answers_that_a_weight_update_aborts_do_not_eject_their_replica(cluster, fault):
     await cluster.start(replicas=1, eject_after=2)
     cluster.faults.extend([fault("abort", 1)] * 4)

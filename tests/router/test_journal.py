@@ -83,12 +83,15 @@ def test_dropping_tokens_after_the_end_clips_everything():
     assert journal.spans == [(7, 0, 2, "r0"), (7, 2, 3, "r1")]
 
 
-def test_an_abort_keeps_the_tokens_that_came_with_it():
-    journal = ChoiceJournal(0)
+@pytest.mark.parametrize(("streamed", "kept"), [(False, [1]), (True, [])])
+def test_an_abort_keeps_the_tokens_that_came_with_it_unless_the_client_waits_for_them(
+    streamed, kept
+):
+    journal = ChoiceJournal(0, streamed=streamed)
     journal.begin_segment("r0")
     with pytest.raises(UpstreamBroken, match="abort"):
         journal.take(_chunk([1], [("7", 0, 1)], finish_reason="abort"))
-    assert journal.token_ids == [1]
+    assert journal.token_ids == kept
     assert journal.finish_reason is None
 
 
