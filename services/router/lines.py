@@ -1,10 +1,12 @@
 """Everybody who waits for a seat, and how long they do."""
 
 import asyncio
+import heapq
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 
 _LOOK_S = 0.1
+_Kind = Literal["begun", "full", "unserved"]
+"""Why somebody waits: with an answer that was begun; because replicas are full; or because none
+may serve it at all, for want of a lease or a version. Each kind leaves the others their room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +51,24 @@ class Wish:
 
 
 class _Line(WaitingLine):
-    """One line, and when there was last a replica that only was too full."""
+    """One line.
 
-    hope_at = 0.0
+    Attributes:
+        turn: number of its last turn, or of the last one before it began.
+        hope_at: when there was last a replica that only was too full.
+    """
+
+    def __init__(self, turn: int) -> None:
+        super().__init__()
+        self.turn, self.hope_at = turn, 0.0
+
+    def __lt__(self, other: "_Line") -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[tuple[bool, int], int]:
+        assert self.first is not None
+        return self.first.rank, self.turn
 
 
 class Lines:
@@ -76,6 +96,8 @@ class Lines:
         self._config, self._take, self._refusal = config, take, refusal
         self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
         self._lines: dict[tuple[str | None, int | None], _Line] = {}
+        self._turns = 0
+        self._waiting: Counter[_Kind] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -100,7 +122,7 @@ class Lines:
             urgent=wish.urgent,
             content=(wish, seat),
         )
-        line = self._enter(wish, ticket)
+        line, kind = self._enter(wish, ticket)
         try:
             self.advance()
             while not seat.done():
@@ -114,19 +136,23 @@ class Lines:
             raise
         finally:
             line.leave(ticket)
+            self._waiting[kind] -= 1
             if not line and self._lines.get(wish.place) is line:
                 del self._lines[wish.place]
             RouterMetrics.queue_wait.observe(time.monotonic() - began)
 
-    def _enter(self, wish: Wish, ticket: Ticket) -> _Line:
+    def _enter(self, wish: Wish, ticket: Ticket) -> tuple[_Line, _Kind]:
+        kind: _Kind = "begun" if wish.urgent else "full" if self._hopeful(wish) else "unserved"
         bound = self._config.max_queued_requests
-        if not wish.urgent and len(self) >= bound and self._hopeful(wish):
+        if kind != "begun" and self._waiting[kind] >= bound:
             RouterMetrics.queue_refusals.inc(tags={"reason": "queue_full"})
-            message = f"every replica is full, and {bound} requests wait already"
+            why = "every replica is full" if kind == "full" else "no replica may serve it now"
+            message = f"{why}, and {bound} requests wait already"
             raise RequestFailed(429, "queue_full", message, retry_after_s=1)
-        line = self._lines.setdefault(wish.place, _Line())
+        self._waiting[kind] += 1
+        line = self._lines.setdefault(wish.place, _Line(self._turns))
         line.enter(ticket)
-        return line
+        return line, kind
 
     def _patience(self, line: _Line, wish: Wish, began: float) -> float:
         now, hopeful = time.monotonic(), self._hopeful(wish)
@@ -144,23 +170,34 @@ class Lines:
         return min(max(unleased, _LOOK_S), full)
 
     def advance(self) -> None:
-        """To be called when a seat may have become free: give seats to whoever is next."""
+        """To be called when a seat may have become free: give seats to whoever is next.
+
+        Of all lines, that whose first is ahead of the firsts of the others; lines take turns.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for (model, _), line in list(self._lines.items()):
+        for (model, _), line in self._lines.items():
             gone = self._refusal(model)
             for hopeless in list(line) if gone is not None else ():
                 line.leave(hopeless)
                 hopeless.content[1].set_exception(gone)
-            while (ticket := line.first) is not None and self._serve(line, ticket):
-                pass
+        lines = [line for line in self._lines.values() if line]
+        heapq.heapify(lines)
+        while lines:
+            line = lines[0]
+            if line.first is not None and self._serve(line, line.first) and line:
+                heapq.heapreplace(lines, line)
+            else:
+                heapq.heappop(lines)
 
     def _serve(self, line: _Line, ticket: Ticket) -> bool:
         wish, future = ticket.content
         seat = self._take(wish)
         if seat is not None:
             line.serve(ticket)
+            self._turns += 1
+            line.turn = self._turns
             future.set_result(seat)
             return True
         now = time.monotonic()

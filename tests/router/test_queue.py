@@ -82,6 +82,47 @@ async def test_a_full_queue_is_told_at_once(cluster, fault):
     await _end(running, waiting)
 
 
+async def test_those_who_wait_in_vain_leave_the_others_their_room(cluster, fault):
+    running = await _full(cluster, fault, max_queued_requests=2)
+    hopeless = {MIN_VERSION_HEADER: "999999"}
+    waiting = [_chat(cluster, **hopeless) for _ in range(2)]
+    await _queued(cluster, 2)
+    with pytest.raises(openai.RateLimitError, match="no replica may serve it") as refusal:
+        await _chat(cluster, **hopeless)
+    assert refusal.value.type == "queue_full"
+    last = _chat(cluster)
+    await _queued(cluster, 3)
+    await _end(running)
+    await asyncio.wait_for(last, 5)
+    await _end(*waiting)
+
+
+async def test_lines_take_turns_and_what_goes_first_does_so_over_all_of_them(cluster):
+    """Those who ask for a version stand in a line of their own."""
+    await cluster.start(replicas=1, max_sequences=1, min_sequences=1)
+    await cluster.until_leased("replica-0")
+    seats, order = cluster.seats, []
+
+    async def take(name, version, priority=0, urgent=False):
+        needs = Needs(min_version=version, priority=priority)
+        with await seats.take(None, session=None, weight=1, needs=needs, urgent=urgent):
+            order.append(name)
+
+    with await seats.take(None, session=None, weight=1):
+        waiting = []
+        wishes = [
+            *[("any", None), ("any", None), ("any", None), ("one", 1), ("one", 1), ("zero", 0)],
+            *[("first", 1, -1), ("begun", 0, 5, True)],
+        ]
+        for wish in wishes:
+            waiting.append(asyncio.create_task(take(*wish)))
+            await _queued(cluster, len(waiting))
+    await asyncio.wait_for(asyncio.gather(*waiting), 5)
+    assert order[:2] == ["begun", "first"]
+    assert order[2:5] in (["any", "one", "zero"], ["any", "zero", "one"])
+    assert order[5:] == ["one", "any", "any"] or order[5:] == ["any", "one", "any"]
+
+
 async def test_a_wait_that_is_too_long_ends(cluster, fault):
     running = await _full(cluster, fault, queue_wait_s=0.05)
     with pytest.raises(openai.RateLimitError, match="every replica was full") as refusal:
