@@ -19,6 +19,7 @@ from services.router.needs import Needs
 Endpoint = Literal["chat", "completions"]
 
 _REQUEST_ID_HEADER = "x-request-id"
+_MAX_SESSION = 128
 _PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _UNJOURNALED = (
     "echo",
@@ -163,6 +164,9 @@ class ClientRequest:
         asked = read.logprobs
         top = read.top_logprobs if endpoint == "chat" else asked
         session = headers.get(SESSION_HEADER) or None
+        if len(session or "") > _MAX_SESSION:
+            message = f"{SESSION_HEADER} is longer than {_MAX_SESSION} characters"
+            raise bad_request(message, SESSION_HEADER)
         return cls(
             endpoint=endpoint,
             body=passed_on,
