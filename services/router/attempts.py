@@ -10,6 +10,8 @@ from services.router.needs import NO_NEEDS, Needs
 from services.router.seats import Seat, Seats
 
 _LOG = Log("router")
+_LONGEST_PAUSE_S = 10.0
+_MOST_DOUBLINGS = 30
 
 
 class Attempts:
@@ -34,7 +36,8 @@ class Attempts:
         """
         others = self._seats.membership.leased(model).keys() - {self._avoid}
         if self._broken and not others:
-            await asyncio.sleep(self._config.retry_pause_s * 2 ** (self._broken - 1))
+            doubled = min(self._broken - 1, _MOST_DOUBLINGS)
+            await asyncio.sleep(min(self._config.retry_pause_s * 2**doubled, _LONGEST_PAUSE_S))
         return await self._seats.take(
             model,
             session=session,

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -9,6 +10,8 @@ import pytest
 
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.protocol.weight_bus import ReplicaState
+from services.router.attempts import Attempts
+from services.router.config import RouterConfig
 from services.router.errors import UpstreamBroken
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -155,6 +158,30 @@ async def test_nothing_hangs_when_every_replica_stalls(cluster, fault):
             await _chat(cluster)
     for replica in cluster.replicas:
         await asyncio.wait_for(replica.hung_up.wait(), 5)
+
+
+async def test_a_sessions_name_is_bounded(cluster):
+    await cluster.start(replicas=1)
+    await _chat(cluster, extra_headers={"x-session-id": "s" * 128})
+    with pytest.raises(openai.BadRequestError, match="longer than 128") as refusal:
+        await _chat(cluster, extra_headers={"x-session-id": "s" * 129})
+    assert refusal.value.param == "x-session-id"
+
+
+async def test_the_pause_before_the_only_replica_is_tried_again_is_bounded(cluster, monkeypatch):
+    await cluster.start(replicas=1, retry_pause_s=1.0, max_retries=5000, eject_after=10_000)
+    await cluster.until_leased("replica-0")
+    attempts, pauses = Attempts(RouterConfig(max_retries=5000), cluster.seats), []
+    with await attempts.seat(None, session=None, weight=1) as seat:
+        for _ in range(3000):
+            attempts.note(UpstreamBroken("eof"), seat)
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+
+    monkeypatch.setattr("services.router.attempts.asyncio", SimpleNamespace(sleep=sleep))
+    with await attempts.seat(None, session=None, weight=1):
+        assert pauses == [10.0]
 
 
 @pytest.mark.parametrize("wanted", [5, 0, -1, "5", 5.0])
