@@ -31,13 +31,14 @@ class Probes:
     def __init__(self, config: RouterConfig, seats: Seats) -> None:
         self._config, self._seats = config, seats
         self._task: asyncio.Task[None] | None = None
+        self._looks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         """Begin to look; needs a running event loop."""
         self._task = asyncio.create_task(self._run(), name="probes")
 
     async def stop(self) -> None:
-        """Stop looking and wait until the task has ended."""
+        """Stop looking and wait until the tasks have ended."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -47,14 +48,32 @@ class Probes:
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            while True:
-                await asyncio.sleep(self._config.probe_s)
-                members = self._seats.membership.leased(None).values()
-                try:
-                    await asyncio.gather(*(self.look(session, member) for member in members))
-                except Exception:  # noqa: BLE001  the loop's outer edge
-                    RouterMetrics.probes.inc(tags={"kind": "round", "result": "crashed"})
-                    _LOG.exception("probes_failed")
+            try:
+                while True:
+                    await asyncio.sleep(self._config.probe_s)
+                    for member in self._seats.membership.leased(None).values():
+                        self._begin(session, member)
+            finally:
+                looks = list(self._looks.values())
+                for look in looks:
+                    look.cancel()
+                await asyncio.gather(*looks, return_exceptions=True)
+
+    def _begin(self, session: aiohttp.ClientSession, member: Member) -> None:
+        """Look at a replica, unless the last look at it still waits: nobody waits for that."""
+        replica = member.replica_id
+        if replica in self._looks:
+            return
+        look = asyncio.create_task(self._guarded(session, member), name=f"probe {replica}")
+        self._looks[replica] = look
+        look.add_done_callback(lambda _: self._looks.pop(replica))
+
+    async def _guarded(self, session: aiohttp.ClientSession, member: Member) -> None:
+        try:
+            await self.look(session, member)
+        except Exception:  # noqa: BLE001  one look's outer edge; counted
+            RouterMetrics.probes.inc(tags={"kind": "look", "result": "crashed"})
+            _LOG.exception("probe_failed", replica=member.replica_id)
 
     async def look(self, session: aiohttp.ClientSession, member: Member) -> None:
         """Look at one replica, in the way that its state asks for."""

@@ -74,6 +74,21 @@ async def test_an_engine_that_is_dead_behind_a_living_server_is_ejected(cluster)
     await runner.cleanup()
 
 
+async def test_a_replica_that_does_not_answer_delays_no_look_at_another(cluster):
+    await cluster.start(**QUICK, probe_timeout_s=60.0)
+
+    async def nothing(*_):
+        await asyncio.Event().wait()
+
+    frozen = await asyncio.start_server(nothing, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{frozen.sockets[0].getsockname()[1]}"
+    await cluster.bus.put(replace(cluster.replicas[0].member(), address=address))
+    await cluster.replicas[1].runner.cleanup()
+    await _until(lambda: cluster.seats.chooser.health("replica-1").ejected)
+    assert not cluster.seats.chooser.health("replica-0").ejected
+    frozen.close()
+
+
 def test_answering_brings_nobody_back_who_answers_and_does_not_serve():
     """What fails requests and is healthy by its own account waits like before."""
     health = ReplicaHealth(RouterConfig(eject_after=1, eject_s=5.0))
