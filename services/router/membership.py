@@ -52,6 +52,7 @@ class Membership:
         self._on_gone, self._on_news = on_gone, on_news
         self._members: dict[str, Member] = {}
         self._bus_id, self._revision = "", -1
+        self._missed = False
         self._lease_s = 0.0
         self._news_at = 0.0
         self._changed = asyncio.Event()
@@ -92,6 +93,11 @@ class Membership:
         """All members of the last table, leased or not."""
         return self._members
 
+    @property
+    def busless(self) -> bool:
+        """Whether no bus has ever answered, though it was asked: there seems to be none."""
+        return self._missed and not self._bus_id
+
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when the table changes, or after `timeout_s`."""
         try:
@@ -110,6 +116,7 @@ class Membership:
                 table = await self._bus.watch(self._revision, wait_s)
             except NotReady as absence:
                 _LOG.warning("weight_bus_unreachable", reason=str(absence))
+                self._missed = True
                 await self._pause()
                 continue
             except Exception:  # noqa: BLE001  the loop's outer edge; without it leases end for good

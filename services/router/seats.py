@@ -235,9 +235,15 @@ class Seats:
 
     def _unknown(self, model: str | None) -> RequestFailed | None:
         served = {member.model for member in self.membership.members.values()}
-        if model is None or not served or model in served:
+        outside = {backend.model for backend in self._config.backends}
+        # Where there are only backends, no replica will ever come that one could wait for.
+        if not served and not (outside and self.membership.busless):
             return None
-        message = f"the model {model!r} does not exist; served: {', '.join(sorted(served))}"
+        if model in served or (model is None and served):
+            return None
+        listed = ", ".join(sorted(served | outside))
+        what = "name a model" if model is None else f"the model {model!r} does not exist"
+        message = f"{what}; served: {listed}"
         return RequestFailed(404, "model_not_found", message, param="model")
 
     def _unleased(self, wish: Wish) -> RequestFailed:

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER, SESSION_HEADER
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
@@ -237,3 +237,20 @@ async def test_a_router_of_backends_alone_is_healthy(cluster, outside):
     await cluster.start(replicas=0, backends=await outside(Backend("first")))
     assert (await _chat(cluster)).parse().choices[0].message.content == "first"
     assert (await cluster.http.get(f"{cluster.url}/health")).status_code == 200
+
+
+@pytest.mark.parametrize("model", ["nowhere", None])
+async def test_where_there_are_only_backends_no_other_model_is_waited_for(
+    cluster, outside, model, monkeypatch
+):
+    async def watch(revision, wait_s):
+        raise NotReady("there is no weight bus")
+
+    monkeypatch.setattr(cluster.bus, "watch", watch)
+    backends = await outside(Backend("first"))
+    await cluster.start(replicas=0, backends=backends, lease_wait_s=60)
+    body = {"messages": ASK} | ({"model": model} if model else {})
+    url = f"{cluster.url}/v1/chat/completions"
+    got = await asyncio.wait_for(cluster.http.post(url, json=body), 10)
+    assert (got.status_code, got.json()["error"]["param"]) == (404, "model")
+    assert f"served: {MODEL}" in got.json()["error"]["message"]
