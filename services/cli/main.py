@@ -12,6 +12,7 @@ from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
 from services.cli.follow import ENDED, follow_or_stop
 from services.cli.member_listing import show_members
+from services.cli.run_commands import active_run, add_commands
 from services.cli.run_file import read_run_file
 from services.cli.run_listing import show_run, show_runs
 from services.cli.run_summary import near, show_how_to_go_on, show_summary
@@ -87,7 +88,11 @@ def status_command(arguments: argparse.Namespace, console: Console) -> int:
 def stop_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace stop`: end a run, its progress kept; without an id the one that is active."""
     with RunsClient(arguments.url) as client:
-        status = _active(client) if arguments.run_id is None else client.status(arguments.run_id)
+        status = (
+            active_run(client, "stop")
+            if arguments.run_id is None
+            else client.status(arguments.run_id)
+        )
         if status.state in ENDED:
             console.print(f"{_ending(status)}; it was over already", soft_wrap=True)
             return 0
@@ -96,13 +101,6 @@ def stop_command(arguments: argparse.Namespace, console: Console) -> int:
         if status.state != RunState.FINISHED:  # which it may have been first
             show_how_to_go_on(status, client.url, console)
     return 0
-
-
-def _active(client: RunsClient) -> RunStatus:
-    active = [run for run in client.runs() if run.state not in ENDED]
-    if not active:
-        raise InvalidInput("run_id", "(none)", "No run is active, so there is nothing to stop.")
-    return active[-1]
 
 
 def _ending(status: RunStatus) -> str:
@@ -185,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     served.add_argument("--url", default=URL, help=f"where the router answers ({URL})")
     _add_service_commands(commands, served)
     _add_run_commands(commands, served)
+    add_commands(commands, served)
     _add_bus_commands(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")

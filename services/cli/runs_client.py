@@ -68,6 +68,11 @@ class RunsClient:
         path = f"{RUNS}/{run_id}/stop"
         return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
 
+    def control(self, run_id: str, action: str) -> RunStatus:
+        """`pause`, `resume` or `checkpoint` a run; errors as in `start`."""
+        path = f"{RUNS}/{run_id}/{action}"
+        return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
+
     def trajectories(self, run_id: str, limit: int) -> list[dict[str, Any]]:
         """The newest answers kept for people, oldest first; errors as in `start`."""
         return self._call("GET", f"{RUNS}/{run_id}/trajectories", params={"limit": limit})

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
 from services.orchestrator.runs import NoSuchRun, RunActive, Runs
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunRequest, RunStatus
 
 _MOST_TRAJECTORIES = 1000
@@ -27,6 +27,7 @@ def http_api(runs: Runs) -> FastAPI:
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(RunActive, _run_active)
     app.add_exception_handler(NoSuchRun, _no_such_run)
+    app.add_exception_handler(NotReady, _not_ready)
 
     @app.post("", status_code=201)
     async def start(request: Request) -> RunStatus:
@@ -43,6 +44,24 @@ def http_api(runs: Runs) -> FastAPI:
     @app.post("/{run_id}/stop")
     async def stop(run_id: str) -> RunStatus:
         return await runs.stop(run_id)
+
+    @app.post("/{run_id}/pause")
+    async def pause(run_id: str) -> RunStatus:
+        run = runs.active(run_id)
+        run.pause()
+        return run.status()
+
+    @app.post("/{run_id}/resume")
+    async def resume(run_id: str) -> RunStatus:
+        run = runs.active(run_id)
+        run.go_on()
+        return run.status()
+
+    @app.post("/{run_id}/checkpoint")
+    async def checkpoint(run_id: str) -> RunStatus:
+        run = runs.active(run_id)
+        await run.checkpoint()
+        return run.status()
 
     @app.get("/{run_id}/trajectories")
     async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
@@ -80,6 +99,10 @@ def _no_such_run(_: Request, error: Exception) -> JSONResponse:
     run_id = error.args[0]
     fix = "No such run. `millrace status` lists the runs since the orchestrator started."
     return _answer(404, "run_id", run_id, fix, f"{run_id!r}: {fix}")
+
+
+def _not_ready(_: Request, error: Exception) -> JSONResponse:
+    return _answer(503, "run", "(not ready)", f"Try again: {error}.", str(error))
 
 
 def _answer(code: int, field: str, value: object, fix: str, message: str) -> JSONResponse:

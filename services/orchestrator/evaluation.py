@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from services.observability.log import Log
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout import RolloutClient, RolloutFailed, RolloutRequest
+from services.orchestrator.rollout import RolloutFailed, RolloutRequest, Sampler
 from services.orchestrator.scoring import Scorer
 from services.protocol.orchestrator import RunConfig
 from services.protocol.reward_service import Score, ScoreJob
@@ -53,7 +53,7 @@ async def evaluate(
     *,
     run: RunConfig,
     run_id: str,
-    client: RolloutClient,
+    client: Sampler,
     scorer: Scorer,
     concurrency: int,
 ) -> Evaluation:
@@ -64,21 +64,27 @@ async def evaluate(
     def failed(task: Task, problem: object) -> None:
         failures.append(f"task {task.task_id}: {problem}")
 
-    async def answer(task: Task) -> tuple[Trajectory, Score] | None:
-        got: list[Trajectory] = []
+    async def answer(task: Task) -> tuple[int, Score] | None:
+        got: list[tuple[Trajectory, Score | None]] = []
+
+        def arrived(_: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            got.append((trajectory, score))
+
         request = _request(task, run=run, run_id=run_id)
         try:
             async with slots:
-                await client.sample(request, lambda _, trajectory: got.append(trajectory))
+                await client.sample(request, arrived)
         except RolloutFailed as failure:
             failed(task, failure)
             return None
-        name = f"{run_id}/evaluation/{task.task_id}"
-        job = ScoreJob(job_id=name, completion=got[0].text, grader=task.grader)
-        score = await scorer.submit(job)
+        trajectory, score = got[-1]  # an episode may have several; they share its reward
+        if score is None:
+            name = f"{run_id}/evaluation/{task.task_id}"
+            job = ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
+            score = await scorer.submit(job)
         if score.reward is None:
             failed(task, f"{score.verdict}: {one_line(score.detail)}")
-        return got[0], score
+        return sum(sum(one.loss_mask) for one, _ in got), score
 
     async with asyncio.TaskGroup() as group:
         answers = [group.create_task(answer(task)) for task in tasks]
@@ -90,7 +96,7 @@ async def evaluate(
         passed=sum(reward >= 1.0 for reward in rewards),
         graded=len(rewards),
         tasks=len(tasks),
-        tokens=sum(len(trajectory.response_token_ids) for trajectory, _ in done),
+        tokens=sum(tokens for tokens, _ in done),
         first_problem=failures[0] if failures else "",
     )
 

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.answers import Answers
 from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
@@ -14,17 +15,17 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
-from services.orchestrator.results import Graded, GroupResult
+from services.orchestrator.results import GroupResult
 from services.orchestrator.rollout import (
-    RolloutClient,
     RolloutFailed,
     RolloutRequest,
+    Sampler,
     sampling_seed,
 )
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import BatchBarrier, Scorer
 from services.protocol.orchestrator import RunConfig
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward_service import Score
 from services.protocol.task import Task
 from services.protocol.trajectory import Trajectory
 
@@ -36,10 +37,12 @@ class _Rolling:
     """A group's rollout in progress."""
 
     task: asyncio.Task[None] | None = None
-    tokens: int = 0
-    arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = field(
-        default_factory=list
-    )
+    answers: Answers | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in the attempt in progress."""
+        return self.answers.tokens if self.answers else 0
 
 
 class Groups:
@@ -53,7 +56,7 @@ class Groups:
         tasks: dict[str, Task],
         ledger: Ledger,
         schedule: Schedule,
-        client: RolloutClient,
+        sampler: Sampler,
         scorer: Scorer,
         fleet: Fleet,
         progress: Progress,
@@ -64,7 +67,7 @@ class Groups:
         self._tasks = tasks
         self._ledger = ledger
         self._schedule = schedule
-        self._client = client
+        self._sampler = sampler
         self._scorer = scorer
         self._fleet = fleet
         self._progress = progress
@@ -143,15 +146,15 @@ class Groups:
                     group_id=group.group_id, prompt=group.prompt, attempt=group.attempt + 1
                 )
             else:
-                oldest = min(trajectory.oldest_version for _, trajectory, _ in rolling.arrived)
+                assert rolling.answers is not None
+                oldest = rolling.answers.oldest_version
                 self._rolled_out(group, rolling, oldest)
                 self._finish(result, oldest)
                 return
 
     def _rolled_out(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
         self._ledger.rolled_out(group.group_id, oldest_version=oldest, tokens=rolling.tokens)
-        rolling.tokens = 0
-        rolling.arrived.clear()
+        rolling.answers = None
 
     def _retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
         RunMetrics.rollout_failures.inc(1, self._tags | {"reason": failure.reason})
@@ -184,18 +187,28 @@ class Groups:
     async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
         task = self._tasks[group.prompt.task_id]
         started = time.monotonic()
+        answers = rolling.answers = Answers(
+            task,
+            run_id=self._progress.run_id,
+            name=f"{group.group_id}/{group.attempt}",
+            scorer=self._scorer,
+            barrier=self._run.schedule.batch_barrier,
+        )
 
-        def arrived(index: int, trajectory: Trajectory) -> None:
-            self._arrived(group, task, rolling, index, trajectory)
+        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            tokens = answers.add(index, trajectory, score)
+            self._progress.tokens += tokens
+            RunMetrics.tokens.inc(tokens, self._tags)
+            self._schedule.sampled(group.group_id, trajectory.oldest_version)
 
         self._barrier.enter()
         try:
-            await self._client.sample(self._request(group, task), arrived)
+            await self._sampler.sample(self._request(group, task), arrived)
         finally:
             self._barrier.leave()
         rolled_out = time.monotonic()
         await self._barrier.passed()
-        graded, ungraded = await self._scores(group, task, rolling)
+        graded, ungraded = await answers.scores()
         return GroupResult(
             group=group,
             task=task,
@@ -216,50 +229,6 @@ class Groups:
             seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
             timeout_s=self._run.rollout_timeout_s,
         )
-
-    def _arrived(
-        self, group: LedgerGroup, task: Task, rolling: _Rolling, index: int, trajectory: Trajectory
-    ) -> None:
-        tokens = len(trajectory.response_token_ids)
-        rolling.tokens += tokens
-        self._progress.tokens += tokens
-        RunMetrics.tokens.inc(tokens, self._tags)
-        self._schedule.sampled(group.group_id, trajectory.oldest_version)
-        overlapped = not self._run.schedule.batch_barrier
-        future = self._submit(group, task, index, trajectory) if overlapped else None
-        rolling.arrived.append((index, trajectory, future))
-
-    def _submit(
-        self, group: LedgerGroup, task: Task, index: int, trajectory: Trajectory
-    ) -> asyncio.Future[Score]:
-        name = f"{self._progress.run_id}/{group.group_id}/{group.attempt}/{index}"
-        return self._scorer.submit(
-            ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
-        )
-
-    async def _scores(
-        self, group: LedgerGroup, task: Task, rolling: _Rolling
-    ) -> tuple[list[Graded], list[Score]]:
-        graded, ungraded = [], []
-        waiting = [
-            (index, trajectory, future or self._submit(group, task, index, trajectory))
-            for index, trajectory, future in sorted(rolling.arrived, key=lambda item: item[0])
-        ]
-        for index, trajectory, future in waiting:
-            score = await future
-            if score.reward is not None:
-                graded.append(Graded(trajectory=trajectory, score=score))
-                continue
-            ungraded.append(score)
-            RunMetrics.ungraded.inc(1, self._tags)
-            _log.warning(
-                "trajectory_not_graded",
-                run=self._progress.run_id,
-                group=group.group_id,
-                trajectory=index,
-                error=score.detail,
-            )
-        return graded, ungraded
 
     def _finish(self, result: GroupResult, oldest: int) -> None:
         group_id = result.group.group_id

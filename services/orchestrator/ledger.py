@@ -3,6 +3,9 @@
 Double entry: what was admitted is kept in `account`, how it ended in `groups`, and both
 change in one transaction. So admitted = trained + filtered + expired + failed + in flight,
 in groups and in tokens, whenever the process is killed; `imbalance` compares the two.
+
+Of a group's `tokens`, those of its newest attempt are `kept`; the others are in `waste`, by
+the cause for which their attempt was thrown away.
 """
 
 import json
@@ -29,13 +32,14 @@ CREATE TABLE IF NOT EXISTS groups (
   oldest_version INTEGER,
   train_step INTEGER,
   tokens INTEGER NOT NULL DEFAULT 0,
-  reason TEXT NOT NULL DEFAULT ''
+  reason TEXT NOT NULL DEFAULT '',
+  kept INTEGER NOT NULL DEFAULT 0
 );
-CREATE INDEX IF NOT EXISTS groups_by_status ON groups (status, tokens);
 CREATE TABLE IF NOT EXISTS account (
   id INTEGER PRIMARY KEY CHECK (id = 0), groups INTEGER NOT NULL, tokens INTEGER NOT NULL
 );
 INSERT OR IGNORE INTO account VALUES (0, 0, 0);
+CREATE TABLE IF NOT EXISTS waste (cause TEXT PRIMARY KEY, tokens INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
 
@@ -84,6 +88,17 @@ class Ledger:
         # the last transactions, and then as a whole.
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.executescript(_SCHEMA)
+        if "kept" not in self._columns():  # a ledger from before waste was accounted for
+            self._db.executescript(
+                "ALTER TABLE groups ADD COLUMN kept INTEGER NOT NULL DEFAULT 0;"
+                "UPDATE groups SET kept = tokens; DROP INDEX groups_by_status"
+            )
+        self._db.execute(
+            "CREATE INDEX IF NOT EXISTS groups_by_ending ON groups (status, reason, tokens, kept)"
+        )
+
+    def _columns(self) -> set[str]:
+        return {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}
 
     def close(self) -> None:
         """Close the file."""
@@ -122,14 +137,15 @@ class Ledger:
     def rolled_out(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
         """A rollout ended; add its response tokens, of use or not."""
         with self._transaction():
-            change = "oldest_version = ?, tokens = tokens + ?"
-            self._change(group_id, change, oldest_version, tokens)
+            change = "oldest_version = ?, tokens = tokens + ?, kept = kept + ?"
+            self._change(group_id, change, oldest_version, tokens, tokens)
             self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
 
     def retry(self, group_id: int, *, reason: str) -> int:
         """A group is to be rolled out again; returns the number of the new attempt."""
         with self._transaction():
-            self._change(group_id, "attempts = attempts + 1, reason = ?", reason)
+            self._waste(reason, "group_id = ?", group_id)
+            self._change(group_id, "attempts = attempts + 1, kept = 0, reason = ?", reason)
         return int(self._one("SELECT attempts FROM groups WHERE group_id = ?", group_id))
 
     def close_group(self, group_id: int, ending: Ending, *, reason: str = "") -> None:
@@ -162,6 +178,16 @@ class Ledger:
         if done.rowcount != 1:
             raise LedgerError(f"group {group_id} is not in flight")
 
+    def _waste(self, cause: str, which: str, *values: Any) -> None:
+        """What these groups have sampled is thrown away for this cause."""
+        query = f"SELECT COALESCE(SUM(kept), 0) FROM groups WHERE {which}"
+        if lost := self._one(query, *values):
+            self._db.execute(
+                "INSERT INTO waste VALUES (?, ?)"
+                " ON CONFLICT (cause) DO UPDATE SET tokens = tokens + excluded.tokens",
+                (cause, lost),
+            )
+
     def rollback(self, step: int) -> int:
         """The weights went back to train step `step`: open again what later steps trained.
 
@@ -174,8 +200,9 @@ class Ledger:
                 " WHERE status = 'trained' AND train_step > ?",
                 (step,),
             ).rowcount
+            self._waste("rollback", "status = 'in_flight'")
             self._db.execute(
-                "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL,"
+                "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL, kept = 0,"
                 " reason = 'rollback' WHERE status = 'in_flight'"
             )
         return opened
@@ -222,9 +249,31 @@ class Ledger:
         query = "SELECT reason, COUNT(*) FROM groups WHERE status = 'failed' GROUP BY reason"
         return dict(self._db.execute(query).fetchall())
 
+    def wasted(self) -> dict[str, int]:
+        """Response tokens that trained nothing and will not, by cause.
+
+        Those of groups that closed otherwise than trained are under `status: reason`, those
+        of attempts that were thrown away under `again: reason`.
+        """
+        rows = self._db.execute(
+            "SELECT 'again: ' || cause, tokens FROM waste UNION ALL"
+            " SELECT status || iif(reason = '', '', ': ' || reason), SUM(kept) FROM groups"
+            " WHERE status IN ('expired', 'failed') GROUP BY status, reason HAVING SUM(kept) > 0"
+            " UNION ALL SELECT status, SUM(kept) FROM groups"
+            " WHERE status = 'filtered' GROUP BY status"
+        )
+        return dict(sorted(rows.fetchall(), key=lambda row: -row[1]))
+
+    def kept(self) -> LedgerCounts:
+        """Response tokens of newest attempts; `admitted` is all that were ever sampled."""
+        return self._counts("SUM(kept)", "tokens")
+
     def imbalance(self) -> int:
         """Groups plus tokens by which the two sides differ; anything but 0 is a defect."""
-        return sum(_difference(side) for side in (self.counts(), self.token_counts()))
+        kept = self.kept()
+        accounted = kept.trained + kept.in_flight + sum(self.wasted().values())
+        sides = (self.counts(), self.token_counts())
+        return sum(map(_difference, sides)) + abs(kept.admitted - accounted)
 
     def note(self, **facts: Any) -> None:
         """Remember facts about the run, as JSON values."""

@@ -19,6 +19,7 @@ class Progress:
         evaluated_step: train step that `heldout` was measured at.
         failures: sample groups that failed.
         recoveries: times the trainer was brought back.
+        paused: no sample group is admitted and no train step begins.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
     """
 
@@ -38,6 +39,7 @@ class Progress:
     tokens: int = 0
     tokens_per_second: float = 0.0
     recoveries: int = 0
+    paused: bool = False
     failures: Failures = field(default_factory=Failures)
     detail: str = "starting"
     summary: RunSummary | None = None
@@ -72,9 +74,10 @@ class Progress:
 
     def status(self, *, ledger: LedgerCounts, live_replicas: int) -> RunStatus:
         """The answer to a client."""
+        paused = self.paused and self.state is RunState.TRAINING
         return RunStatus(
             run_id=self.run_id,
-            state=self.state,
+            state=RunState.PAUSED if paused else self.state,
             run_dir=self.run_dir,
             step=self.step,
             steps=self.steps,

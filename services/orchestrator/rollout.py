@@ -4,9 +4,9 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from pydantic import ValidationError
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
 from services.protocol.errors import InvalidInput
+from services.protocol.reward_service import Score
 from services.protocol.router import (
     RETURN_TRAJECTORY,
     SESSION_HEADER,
@@ -36,8 +37,23 @@ _WHOLE_DISTRIBUTION = {
 those that the trainer computes."""
 _DONE = b"[DONE]"
 
-Arrived = Callable[[int, Trajectory], None]
-"""Called with the index of a choice and its trajectory."""
+
+class Arrived(Protocol):
+    """Called with the index of a choice and its trajectory as soon as it is finished."""
+
+    def __call__(self, index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+        """`score` is given where the rollout has one already."""
+
+
+class Sampler(Protocol):
+    """Whatever rolls out sample groups."""
+
+    async def sample(self, request: "RolloutRequest", arrived: Arrived) -> None:
+        """Roll out `request.n` choices.
+
+        Raises:
+            RolloutFailed: what came before is whole, but the group is not.
+        """
 
 
 class RolloutFailed(RuntimeError):

@@ -5,21 +5,20 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from services.observability.log import Log
-from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.ending import RunEnding
-from services.orchestrator.evaluation import Evaluation, evaluate
 from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
+from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, start_trainer
 from services.orchestrator.rollout import RolloutClient
 from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.run_log import run_log
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
 from services.orchestrator.training import TrainingLoop
@@ -34,8 +33,6 @@ from services.protocol.reward_service import RewardService
 from services.protocol.task import Task
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 from services.protocol.weight_bus import WeightBus
-
-_log = Log("orchestrator")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +63,6 @@ class Run:
         self._directory = directory
         self._tasks = {task.task_id: task for task in tasks if task.split == "train"}
         heldout = [task for task in tasks if task.split == "heldout"]
-        self._heldout = heldout[: run.evaluation.tasks]
         self._ledger = Ledger(directory.ledger)
         self.progress = self._remembered(run_id)
         self._changes = Changes()
@@ -85,6 +81,15 @@ class Run:
             algorithm=run.algorithm,
             temperature=run.sampling.temperature,
             seed=run.seed,
+        )
+        self._heldout = HeldOut(
+            heldout[: run.evaluation.tasks],
+            run=run,
+            config=config,
+            sampler=self._client,
+            scorer=self._scorer,
+            fleet=self._fleet,
+            progress=self.progress,
         )
         self._loop = self._training_loop()
         self._ending = RunEnding(
@@ -123,7 +128,7 @@ class Run:
             tasks=self._tasks,
             ledger=self._ledger,
             schedule=schedule,
-            client=self._client,
+            sampler=self._client,
             scorer=self._scorer,
             fleet=self._fleet,
             progress=self.progress,
@@ -143,7 +148,7 @@ class Run:
             progress=self.progress,
             changes=self._changes,
             record=self._record,
-            after_step=self._evaluate_if_due,
+            after_step=self._heldout.measure_if_due,
         )
 
     def status(self) -> RunStatus:
@@ -156,6 +161,30 @@ class Run:
         """The newest trajectories kept for people."""
         return self._directory.trajectories(limit)
 
+    def pause(self) -> None:
+        """Admit no sample group and begin no train step until `go_on`; rollouts end as usual."""
+        self.progress.paused = True
+        self._changes.notify()
+
+    def go_on(self) -> None:
+        """End a pause."""
+        self.progress.paused = False
+        self._changes.notify()
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint after the train step in progress, unless the newest one is of it.
+
+        Raises:
+            NotReady: the trainer does not write one now.
+        """
+        try:
+            async with asyncio.timeout(self._config.stop_timeout_s), self._loop.stepping:
+                await self._ending.save()
+        except TimeoutError:
+            raise NotReady(f"no checkpoint in {self._config.stop_timeout_s:g} s") from None
+        if self.progress.saved_step < self.progress.step:
+            raise NotReady(f"the checkpoint of step {self.progress.step} was not written")
+
     def stop(self, *, keep_progress: bool = True) -> None:
         """Ask the run to end; `keep_progress` writes a checkpoint, so that nothing is lost."""
         self._keep_progress = keep_progress
@@ -163,6 +192,10 @@ class Run:
 
     async def execute(self) -> None:
         """Live the whole life of the run; ends in one of the three last states."""
+        with run_log(self._directory.path, self.progress.run_id):
+            await self._live()
+
+    async def _live(self) -> None:
         work = asyncio.create_task(self._work(), name="run")
         stop = asyncio.create_task(self._stop.wait(), name="run-stop")
         try:
@@ -230,7 +263,7 @@ class Run:
         progress.detail = f"waiting for rollout servers to hold version {version}"
         await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
         if progress.heldout_before is None:
-            progress.heldout_before = (await self._evaluate("before training")).pass_rate
+            progress.heldout_before = (await self._heldout.measure("before training")).pass_rate
             self._ledger.note(heldout_before=progress.heldout_before)
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
@@ -242,7 +275,7 @@ class Run:
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
         # Without a train step the weights are those of the first evaluation.
-        evaluation = await self._evaluate("after training") if progress.step else None
+        evaluation = await self._heldout.measure("after training") if progress.step else None
         if evaluation is not None and evaluation.pass_rate is None:
             ending += f"; held-out pass rate not measured after training: {evaluation.problem}"
         progress.detail = ending
@@ -262,36 +295,3 @@ class Run:
         progress.step = progress.saved_step = state.step
         progress.policy_version = state.policy_version
         return state.policy_version
-
-    async def _evaluate_if_due(self) -> None:
-        every, step = self._run.evaluation.every, self.progress.step
-        # After the last step comes the evaluation of the whole run.
-        if every and step % every == 0 and step < self._run.steps:
-            version = self.progress.policy_version
-            if version is not None:
-                await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
-            await self._evaluate(f"after step {step}")
-
-    async def _evaluate(self, when: str) -> Evaluation:
-        progress = self.progress
-        state = progress.state
-        progress.enter(RunState.EVALUATING, f"{len(self._heldout)} held-out tasks {when}")
-        result = await evaluate(
-            self._heldout,
-            run=self._run,
-            run_id=progress.run_id,
-            client=self._client,
-            scorer=self._scorer,
-            concurrency=self._config.evaluation_concurrency,
-        )
-        progress.tokens += result.tokens
-        tags = {"run": progress.run_id}
-        RunMetrics.tokens.inc(result.tokens, tags)
-        if result.problem is not None:
-            progress.heldout_problem = f"{when}: {result.problem}"
-        if result.pass_rate is not None:
-            progress.heldout, progress.evaluated_step = result.pass_rate, progress.step
-            RunMetrics.heldout.set(result.pass_rate, tags)
-        _log.info("evaluated", run=progress.run_id, when=when, **vars(result))
-        progress.enter(state, progress.detail)
-        return result

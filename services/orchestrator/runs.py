@@ -141,6 +141,18 @@ class Runs:
             run.stop()
         return await self.ended(run_id)
 
+    def active(self, run_id: str) -> Run:
+        """A run that is not over.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+            InvalidInput: it is over.
+        """
+        run = self.get(run_id)
+        if not isinstance(run, Run):
+            raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")
+        return run
+
     async def ended(self, run_id: str) -> RunStatus:
         """Wait until a run has ended; every stage of it has its own deadline.
 

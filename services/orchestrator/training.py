@@ -98,7 +98,8 @@ class TrainingLoop:
 
     def _admit_what_fits(self) -> None:
         version = self._fleet.live_version
-        if version is None or self._progress.state is RunState.RECOVERING:
+        recovering = self._progress.state is RunState.RECOVERING
+        if version is None or recovering or self._progress.paused:
             return
         self._schedule.live(version)
         if self._schedule.bound == 0 and not self._fleet.settled(self._trainer_version):
@@ -157,6 +158,11 @@ class TrainingLoop:
         while True:
             seen = self._changes.count
             self._check_health(admission)
+            if self._progress.paused:
+                self._progress.detail = "paused; what was being sampled is kept"
+                await self._changes.after(seen, _RECHECK_S)
+                stalled_at = time.monotonic() + self._stall_s
+                continue
             self._deal_with_overdue()
             batch = self._schedule.select(self._trainer_version)
             if batch is not None:

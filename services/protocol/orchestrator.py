@@ -112,6 +112,7 @@ class RunState(StrEnum):
     STARTING = "starting"
     EVALUATING = "evaluating"
     TRAINING = "training"
+    PAUSED = "paused"
     RECOVERING = "recovering"
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -5,6 +5,7 @@ import gc
 import json
 import sqlite3
 import weakref
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -49,13 +50,17 @@ def body(cluster: World, **changes) -> dict:
     return {"config": cluster.run_config().model_dump(mode="json") | changes}
 
 
-async def wait_for_state(http: httpx.AsyncClient, run_id: str, state: str) -> dict:
+async def wait_for(http: httpx.AsyncClient, run_id: str, condition: Callable[[dict], bool]) -> dict:
     async with asyncio.timeout(20):
         while True:
             status = (await http.get(f"/v1/runs/{run_id}")).json()
-            if status["state"] == state:
+            if condition(status):
                 return status
             await asyncio.sleep(0.01)
+
+
+async def wait_for_state(http: httpx.AsyncClient, run_id: str, state: str) -> dict:
+    return await wait_for(http, run_id, lambda status: status["state"] == state)
 
 
 async def test_a_run_is_started_followed_and_read(tmp_path: Path) -> None:
@@ -212,3 +217,49 @@ async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
         answer = await http.post("/v1/runs", json=body(cluster, steps=7) | {"resume": run_id})
         assert answer.status_code == 201
         assert (await wait_for_state(http, run_id, "finished"))["step"] == 7
+
+
+async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        cluster.trainer.hold = asyncio.Event()
+        run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
+        async with asyncio.timeout(10):
+            await cluster.trainer.entered.wait()  # the first step is in progress
+        paused = (await http.post(f"/v1/runs/{run_id}/pause")).json()
+        assert paused["state"] == "paused"
+        cluster.trainer.hold.set()
+        status = await wait_for(
+            http, run_id, lambda s: s["step"] == 1 and s["detail"].startswith("paused")
+        )
+        admitted = status["ledger"]["admitted"]
+        saved = (await http.post(f"/v1/runs/{run_id}/checkpoint")).json()
+        assert saved["step"] == 1
+        assert [step for step, _ in next(iter(cluster.trainer.checkpoints.values()))] == [1]
+        status = (await http.get(f"/v1/runs/{run_id}")).json()
+        assert (status["step"], status["ledger"]["admitted"]) == (1, admitted)
+        await http.post(f"/v1/runs/{run_id}/resume")
+        status = await wait_for_state(http, run_id, "finished")
+        assert (status["step"], status["ledger"]["trained"]) == (
+            5,
+            20 - status["ledger"]["filtered"],
+        )
+
+
+async def test_a_checkpoint_that_the_trainer_does_not_write_is_no_success(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        run_id = (await http.post("/v1/runs", json=body(cluster, steps=500))).json()["run_id"]
+        await wait_for(http, run_id, lambda status: status["step"] > 0)
+        cluster.trainer.ready = False
+        cluster.trainer.save = cluster.trainer.start_run  # any error
+        answer = await http.post(f"/v1/runs/{run_id}/checkpoint")
+        assert answer.status_code == 503, answer.text
+        assert "was not written" in answer.json()["error"]["message"]
+
+
+async def test_a_run_that_is_over_cannot_be_paused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (cluster, http):
+        run_id = (await http.post("/v1/runs", json=body(cluster, steps=1))).json()["run_id"]
+        await wait_for_state(http, run_id, "finished")
+        for action in ("pause", "resume", "checkpoint"):
+            answer = await http.post(f"/v1/runs/{run_id}/{action}")
+            assert (answer.status_code, answer.json()["error"]["value"]) == (400, run_id)

@@ -165,3 +165,42 @@ def test_the_order_is_the_same_after_a_resume_in_the_middle_of_an_epoch(tmp_path
 def test_another_seed_is_another_order() -> None:
     orders = [[PromptOrder(seed=s, count=50).at(p) for p in range(50)] for s in (0, 1)]
     assert orders[0] != orders[1]
+
+
+def test_wasted_tokens_are_told_by_cause_and_account_for_every_token(ledger: Ledger) -> None:
+    ids = [group.group_id for group in ledger.admit(prompts(5), version=1)]
+    for group_id in ids:
+        ledger.rolled_out(group_id, oldest_version=1, tokens=10)
+    ledger.retry(ids[0], reason="connection")
+    ledger.rolled_out(ids[0], oldest_version=1, tokens=7)
+    ledger.close_batch(1, train=ids[:2], filtered=ids[2:3])
+    ledger.close_group(ids[3], "expired", reason="stale")
+    assert ledger.wasted() == {"again: connection": 10, "filtered": 10, "expired: stale": 10}
+    assert (ledger.kept().trained, ledger.kept().in_flight) == (17, 10)
+    ledger.rollback(0)
+    assert ledger.wasted()["again: rollback"] == 27, "what two trained and one open group had"
+    assert ledger.imbalance() == 0
+
+
+def test_tokens_whose_fate_is_not_told_are_an_imbalance(ledger: Ledger) -> None:
+    (group,) = ledger.admit(prompts(1), version=1)
+    ledger.rolled_out(group.group_id, oldest_version=1, tokens=10)
+    ledger._db.execute("UPDATE groups SET kept = 4")
+    assert ledger.imbalance() == 6
+
+
+def test_a_ledger_from_before_waste_was_accounted_for_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    old = Ledger(path)
+    (group,) = old.admit(prompts(1), version=1)
+    old.rolled_out(group.group_id, oldest_version=1, tokens=10)
+    old._db.executescript(
+        "DROP INDEX groups_by_ending; ALTER TABLE groups DROP COLUMN kept; DROP TABLE waste;"
+        "CREATE INDEX groups_by_status ON groups (status, tokens)"
+    )
+    old.close()
+    ledger = Ledger(path)
+    assert ledger.imbalance() == 0
+    ledger.retry(group.group_id, reason="deadline")
+    assert ledger.wasted() == {"again: deadline": 10}
+    ledger.close()

@@ -1,0 +1,82 @@
+"""The answers of one attempt at a sample group."""
+
+import asyncio
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.results import Graded
+from services.orchestrator.scoring import Scorer
+from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.task import Task
+from services.protocol.trajectory import Trajectory
+
+_log = Log("orchestrator")
+
+
+class Answers:
+    """Trajectories as they arrive, each on its way to a score.
+
+    Attributes:
+        tokens: sampled tokens so far.
+    """
+
+    def __init__(
+        self, task: Task, *, run_id: str, name: str, scorer: Scorer, barrier: bool
+    ) -> None:
+        self._task = task
+        self._run_id = run_id
+        self._name = name
+        self._scorer = scorer
+        self._barrier = barrier
+        self._arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = []
+        self.tokens = 0
+
+    def add(self, index: int, trajectory: Trajectory, score: Score | None = None) -> int:
+        """Take choice `index`; without a score, and without a barrier, it is sent to be graded.
+
+        Returns the tokens that were sampled for it.
+        """
+        future = None
+        if score is not None:
+            future = asyncio.get_running_loop().create_future()
+            future.set_result(score)
+        elif not self._barrier:
+            future = self._submit(index, trajectory)
+        self._arrived.append((index, trajectory, future))
+        sampled = sum(trajectory.loss_mask)
+        self.tokens += sampled
+        return sampled
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version in any of them."""
+        return min(trajectory.oldest_version for _, trajectory, _ in self._arrived)
+
+    async def scores(self) -> tuple[list[Graded], list[Score]]:
+        """Wait for all scores: those with a reward, in choice order, and those without."""
+        graded, ungraded = [], []
+        waiting = [
+            (index, trajectory, future or self._submit(index, trajectory))
+            for index, trajectory, future in sorted(self._arrived, key=lambda item: item[0])
+        ]
+        for index, trajectory, future in waiting:
+            score = await future
+            if score.reward is not None:
+                graded.append(Graded(trajectory=trajectory, score=score))
+                continue
+            ungraded.append(score)
+            RunMetrics.ungraded.inc(1, {"run": self._run_id})
+            _log.warning(
+                "trajectory_not_graded",
+                run=self._run_id,
+                group=self._name,
+                trajectory=index,
+                error=score.detail,
+            )
+        return graded, ungraded
+
+    def _submit(self, index: int, trajectory: Trajectory) -> asyncio.Future[Score]:
+        name = f"{self._run_id}/{self._name}/{index}"
+        return self._scorer.submit(
+            ScoreJob(job_id=name, completion=trajectory.text, grader=self._task.grader)
+        )
