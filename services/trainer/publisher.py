@@ -107,16 +107,23 @@ class Publisher:
             try:
                 table = await self._bus.watch(revision, WATCH_S)
                 if table.bus_id != known and self._held is not None:
-                    await self._bus.publish(self._held, self._group)
-                    if self._canary is not None:
-                        await self._bus.publish_canary(self._held.version, self._canary)
+                    await self._tell_again(self._held)
             except NotReady:
                 revision = -1
                 await asyncio.sleep(RETRY_S)
                 continue
-            except InvalidInput as has_it:
-                _log.info("bus_needs_no_manifest", why=str(has_it))
             revision, known = table.revision, table.bus_id
+
+    async def _tell_again(self, held: WeightManifest) -> None:
+        try:
+            await self._bus.publish(held, self._group)
+        except InvalidInput as has_it:
+            _log.info("bus_needs_no_manifest", why=str(has_it))
+            # It may have the manifest from a replica's copy; the canary only the trainer knows.
+            if (await self._bus.watch(-1, 0.0)).newest_version != held.version:
+                return
+        if self._canary is not None:
+            await self._bus.publish_canary(held.version, self._canary)
 
     async def members(self) -> MemberTable:
         """The bus's table as it is now."""

@@ -318,6 +318,20 @@ async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
     assert bus.versions == [1, 2]
 
 
+async def test_a_bus_that_restarts_and_has_the_manifest_from_a_replica_is_told_the_canary(
+    open_service, make_start
+) -> None:
+    bus = FakeBus()
+    service = await open_service(bus, FakeGroup())
+    await service.start_run(make_start())
+    await service.train(batch(1))
+    await until(lambda: [version for version, _ in bus.canaries] == [0, 1])
+    bus.served = 1
+    bus.restart()
+    await until(lambda: [version for version, _ in bus.canaries] == [1])
+    assert bus.versions == []
+
+
 async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
     open_service, make_start
 ) -> None:
