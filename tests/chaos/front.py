@@ -109,8 +109,7 @@ class Front:
                 self.start_router(index)
         replica_ids = await self.scene.bring_back()
         await self.scene.until_served(await self._version(), replica_ids)
-        for url in self._urls:
-            await self._until_leased(url, len(replica_ids))
+        await self.until_leased(len(replica_ids))
         self.retried = 0
         return replica_ids
 
@@ -118,15 +117,12 @@ class Front:
         newest = (await self.scene.table()).newest_version
         return await self.scene.train() if newest is None else newest
 
-    async def _until_leased(self, url: str, replicas: int) -> None:
-        async with asyncio.timeout(READY_S):
-            while await self._leased(url) != replicas:  # noqa: ASYNC110
-                await asyncio.sleep(_POLL_S)
-
-    async def until_nobody_leased(self) -> None:
-        """Both routers have seen all leases end."""
+    async def until_leased(self, replicas: int) -> None:
+        """Both routers know of so many replicas with a lease."""
         for url in self._urls:
-            await self._until_leased(url, 0)
+            async with asyncio.timeout(READY_S):
+                while await self._leased(url) != replicas:  # noqa: ASYNC110
+                    await asyncio.sleep(_POLL_S)
 
     async def _leased(self, url: str) -> int:
         async with self._session.get(f"{url}/health") as response:
@@ -134,16 +130,16 @@ class Front:
 
     async def begin(self, among: slice = slice(None)) -> None:
         """Send the requests, all at once."""
-        model = (await self.scene.table()).members[0].model
         self._begun.clear()
-        self._calls += [(ask, asyncio.create_task(self._call(ask))) for ask in asks(model)[among]]
+        self._calls += [(ask, asyncio.create_task(self._call(ask))) for ask in asks()[among]]
 
-    async def in_the_middle_on(self, replica_id: str, streams: int = 4) -> None:
+    async def in_the_middle_on(self, replica_id: str, streams: int = 2) -> None:
         """Return when so many streams that began on the replica are neither new nor over."""
         enough = await self._changes.until(
             lambda: len(self._begun.get(replica_id, ())) >= streams, timeout_s=READY_S
         )
-        assert enough, f"{replica_id} has not {streams} answers in the middle: {self._begun}"
+        counts = [word.counts for word in self._table.words.values()]
+        assert enough, f"{replica_id} is not in the middle of {streams} answers: {counts}"
 
     async def _call(self, ask: Ask) -> Answer:
         for attempt in range(2 * ROUTERS):

@@ -7,12 +7,18 @@ string shall be met, and lengths are fixed by `max_tokens`.
 from dataclasses import dataclass
 from typing import Any
 
+from services.rollout_server.config import RolloutServerConfig
+
 REQUESTS = 200
+MODEL = RolloutServerConfig.model_fields["served_model_name"].default
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LETTERS = list(range(66, 74))
 """Token ids of a to h in the byte tokenizer: pairs of them come up every sixteen tokens."""
 
 STOPS = ["ab", "cd", "ef", "gh"]
+LONG = 128
+"""Tokens of a few answers that are still on their way when the others have come."""
+
 _FREE = {"temperature": 0, "max_tokens": 32, "ignore_eos": True}
 _SAMPLED = {**_FREE, "temperature": 1}
 _TOOL = {
@@ -29,7 +35,7 @@ _TOOL = {
 }
 _CALL = {"type": "function", "function": {"name": "add"}}
 _KINDS: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {**_FREE, "stream": True}),
+    (CHAT, {**_FREE, "stream": True, "max_tokens": LONG}),
     (CHAT, {**_FREE, "logprobs": True, "top_logprobs": 2}),
     (COMPLETION, {**_FREE, "stream": True, "logprobs": 1}),
     (CHAT, {**_FREE, "stream": True, "stop": STOPS, "allowed_token_ids": LETTERS}),
@@ -66,7 +72,7 @@ class Ask:
         return bool(self.body["temperature"]) and "presence_penalty" not in self.body
 
 
-def asks(model: str) -> list[Ask]:
+def asks() -> list[Ask]:
     """All of them, with prompts of their own; every third belongs to a session."""
     made = []
     for number in range(REQUESTS):
@@ -78,7 +84,7 @@ def asks(model: str) -> list[Ask]:
             else {"messages": [{"role": "user", "content": words}]}
         )
         usage = {"stream_options": {"include_usage": True}} if extra.get("stream") else {}
-        body = {"model": model, "return_trajectory": True, **prompt, **extra, **usage}
+        body = {"model": MODEL, "return_trajectory": True, **prompt, **extra, **usage}
         session = f"episode-{number % 7}" if number % 3 == 0 else None
         made.append(Ask(number, path, body, session))
     return made
