@@ -149,7 +149,7 @@ class Runs:
             InvalidInput: it is over.
         """
         run = self.get(run_id)
-        if not isinstance(run, Run):
+        if not isinstance(run, Run) or not run.progress.active:
             raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")
         return run
 
