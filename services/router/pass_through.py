@@ -16,7 +16,7 @@ from services.router.client_request import ClientRequest
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.replicas import Replicas
 from services.router.seats import Seat
-from services.router.upstream import END
+from services.router.upstream import END, checked_answer
 
 _ABORTED = "abort"
 
@@ -50,7 +50,7 @@ class PassThrough:
             try:
                 with seat:
                     path, body = self._ask.path, self._ask.body
-                    answer: dict[str, Any] = await self._replicas.upstream.answer(seat, path, body)
+                    answer = await self._replicas.upstream.answer(seat, path, body)
                     _check_complete(answer)
                     return answer
             except UpstreamBroken as broken:
@@ -93,7 +93,7 @@ class PassThrough:
                 if event == END:
                     return
                 try:
-                    _check_complete(json.loads(event))
+                    _check_complete(checked_answer(json.loads(event)))
                 except ValueError:
                     raise UpstreamBroken("malformed", "an event is not JSON") from None
                 seat.answered()
@@ -103,5 +103,9 @@ class PassThrough:
 
 def _check_complete(answer: dict[str, Any]) -> None:
     """An aborted choice, as at a weight update that ends requests, is a loss, too."""
-    if any(choice.get("finish_reason") == _ABORTED for choice in answer.get("choices") or ()):
+    try:
+        reasons = [choice.get("finish_reason") for choice in answer.get("choices") or ()]
+    except (AttributeError, TypeError) as error:
+        raise UpstreamBroken("malformed", repr(error)) from None
+    if _ABORTED in reasons:
         raise UpstreamBroken(_ABORTED)

@@ -14,6 +14,7 @@ import msgspec
 
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.event_stream import EventStream
 from services.router.patience import Patience
 from services.router.seats import Seat
 from services.router.trace_context import TRACE
@@ -21,6 +22,7 @@ from services.router.trace_context import TRACE
 END = b"[DONE]"
 """The data of a stream's last event."""
 
+_END_OF_EVENT = b"\n\n"
 _GENERATE = "/inference/v1/generate"
 _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
@@ -59,7 +61,7 @@ class Upstream:
         """
         return await self._json(seat, path, body, self._config.render_s)
 
-    async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> Any:
+    async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The replica's own answer to a client's request that does not stream.
 
         Raises:
@@ -67,7 +69,7 @@ class Upstream:
             RequestFailed: the replica refused the body.
         """
         seat.check_lease()
-        return await self._json(seat, path, body, self._config.whole_answer_s)
+        return checked_answer(await self._json(seat, path, body, self._config.whole_answer_s))
 
     async def _json(
         self, seat: Seat, path: str, body: dict[str, Any] | bytes, limit_s: float
@@ -100,11 +102,12 @@ class Upstream:
         data = msgspec.json.encode(body)
         if not body["stream"]:
             seat.check_lease()
-            yield await self._json(seat, _GENERATE, data, self._config.first_token_s)
+            whole = await self._json(seat, _GENERATE, data, self._config.first_token_s)
+            yield checked_answer(whole)
             return
         async with aclosing(self.events(seat, _GENERATE, data)) as events:
             async for event in events:
-                if event and event != END:
+                if event != END:
                     yield _chunk(event)
 
     async def events(
@@ -117,24 +120,22 @@ class Upstream:
             RequestFailed: the replica refused the body.
         """
         seat.check_lease()
-        limit_s = self._config.first_token_s
-        async with seat.limit(limit_s):
+        async with seat.limit(self._config.first_token_s):
             response = await self._post(seat, path, body)
-        content, stalled = response.content, UpstreamBroken("stalled", "no chunk in time")
-        patience = Patience(lambda: content.set_exception(stalled))
+        content, stalled = response.content, UpstreamBroken("stalled", "no event in time")
+        patience, stream = Patience(lambda: content.set_exception(stalled)), EventStream()
         seat.when_lost(content.set_exception)
         try:
-            rest = b""
-            while True:
-                patience.begin(limit_s)
-                data = await content.readany()
-                patience.end()
-                if not data:
-                    return
-                *events, rest = (rest + data).split(b"\n\n")
-                for event in events:
-                    limit_s = self._config.between_tokens_s
-                    yield event.strip().removeprefix(b"data: ")
+            patience.begin(self._config.first_token_s)
+            while data := await content.readany():
+                # Comments, which keep a connection open, do not make a wait longer.
+                if events := stream.feed(data):
+                    patience.end()
+                    for event in events:
+                        yield event
+                    patience.begin(self._config.between_tokens_s)
+            for event in stream.feed(_END_OF_EVENT):
+                yield event
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("connection", repr(error)) from None
         finally:
@@ -163,15 +164,27 @@ class Upstream:
         raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
 
 
+def checked_answer(answer: Any) -> dict[str, Any]:
+    """An answer, or a part of one, that is no error.
+
+    Raises:
+        UpstreamBroken: it is an error, or no answer at all.
+        RequestFailed: it is an error of the request.
+    """
+    if not isinstance(answer, dict):
+        raise UpstreamBroken("malformed", f"no object: {str(answer)[:300]}")
+    error = answer.get("error")
+    if error is None:
+        return answer
+    told = error if isinstance(error, dict) else {"message": error}
+    code = told.get("code")
+    if isinstance(code, int) and 400 <= code < 500 and code not in _RETRIED_CLIENT_ERRORS:
+        raise RequestFailed.passed_on(code, json.dumps(answer).encode())
+    raise UpstreamBroken("error", str(told.get("message", error))[:300])
+
+
 def _chunk(event: bytes) -> dict[str, Any]:
     try:
-        chunk: dict[str, Any] = msgspec.json.decode(event)
+        return checked_answer(msgspec.json.decode(event))
     except ValueError:
         raise UpstreamBroken("malformed", "a chunk is not JSON") from None
-    error = chunk.get("error")
-    if error is None:
-        return chunk
-    code = error.get("code")
-    if isinstance(code, int) and 400 <= code < 500 and code not in _RETRIED_CLIENT_ERRORS:
-        raise RequestFailed.passed_on(code, json.dumps(chunk).encode())
-    raise UpstreamBroken("error", str(error.get("message", error))[:300])

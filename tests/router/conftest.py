@@ -25,6 +25,15 @@ from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
+ODD_ANSWERS = {
+    "error_event": {"error": {"message": "engine died", "code": 500}},
+    "refusal_event": {"error": {"message": "no such thing", "code": 422}},
+    "error_in_words": {"error": "engine died"},
+    "no_object": ["what?"],
+    "no_choices": {"choices": ["what?"]},
+}
+"""Sent with status 200."""
+
 EOS, MARK, STOP_TOKEN = 256, 300, ord("\x07")
 MODEL = "test-model"
 
@@ -165,6 +174,8 @@ class Replica:
         if not body.get("stream"):
             if fault.kind == "drop":
                 request.transport.abort()
+            if fault.kind in ODD_ANSWERS:
+                return web.json_response(ODD_ANSWERS[fault.kind])
             reason = "abort" if fault.kind == "abort" else "length"
             choice = {"index": 0, "text": "".join(words), "finish_reason": reason}
             return web.json_response({"choices": [choice], "made_by": "replica"})
@@ -174,6 +185,8 @@ class Replica:
             if fault.kind and number == fault.after:
                 if fault.kind == "drop":
                     request.transport.abort()
+                if fault.kind in ODD_ANSWERS:
+                    await _send(response, ODD_ANSWERS[fault.kind])
                 return response
             await _send(response, {"choices": [{"index": 0, "text": word}]})
         await response.write(b"data: [DONE]\n\n")

@@ -27,6 +27,8 @@ class Backend:
     serves: str = MODEL
     fail: str = ""
     key: str | None = None
+    dialect: str = "data: {}\n\n"
+    pings: bool = False
     bodies: list = field(default_factory=list)
     url: str = ""
 
@@ -55,15 +57,20 @@ class Backend:
             return web.json_response(self._frame("chat.completion", choice))
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
+        if self.pings:
+            with contextlib.suppress(ConnectionResetError):
+                while True:
+                    await response.write(b": ping\n\n")
+                    await asyncio.sleep(0.01)
         for part in ("I am ", self.name):
             delta = {"index": 0, "delta": {"content": part}, "finish_reason": None}
             event = json.dumps(self._frame("chat.completion.chunk", delta))
-            await response.write(f"data: {event}\n\n".encode())
+            await response.write(self.dialect.format(event).encode())
             if self.fail == "cut":
                 await asyncio.sleep(0)
                 request.transport.abort()
                 return response
-        await response.write(b"data: [DONE]\n\n")
+        await response.write(self.dialect.format("[DONE]").encode())
         return response
 
     def _frame(self, kind, choice):
@@ -129,6 +136,22 @@ async def test_streams_pass_through(cluster, outside):
     await cluster.start(backends=await outside(Backend("first")))
     events = (await _chat(cluster, stream=True)).parse()
     assert await _text(events) == "I am first"
+
+
+async def test_streams_of_other_servers_are_read_and_told_in_one_way(cluster, outside):
+    backend = Backend("first", dialect=": ping\r\n\r\nevent: x\r\ndata:{}\r\n\r\n")
+    await cluster.start(backends=await outside(backend))
+    events = (await _chat(cluster, stream=True)).parse()
+    assert await _text(events) == "I am first"
+
+
+async def test_a_server_that_only_says_that_it_is_there_is_left(cluster, outside):
+    bad, good = Backend("bad", pings=True), Backend("good")
+    await cluster.start(backends=await outside(bad, good), first_token_s=0.2)
+    for number in range(8):  # what begins alike goes to one place
+        events = (await _chat(cluster, stream=True, say=f"prompt {number}")).parse()
+        assert await _text(events) == "I am good"
+    assert bad.bodies
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -32,7 +32,9 @@ async def test_what_the_router_cannot_read_the_replica_judges(cluster):
     assert cluster.replicas[0].bodies == [body]
 
 
-@pytest.mark.parametrize("kind", ["drop", "abort"])
+@pytest.mark.parametrize(
+    "kind", ["drop", "abort", "error_event", "error_in_words", "no_object", "no_choices"]
+)
 async def test_an_answer_in_one_piece_survives_its_replica(cluster, fault, kind):
     await cluster.start()
     cluster.faults.append(fault(kind))
@@ -41,7 +43,9 @@ async def test_an_answer_in_one_piece_survives_its_replica(cluster, fault, kind)
     assert sorted(len(replica.bodies) for replica in cluster.replicas) == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["drop", "eof"])
+@pytest.mark.parametrize(
+    "kind", ["drop", "eof", "error_event", "error_in_words", "no_object", "no_choices"]
+)
 async def test_a_stream_survives_its_replica_until_its_first_event(cluster, fault, kind):
     await cluster.start()
     cluster.faults.append(fault(kind, 0))
@@ -51,7 +55,16 @@ async def test_a_stream_survives_its_replica_until_its_first_event(cluster, faul
     assert sorted(len(replica.bodies) for replica in cluster.replicas) == [1, 1]
 
 
-@pytest.mark.parametrize("kind", ["drop", "eof"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_with_status_200_gets_its_own_status(cluster, fault, stream):
+    await cluster.start()
+    cluster.faults.append(fault("refusal_event"))
+    with pytest.raises(openai.UnprocessableEntityError, match="no such thing"):
+        await cluster.client.completions.create(**ECHO, stream=stream)
+    assert sum(len(replica.bodies) for replica in cluster.replicas) == 1
+
+
+@pytest.mark.parametrize("kind", ["drop", "eof", "error_event", "no_object"])
 async def test_a_stream_that_is_cut_later_says_that_it_cannot_go_on(cluster, fault, kind):
     await cluster.start()
     cluster.faults.append(fault(kind, 2))

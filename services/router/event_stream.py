@@ -1,0 +1,41 @@
+"""Server-sent events, in every spelling that servers use."""
+
+from services.router.errors import UpstreamBroken
+
+_LONGEST = 1 << 26
+"""Bytes of one event: a long prompt's logprobs fit, and no server can fill our memory."""
+
+
+class EventStream:
+    """Cuts bytes into the data of events; comments and other fields are left out."""
+
+    def __init__(self) -> None:
+        self._line: list[bytes] = []
+        self._data: list[bytes] = []
+        self._size = 0
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The data of the events that are whole with these bytes.
+
+        Raises:
+            UpstreamBroken: an event has no end.
+        """
+        events: list[bytes] = []
+        first, *others = received.split(b"\n")
+        self._line.append(first)
+        for begin in others:
+            self._end_line(events)
+            self._line = [begin]
+        self._size = 0 if events else self._size + len(received)
+        if self._size > _LONGEST:
+            raise UpstreamBroken("malformed", f"an event of more than {_LONGEST} bytes")
+        return events
+
+    def _end_line(self, events: list[bytes]) -> None:
+        line = b"".join(self._line).removesuffix(b"\r")
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+        elif not line and self._data:
+            # The lines of one event are JSON together, which has no line ends inside of strings.
+            events.append(b" ".join(self._data))
+            self._data = []
