@@ -1,4 +1,4 @@
-"""HTTP of a client that may send anything: its request line and headers are bounded."""
+"""HTTP of clients that may send anything: how many connect, and their heads, are bounded."""
 
 import asyncio
 from typing import Any
@@ -7,12 +7,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _HEAD_BYTES = 64 * 1024
 _HEAD_S = 60.0
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\n"
+    b"retry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 class BoundedHead(HttpToolsProtocol):
     """Cuts off a connection whose next request's head is too long, or does not come.
 
-    The parser has no bound of its own, and uvicorn waits for a first request for ever.
+    The parser has no bound of its own, and uvicorn waits for a first request for ever. Whoever
+    comes when `limit_concurrency` is reached is sent away; uvicorn itself would then refuse the
+    requests of those who are there.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -23,6 +29,11 @@ class BoundedHead(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
+            transport.write(_FULL)
+            transport.close()
+            return
         self._head_due = self.loop.call_later(_HEAD_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -33,9 +44,11 @@ class BoundedHead(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         super().data_received(data)
-        if not self._in_head:
+        # Also empty lines between two requests come instead of a head.
+        idle = self.cycle is None or self.cycle.response_complete
+        if not (self._in_head or idle):
             return
-        self._head_bytes += len(data)
+        self._head_bytes += len(data) * self._in_head
         if self._head_bytes > _HEAD_BYTES:
             self.send_400_response("The request's head is too long.")
         elif self._head_due is None:

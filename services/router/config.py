@@ -16,10 +16,12 @@ class ListenConfig(StrictModel):
         host: IP address to listen on; any but a loopback address needs API keys, or
             `access.allow_unauthenticated`.
         port: 0 for any free one.
+        max_connections: open connections of clients; more are sent away with status 503.
     """
 
     host: str = "127.0.0.1"
     port: int = Field(ge=0, le=65535)
+    max_connections: int = Field(default=8192, ge=1)
 
 
 class BackendConfig(StrictModel):

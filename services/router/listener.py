@@ -52,6 +52,7 @@ class Listener:
                 proxy_headers=False,
                 server_header=False,
                 backlog=_BACKLOG,
+                limit_concurrency=self._config.max_connections + 1,
                 timeout_graceful_shutdown=_DRAIN_S,
             )
         )

@@ -1,9 +1,12 @@
 """The router's own port."""
 
+import asyncio
+
 import httpx
 import pytest
 from pydantic import ValidationError
 
+from services.router import bounded_head
 from services.router.config import ListenConfig, RouterConfig
 from services.router.listener import Listener
 
@@ -32,6 +35,34 @@ async def test_a_client_that_leaves_ends_its_request_in_the_engine(cluster, list
     async with cluster.http.stream("POST", url, json=BODY | {"stream": True}) as response:
         await anext(response.aiter_raw())
     await cluster.replicas[0].hung_up.wait()
+
+
+async def test_whoever_comes_when_all_connections_are_taken_is_sent_away(cluster):
+    """Those who are there are served."""
+    await cluster.start(replicas=1)
+    made = Listener(ListenConfig(port=0, max_connections=1))
+    await made.start(cluster.app)
+    first, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    get = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    writer.write(get)
+    assert (await asyncio.wait_for(first.readline(), 5)).split()[1] == b"200"
+    second, other = await asyncio.open_connection("127.0.0.1", made.port)
+    assert (await asyncio.wait_for(second.read(), 5)).split()[1] == b"503"
+    writer.write(get)
+    await asyncio.wait_for(first.readuntil(b"HTTP/1.1 200"), 5)
+    for closing in (writer, other):
+        closing.close()
+    await made.stop()
+
+
+async def test_empty_lines_are_no_request_that_is_waited_for(cluster, listener, monkeypatch):
+    monkeypatch.setattr(bounded_head, "_HEAD_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.wait_for(reader.readuntil(b"}"), 5)
+    writer.write(b"\r\n")
+    assert await asyncio.wait_for(reader.read(), 2) == b"", "sooner than an idle connection ends"
+    writer.close()
 
 
 async def test_two_routers_of_a_machine_share_the_port(cluster, listener):
