@@ -211,9 +211,14 @@ def _steps(batch: list[Piece]) -> list[Piece]:
 
 def _by_token(piece: Piece) -> list[Piece]:
     """One piece per token; the last one has the piece's end."""
+    before = piece.made - len(piece.token_ids)
     alone = [
-        replace(piece, text="", token_ids=[token], entries=[entry], finished=False)
-        for token, entry in zip(piece.token_ids, piece.entries, strict=True)
+        replace(
+            piece, text="", token_ids=[token], entries=[entry], finished=False, made=before + count
+        )
+        for count, (token, entry) in enumerate(
+            zip(piece.token_ids, piece.entries, strict=True), start=1
+        )
     ]
     last = alone.pop() if alone else piece
     return [*alone, replace(last, text=piece.text, finished=piece.finished)]

@@ -23,7 +23,6 @@ class AnswerWriter:
         self._begun: set[int] = set()
         self._called_tools: set[int] = set()
         self._offsets: dict[int, int] = {}
-        self._made: dict[int, int] = {}
 
     def whole(self) -> dict[str, Any]:
         """The answer to a request that does not stream."""
@@ -35,7 +34,6 @@ class AnswerWriter:
         if self._ask.stream_by == "choice":
             return self._frame([self._choice_event(piece.journal)]) if piece.finished else None
         index = piece.journal.index
-        made = self._made[index] = self._made.get(index, 0) + len(piece.token_ids)
         tells = piece.text if piece.delta is None else piece.delta
         tokens = piece.token_ids and (self._ask.logprobs or self._ask.return_token_ids)
         first = index not in self._begun
@@ -45,7 +43,7 @@ class AnswerWriter:
         if not self._begun:
             event |= self._chat_prompt()
         self._begun.add(index)
-        return event | ({"usage": self._usage(made)} if self._ask.continuous_usage else {})
+        return event | ({"usage": self._usage(piece.made)} if self._ask.continuous_usage else {})
 
     def usage_event(self) -> dict[str, Any]:
         """The last event of a stream whose client asked for usage."""

@@ -18,6 +18,7 @@ class Piece:
         token_ids: the new tokens.
         entries: their logprob entries, in OpenAI's chat shape.
         finished: this is the choice's last piece.
+        made: tokens of the choice up to this piece's end.
         delta: what is new in the message of a chat whose replica parses answers, instead of
             `text`; None for all others.
     """
@@ -27,6 +28,7 @@ class Piece:
     token_ids: list[int]
     entries: list[dict[str, Any]]
     finished: bool
+    made: int
     delta: dict[str, Any] | None = None
 
     @classmethod
@@ -35,7 +37,8 @@ class Piece:
         shows_tokens = ask.logprobs or ask.return_token_ids or journal.parsed
         if ask.streams_tokens and (text or (shows_tokens and new.token_ids)):
             journal.visible = True
-        return cls(journal, text, new.token_ids, new.entries, journal.settled)
+        made = len(journal.token_ids)
+        return cls(journal, text, new.token_ids, new.entries, journal.settled, made)
 
 
 def take(journal: ChoiceJournal, item: dict[str, Any], end_tokens: set[int]) -> NewTokens:

@@ -1,5 +1,6 @@
 """In which steps a streamed answer is parsed; the parsing itself is tested on a real vLLM."""
 
+import itertools
 import random
 
 import pytest
@@ -11,7 +12,9 @@ from services.router.piece import Piece
 
 def _piece(journal, *texts, finished=False):
     entries = [{"token": text, "logprob": -1.0} for text in texts]
-    return Piece(journal, "", [len(text) for text in texts], entries, finished)
+    journal.token_ids += [len(text) for text in texts]
+    made = len(journal.token_ids)
+    return Piece(journal, "", journal.token_ids[made - len(texts) :], entries, finished, made)
 
 
 def _texts(steps):
@@ -56,3 +59,5 @@ def test_no_token_is_lost_or_moved_to_another_choice():
         steps = [step for step in _steps(batch) if step.journal.index == index]
         assert [text for step in _texts(steps) for text in step] == texts
         assert [len(text) for text in texts] == [token for s in steps for token in s.token_ids]
+        ends = itertools.accumulate(len(step.token_ids) for step in steps)
+        assert [step.made for step in steps if step.token_ids] == sorted(set(ends) - {0})

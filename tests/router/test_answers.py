@@ -42,6 +42,31 @@ async def test_a_stream_of_tokens_spells_the_same_answer_and_ends_with_usage(clu
     assert events[-1].usage.completion_tokens == 17
 
 
+@pytest.mark.parametrize("penalty", [0, 0.5], ids=["continued", "begun again"])
+@pytest.mark.parametrize("tokens_per_chunk", [1, 3])
+async def test_usage_in_every_event_counts_each_token_once(
+    cluster, fault, penalty, tokens_per_chunk
+):
+    """Also after a loss, before or after the client has seen something."""
+    await cluster.start(eject_after=1000)
+    for replica in cluster.replicas:
+        replica.tokens_per_chunk = tokens_per_chunk
+    for after in (0, 3, 12):
+        cluster.faults.append(fault("drop", after))
+        stream = await cluster.client.chat.completions.create(
+            model="test-model",
+            messages=ASK,
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            presence_penalty=penalty,
+            stop=["never said"],
+        )
+        made = [event.usage.completion_tokens async for event in stream]
+        assert made == sorted(made)
+        assert made[-2:] == [17, 17]
+        assert not cluster.faults
+
+
 async def test_completions_have_their_own_shape_and_logprob_columns(cluster):
     await cluster.start()
     answer = await cluster.client.completions.create(
