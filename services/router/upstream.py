@@ -45,6 +45,8 @@ class Upstream:
             ),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
             read_bufsize=2**18,
+            # One client's cookies are not for the next one.
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
 
     async def stop(self) -> None:
@@ -152,14 +154,17 @@ class Upstream:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         try:
             response = await self._session.post(
-                seat.address + path, data=data, headers={**self._headers(seat), **TRACE.get()}
+                seat.address + path,
+                data=data,
+                headers={**self._headers(seat), **TRACE.get()},
+                allow_redirects=False,
             )
-            if response.status < 400:
+            if response.status < 300:
                 return response
             raw = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("connection", repr(error)) from None
-        if response.status < 500 and response.status not in _RETRIED_CLIENT_ERRORS:
+        if _is_refusal(response.status):
             raise RequestFailed.passed_on(response.status, raw)
         raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
 
@@ -178,9 +183,13 @@ def checked_answer(answer: Any) -> dict[str, Any]:
         return answer
     told = error if isinstance(error, dict) else {"message": error}
     code = told.get("code")
-    if isinstance(code, int) and 400 <= code < 500 and code not in _RETRIED_CLIENT_ERRORS:
+    if isinstance(code, int) and _is_refusal(code):
         raise RequestFailed.passed_on(code, json.dumps(answer).encode())
     raise UpstreamBroken("error", str(told.get("message", error))[:300])
+
+
+def _is_refusal(status: int) -> bool:
+    return 400 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS
 
 
 def _chunk(event: bytes) -> dict[str, Any]:

@@ -29,7 +29,9 @@ class Backend:
     key: str | None = None
     dialect: str = "data: {}\n\n"
     pings: bool = False
+    moved_to: str = ""
     bodies: list = field(default_factory=list)
+    cookies: list = field(default_factory=list)
     url: str = ""
 
     async def models(self, request):
@@ -42,8 +44,11 @@ class Backend:
 
     async def chat(self, request):
         self._check_key(request)
+        self.cookies.append(dict(request.cookies))
         body = await request.json()
         self.bodies.append(body)
+        if self.fail == "moved":
+            raise web.HTTPTemporaryRedirect(self.moved_to)
         if self.fail == "status":
             raise web.HTTPInternalServerError(text="broken on purpose")
         if self.fail == "refusal":
@@ -54,7 +59,8 @@ class Backend:
                 request.transport.abort()
             message = {"role": "assistant", "content": self.name}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
-            return web.json_response(self._frame("chat.completion", choice))
+            cookie = {"set-cookie": "who=the first client; Path=/"}
+            return web.json_response(self._frame("chat.completion", choice), headers=cookie)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         if self.pings:
@@ -222,6 +228,26 @@ async def test_a_refused_key_is_no_error_of_the_client(cluster, outside):
     with pytest.raises(openai.InternalServerError, match="refuses our key") as refusal:
         await _chat(cluster)
     assert refusal.value.status_code == 503
+
+
+async def test_a_request_goes_nowhere_else_with_the_key_of_its_backend(cluster, outside):
+    other = Backend("other")
+    await outside(other)
+    backend = Backend("first", fail="moved", moved_to=f"{other.url}/v1/chat/completions")
+    await cluster.start(backends=await outside(backend), max_retries=0)
+    with pytest.raises(openai.InternalServerError, match="307"):
+        await _chat(cluster)
+    assert not other.bodies
+
+
+async def test_no_client_gets_the_cookies_of_another(cluster, outside):
+    (settings,) = await outside(backend := Backend("first"))
+    # Of an address without a name no client keeps cookies.
+    named = settings["url"].replace("127.0.0.1", "localhost")
+    await cluster.start(backends=[{**settings, "url": named}])
+    await _chat(cluster)
+    await _chat(cluster)
+    assert backend.cookies == [{}, {}]
 
 
 def test_a_router_without_the_key_of_a_backend_does_not_start():
