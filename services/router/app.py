@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from services.peers import BusPeer, SessionsPeer, http_host
 from services.router.config import RouterConfig
+from services.router.garbage import collect_rarely
 from services.router.http_app import build_http
 from services.router.sessions import Sessions
 from services.router.shared_sessions import SharedSessions
@@ -27,6 +28,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, sessions: DeploymentHandle[Any] | None = None) -> None:
         config.access.check(http_host(), service="router")
+        collect_rarely()  # the process is the router's alone
         self._config, self._sessions = config, sessions
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
