@@ -30,9 +30,34 @@ def read_run_file(
         if (folder / "make_model.py").exists():
             fix += f" `python -m examples.{folder.name}.make_model` writes it."
         raise InvalidInput(f"{path}: task_file", str(task_file), fix)
-    load_tasks(task_file)
+    load_tasks(task_file, needs_grader=config.environment is None)
     run_root = (folder / config.run_root).resolve()
-    return config.model_copy(update={"task_file": str(task_file), "run_root": str(run_root)})
+    loss = _absolute_loss(config.algorithm.loss, folder, str(path))
+    algorithm = config.algorithm.model_copy(update={"loss": loss})
+    paths = {"task_file": str(task_file), "run_root": str(run_root), "algorithm": algorithm}
+    environment = _absolute_environment(config.environment, folder, str(path))
+    return config.model_copy(update=paths | {"environment": environment})
+
+
+def _absolute_environment(environment: str | None, folder: Path, source: str) -> str | None:
+    if environment is None:
+        return None
+    place, _, name = environment.rpartition(":")
+    file = (folder / place).resolve()
+    if not file.is_file():
+        raise InvalidInput(f"{source}: environment", str(file), "There is no such file.")
+    return f"{file}:{name}"
+
+
+def _absolute_loss(loss: str, folder: Path, source: str) -> str:
+    """The place of a loss in a file of the user's; other losses as they are."""
+    place, _, name = loss.rpartition(":")
+    if not place.endswith(".py"):
+        return loss
+    file = (folder / place).resolve()
+    if not file.is_file():
+        raise InvalidInput(f"{source}: algorithm.loss", str(file), "There is no such file.")
+    return f"{file}:{name}"
 
 
 def _replaced(data: Any, **values: int | None) -> Any:

@@ -182,6 +182,7 @@ class TrainerMetrics:
     steps = _counter("trainer_steps", "Train steps done", "run")
     tokens = _counter("trainer_tokens", "Response tokens trained on", "run")
     restarts = _counter("trainer_restarts", "Times lost ranks were replaced")
+    skipped_updates = _counter("trainer_skipped_updates", "Updates that were not finite", "run")
     mismatch = _gauge("trainer_mismatch_max", "Largest same-version logprob difference", "run")
     grad_norm = _gauge("trainer_grad_norm", "Global gradient norm", "run")
     phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")

@@ -1,37 +1,71 @@
-"""Advantages: how much better a trajectory did than the others of its sample group."""
+"""Advantages: how much better a trajectory did than others of its sample group or batch."""
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-STD_FLOOR = 1e-4
-"""Keeps a group whose rewards hardly differ from being blown up to unit variance."""
+from services.protocol.trainer import AdvantageKind
+from services.trainer.algorithms.dr_grpo import dr_grpo_advantages
+from services.trainer.algorithms.grpo import grpo_advantages
+from services.trainer.algorithms.reinforce_plus_plus import whitened
+from services.trainer.algorithms.rloo import rloo_advantages
+
+_OF_A_GROUP: dict[str, Callable[[Tensor], Tensor]] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+    "reinforce_plus_plus": lambda rewards: rewards,
+    "reinforce_plus_plus_baseline": dr_grpo_advantages,
+}
+_OVER_THE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 
 
-def group_advantages(rewards: Sequence[float], kind: Literal["grpo", "dr_grpo"]) -> list[float]:
+def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
     """One advantage per trajectory of a sample group, the same for all of its tokens.
 
-    - `grpo`: `(R_i - mean) / (std + 1e-4)` with the unbiased standard deviation
-      (DeepSeekMath, arXiv 2402.03300, section 4.1).
-    - `dr_grpo`: `R_i - mean`, which does not favour groups of small variance
-      (arXiv 2503.20783, section 3.2).
-
-    A group of equal rewards gets exactly 0.0, whatever rounding does to its mean.
+    For the REINFORCE++ kinds it is what `batch_advantages` goes on with. Where the group's
+    mean is subtracted, a group of equal rewards gets exactly 0.0, whatever rounding does
+    to its mean.
 
     Args:
         rewards: one per trajectory, at least two.
-        kind: which of the two.
+        kind: as in the configuration.
 
     Raises:
         ValueError: fewer than two rewards; a group of one has no baseline.
     """
     if len(rewards) < 2:
         raise ValueError(f"a sample group needs at least two rewards, not {len(rewards)}")
-    if min(rewards) == max(rewards):
+    if min(rewards) == max(rewards) and kind != "reinforce_plus_plus":
         return [0.0] * len(rewards)
-    values = torch.tensor(rewards, dtype=torch.float64)
-    centred = values - values.mean()
-    if kind == "grpo":
-        centred = centred / (values.std() + STD_FLOOR)
-    return centred.tolist()
+    return _OF_A_GROUP[kind](torch.tensor(rewards, dtype=torch.float64)).tolist()
+
+
+def batch_advantages(
+    rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], kind: AdvantageKind
+) -> list[list[float]]:
+    """One advantage per trajectory of each sample group of a train batch.
+
+    Args:
+        rewards: of each group, one per trajectory.
+        tokens: how many trained tokens each trajectory has.
+        kind: as in the configuration.
+
+    Raises:
+        ValueError: a group of fewer than two.
+    """
+    groups = [group_advantages(group, kind) for group in rewards]
+    if kind not in _OVER_THE_BATCH:
+        return groups
+    flat = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
+    counts = torch.tensor([count for group in tokens for count in group], dtype=torch.float64)
+    if not counts.sum():
+        return groups
+    values = iter(whitened(flat, counts).tolist())
+    return [[next(values) for _ in group] for group in groups]
+
+
+def learns_from_equal_rewards(kind: AdvantageKind) -> bool:
+    """Whether a group of equal rewards can have a gradient."""
+    return kind in _OVER_THE_BATCH

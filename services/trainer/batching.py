@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig, TrainBatch
+from services.protocol.trainer import AlgorithmConfig, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import Trajectory
-from services.trainer.advantages import group_advantages
+from services.trainer.advantages import batch_advantages, learns_from_equal_rewards
+from services.trainer.algorithms.dapo import overlong_penalty
 
 MicroBatches = tuple[tuple[int, ...], ...]
 """Rows of each micro-batch of one rank; an empty micro-batch only keeps the ranks in step."""
@@ -22,10 +23,12 @@ class Row:
     """One trajectory that carries a gradient.
 
     Attributes:
+        group_id: of its sample group.
         trajectory: token-exact.
         advantage: the same for each of its trained tokens.
     """
 
+    group_id: int
     trajectory: Trajectory
     advantage: float
 
@@ -45,37 +48,62 @@ class Minibatch:
     """What one optimizer step consumes.
 
     Attributes:
-        tokens: trained tokens over all ranks and micro-batches: the loss denominator.
+        tokens: trained tokens over all ranks and micro-batches, for the loss denominator.
+        sequences: trajectories over all ranks and micro-batches, likewise.
         ranks: the micro-batches of each rank, equally many for all.
     """
 
     tokens: int
+    sequences: int
     ranks: tuple[MicroBatches, ...]
 
 
 def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
-    """The rows of a batch; groups of equal rewards have no gradient and are left out.
+    """The rows of a batch; what has no gradient under `algorithm` is left out.
+
+    That is groups of equal rewards, where the group's mean is the baseline, and with
+    `mask_truncated` answers that hit the length limit.
 
     Raises:
         InvalidInput: a group of fewer than two, or a trajectory without a prompt.
     """
-    rows: list[Row] = []
     for group in batch.groups:
-        field = f"batch.groups[{group.group_id}]"
-        if len(group.trajectories) < 2:
-            raise InvalidInput(field, len(group.trajectories), "A group needs two trajectories.")
-        if any(not one.trajectory.prompt_token_ids for one in group.trajectories):
-            raise InvalidInput(field, "an empty prompt", "A prompt needs at least one token.")
-        rewards = [one.reward for one in group.trajectories]
-        if min(rewards) == max(rewards):
-            continue
-        advantages = group_advantages(rewards, algorithm.advantage)
-        rows += [
-            Row(trajectory=one.trajectory, advantage=advantage)
-            for one, advantage in zip(group.trajectories, advantages, strict=True)
-            if any(one.trajectory.loss_mask)
-        ]
-    return tuple(rows)
+        _check(group)
+    rewards = [[_reward(one, algorithm) for one in group.trajectories] for group in batch.groups]
+    tokens = [[sum(one.trajectory.loss_mask) for one in g.trajectories] for g in batch.groups]
+    advantages = batch_advantages(rewards, tokens, algorithm.advantage)
+    keep_equal = learns_from_equal_rewards(algorithm.advantage)
+    return tuple(
+        Row(group_id=group.group_id, trajectory=one.trajectory, advantage=advantage)
+        for group, own, values in zip(batch.groups, rewards, advantages, strict=True)
+        if keep_equal or min(own) != max(own)
+        for one, advantage in zip(group.trajectories, values, strict=True)
+        if any(one.trajectory.loss_mask)
+        and not (algorithm.mask_truncated and one.trajectory.finish_reason == "length")
+    )
+
+
+def left_out_fraction(batch: TrainBatch, rows: Sequence[Row]) -> float:
+    """Share of the tokens sampled by the policy that are in no row."""
+    sampled = sum(sum(one.trajectory.loss_mask) for g in batch.groups for one in g.trajectories)
+    return 1.0 - sum(row.trained_tokens for row in rows) / max(sampled, 1)
+
+
+def _check(group: TrainGroup) -> None:
+    field = f"batch.groups[{group.group_id}]"
+    if len(group.trajectories) < 2:
+        raise InvalidInput(field, len(group.trajectories), "A group needs two trajectories.")
+    if any(not one.trajectory.prompt_token_ids for one in group.trajectories):
+        raise InvalidInput(field, "an empty prompt", "A prompt needs at least one token.")
+
+
+def _reward(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> float:
+    if algorithm.overlong_limit is None:
+        return one.reward
+    length = len(one.trajectory.response_token_ids)
+    return one.reward + overlong_penalty(
+        length, algorithm.overlong_limit, algorithm.overlong_buffer
+    )
 
 
 def plan_minibatches(
@@ -97,6 +125,7 @@ def plan_minibatches(
         minibatches.append(
             Minibatch(
                 tokens=sum(rows[i].trained_tokens for i in chosen),
+                sequences=len(chosen),
                 ranks=tuple(
                     tuple(tuple(chosen[i] for i in micro) for micro in rank) for rank in plan
                 ),

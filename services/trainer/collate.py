@@ -23,7 +23,8 @@ class MicroBatch:
         behaviour: float32 `[N]`, behaviour logprobs.
         advantage: float32 `[N]`.
         weight: float32 `[N]`, 1; 0 for the one token of an empty micro-batch.
-        fresh: bool `[N]`, sampled under the version that the trainer holds.
+        lag: int64 `[N]`, versions between the one that sampled the token and the one that
+            the trainer holds; -1 where there is nothing to compare.
     """
 
     input_ids: Tensor
@@ -33,7 +34,12 @@ class MicroBatch:
     behaviour: Tensor
     advantage: Tensor
     weight: Tensor
-    fresh: Tensor
+    lag: Tensor
+
+    @property
+    def sequences(self) -> int:
+        """B, the number of rows."""
+        return self.input_ids.shape[0]
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -61,7 +67,7 @@ def collate(rows: Sequence[Row], held_version: int) -> MicroBatch:
         flat["behaviour"] += [one.behaviour_logprobs[i] for i in trained]
         flat["advantage"] += [row.advantage] * len(trained)
         flat["weight"] += [1.0] * len(trained)
-        flat["fresh"] += [versions[i] == held_version for i in trained]
+        flat["lag"] += [held_version - versions[i] for i in trained]
     tensors = {name: torch.tensor(flat[name], dtype=dtype) for name, dtype in _FLAT.items()}
     return MicroBatch(input_ids=input_ids, **tensors)
 
@@ -86,7 +92,7 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
         behaviour=nothing,
         advantage=nothing,
         weight=nothing,
-        fresh=nothing.bool(),
+        lag=nothing.long() - 1,
     )
 
 
@@ -97,10 +103,11 @@ _FLAT = {
     "behaviour": torch.float32,
     "advantage": torch.float32,
     "weight": torch.float32,
-    "fresh": torch.bool,
+    "lag": torch.int64,
 }
 
 
 def _empty() -> MicroBatch:
     one = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
+    one["lag"] -= 1
     return MicroBatch(input_ids=torch.zeros((1, 2), dtype=torch.int64), **one)

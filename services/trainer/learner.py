@@ -15,7 +15,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import AlgorithmConfig, RunStart, TrainBatch
 from services.protocol.weights import Dtype, TensorSpec
-from services.trainer.batching import plan_microbatches, plan_minibatches, rows_of
+from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
+from services.trainer.batching import (
+    left_out_fraction,
+    plan_microbatches,
+    plan_minibatches,
+    rows_of,
+)
 from services.trainer.canary import canary_sequences
 from services.trainer.checkpoint import (
     Progress,
@@ -83,6 +89,7 @@ class Learner:
         self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
+        self._user_loss: UserLoss | None = None
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
 
@@ -106,7 +113,12 @@ class Learner:
         return RankSnapshot(digests=taken.digests)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
-        """Load the newest checkpoint, else the initial weights, and take a snapshot."""
+        """Load the newest checkpoint, else the initial weights, and take a snapshot.
+
+        Raises:
+            InvalidInput: the user's own loss cannot be used.
+        """
+        self._user_loss = load_user_loss(start.algorithm)
         torch.manual_seed(start.seed)
         self._start, self._algorithm = start, start.algorithm
         checkpoint = newest_checkpoint(Path(start.checkpoint_dir))
@@ -143,6 +155,7 @@ class Learner:
             self._algorithm,
             self._device,
             temperature=start.temperature,
+            user_loss=self._user_loss,
         )
         done = step.run(rows, minibatches, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
@@ -154,9 +167,10 @@ class Learner:
         )
         return RankStep(
             tokens=done.tokens,
-            metrics=done.metrics,
+            metrics=done.metrics | {"left_out_fraction": left_out_fraction(batch, rows)},
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
             snapshot=snapshot,
+            skipped_groups=done.skipped_groups,
         )
 
     def save(self, version: int) -> int:

@@ -55,9 +55,11 @@ class RankStep:
         metrics: see `TrainReport`.
         seconds: `forward_backward`, `optimizer` and `snapshot`.
         snapshot: the result.
+        skipped_groups: see `TrainReport`.
     """
 
     tokens: int
     metrics: dict[str, float]
     seconds: dict[str, float]
     snapshot: RankSnapshot
+    skipped_groups: tuple[int, ...] = ()

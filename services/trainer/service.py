@@ -165,6 +165,7 @@ class TrainerService:
             tokens=steps[0].tokens,
             metrics=steps[0].metrics,
             seconds=steps[0].seconds | {"total": total},
+            skipped_groups=steps[0].skipped_groups,
         )
         _record(batch.run_id, report)
         return report
@@ -298,5 +299,14 @@ def _record(run_id: str, report: TrainReport) -> None:
     TrainerMetrics.tokens.inc(report.tokens, tags=run)
     TrainerMetrics.mismatch.set(report.metrics["mismatch_max"], run)
     TrainerMetrics.grad_norm.set(report.metrics["grad_norm"], run)
+    if report.skipped_groups:
+        TrainerMetrics.skipped_updates.inc(report.metrics["skipped_updates"], tags=run)
+        _log.warning(
+            "update_skipped",
+            why="loss or gradient not finite",
+            run=run_id,
+            step=report.step,
+            groups=report.skipped_groups,
+        )
     for phase, seconds in report.seconds.items():
         TrainerMetrics.phase.observe(seconds, tags=run | {"phase": phase})

@@ -10,21 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.trainer import AlgorithmConfig
+from services.trainer.algorithms.aggregation import denominator, token_shares
+from services.trainer.algorithms.tokens import ScoredTokens
+from services.trainer.algorithms.user_loss import UserLoss
 from services.trainer.batching import Minibatch, Row
 from services.trainer.collate import MicroBatch, collate
-from services.trainer.losses import kl_behaviour, policy_losses
+from services.trainer.diagnostics import StepDiagnostics
+from services.trainer.losses import policy_losses
 from services.trainer.model import Policy
-
-_SUMS = (
-    "loss",
-    "entropy",
-    "clip_fraction_low",
-    "clip_fraction_high",
-    "kl_behaviour",
-    "advantage_mean_abs",
-    "tokens",
-    "mismatch_tokens",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,22 +31,24 @@ class StepOutcome:
             `mismatch_max` was taken over, and `skipped_updates`, updates left out because
             their gradient was not finite.
         seconds: `forward_backward` and `optimizer`.
+        skipped_groups: sample groups to blame for skipped updates: those with a loss that
+            was not finite, else all of the minibatch.
     """
 
     tokens: int
     optimizer_steps: int
     metrics: dict[str, float]
     seconds: dict[str, float]
+    skipped_groups: tuple[int, ...] = ()
 
 
 @dataclass
-class _Totals:
-    """Sums over this rank's tokens, in float64 so that their order does not matter."""
+class _Updates:
+    """What became of the optimizer steps so far."""
 
-    sums: dict[str, Tensor]
-    mismatch: Tensor
     gradient_norms: list[float] = field(default_factory=list)
     skipped: int = 0
+    skipped_groups: set[int] = field(default_factory=set)
 
 
 class TrainStep:
@@ -67,12 +62,15 @@ class TrainStep:
         device: torch.device,
         *,
         temperature: float,
+        user_loss: UserLoss | None = None,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
         self._algorithm, self._device = algorithm, device
-        self._temperature = temperature
+        self._temperature, self._user_loss = temperature, user_loss
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
+        self._diagnostics = StepDiagnostics(device)
+        self._updates = _Updates()
 
     def run(
         self,
@@ -89,21 +87,22 @@ class TrainStep:
             held_version: policy version of the weights as they are now.
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
-        totals = self._fresh_totals()
+        self._diagnostics, self._updates = StepDiagnostics(self._device), _Updates()
         self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
             [collate([rows[i] for i in micro], held_version).to(self._device) for micro in mine]
             for mine in (minibatch.ranks[self._rank] for minibatch in minibatches)
         ]
-        proximal = self._proximal(work, totals)
+        proximal = self._proximal(work)
         self._clock["forward_backward"] += time.perf_counter() - started
         for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
-            self._accumulate(minibatch, micros, proximal[index], totals, first=index == 0)
-            self._update(optimizer_steps + index, totals)
-        return self._outcome(totals, updates=len(minibatches) - totals.skipped)
+            bad = self._accumulate(minibatch, micros, proximal[index], first=index == 0)
+            if not self._update(optimizer_steps + index):
+                self._blame(rows, minibatch, bad)
+        return self._outcome(minibatches)
 
-    def _proximal(self, work: list[list[MicroBatch]], totals: _Totals) -> list[list[Tensor | None]]:
+    def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
         """Logprobs before the first update, where the algorithm wants them."""
         if self._algorithm.ratio_anchor != "proximal":
             return [[None] * len(micros) for micros in work]
@@ -112,7 +111,7 @@ class TrainStep:
             for micros in work:
                 logprobs = [self._score(micro)[0] for micro in micros]
                 for micro, values in zip(micros, logprobs, strict=True):
-                    _note_mismatch(totals, micro, values)
+                    self._diagnostics.note_mismatch(micro, values)
                 scored.append(list(logprobs))
         return scored
 
@@ -126,82 +125,100 @@ class TrainStep:
         minibatch: Minibatch,
         micros: list[MicroBatch],
         proximal: list[Tensor | None],
-        totals: _Totals,
         *,
         first: bool,
-    ) -> None:
+    ) -> list[Tensor]:
         """Forward and backward over the micro-batches of one minibatch.
 
         FSDP averages gradients over ranks; with the loss divided by the minibatch's global
-        token count and multiplied by the world size, that average is the exact token mean.
+        denominator and multiplied by the world size, that average is the exact quotient.
+
+        Returns:
+            For each micro-batch the rows of tokens whose loss was not finite.
         """
         started = time.perf_counter()
         # With a proximal pass the mismatch was taken over all tokens before any update;
         # without one, only the first minibatch still sees the weights of the step's start.
         note = first and self._algorithm.ratio_anchor == "behaviour"
+        scale = self._world_size / denominator(
+            minibatch.tokens, minibatch.sequences, self._algorithm
+        )
+        bad = []
         for index, (micro, anchor) in enumerate(zip(micros, proximal, strict=True)):
             self._policy.reduce_gradients(index == len(micros) - 1)
             current, entropy = self._score(micro)
-            losses = policy_losses(
-                current, micro.behaviour, anchor, micro.advantage, self._algorithm
+            tokens = _scored(micro, current, anchor)
+            losses = policy_losses(tokens, self._algorithm, self._user_loss)
+            shares = token_shares(
+                micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
             )
-            loss = (losses.loss * micro.weight).sum()
-            (loss * (self._world_size / minibatch.tokens)).backward()  # type: ignore[no-untyped-call]
+            loss = (losses.tokens.loss * shares).sum()
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
             if note:
-                _note_mismatch(totals, micro, current)
-            self._add(totals, micro, loss=losses.loss, entropy=entropy)
-            self._add(totals, micro, clip_fraction_low=losses.clipped_low)
-            self._add(totals, micro, clip_fraction_high=losses.clipped_high)
-            self._add(totals, micro, kl_behaviour=kl_behaviour(current, micro.behaviour))
-            self._add(totals, micro, advantage_mean_abs=micro.advantage.abs())
-            self._add(totals, micro, tokens=torch.ones_like(micro.weight))
+                self._diagnostics.note_mismatch(micro, current)
+            self._diagnostics.add(micro, tokens, losses, entropy, shares)
+            bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
         self._clock["forward_backward"] += time.perf_counter() - started
+        return bad
 
-    def _add(self, totals: _Totals, micro: MicroBatch, **values: Tensor) -> None:
-        for name, value in values.items():
-            totals.sums[name] += (value.detach() * micro.weight).sum(dtype=torch.float64)
+    def _update(self, optimizer_steps: int) -> bool:
+        """Clip, then step; a gradient that is not finite is left out, on all ranks alike.
 
-    def _update(self, optimizer_steps: int, totals: _Totals) -> None:
-        """Clip, then step; a gradient that is not finite is left out, on all ranks alike."""
+        Returns:
+            Whether the update was made.
+        """
         started = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._algorithm.grad_clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if torch.isfinite(norm):
+        finite = bool(torch.isfinite(norm))
+        if finite:
             warmup = self._algorithm.warmup_steps
             share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
             for group in self._optimizer.param_groups:
                 group["lr"] = self._algorithm.learning_rate * share
             self._optimizer.step()
-            totals.gradient_norms.append(norm.item())
+            self._updates.gradient_norms.append(norm.item())
         else:
-            totals.skipped += 1
+            self._updates.skipped += 1
         self._optimizer.zero_grad()
         self._clock["optimizer"] += time.perf_counter() - started
+        return finite
 
-    def _fresh_totals(self) -> _Totals:
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        return _Totals(sums={name: zero.clone() for name in _SUMS}, mismatch=zero.clone())
+    def _blame(self, rows: Sequence[Row], minibatch: Minibatch, bad: list[Tensor]) -> None:
+        """Find the sample groups of a skipped update; all ranks come here together."""
+        mine = zip(minibatch.ranks[self._rank], bad, strict=True)
+        own = [rows[micro[i]].group_id for micro, places in mine for i in set(places.tolist())]
+        everyones: list[list[int]] = [[] for _ in range(self._world_size)]
+        dist.all_gather_object(everyones, own)
+        found = {group for part in everyones for group in part}
+        everything = {rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
+        self._updates.skipped_groups |= found or everything
 
-    def _outcome(self, totals: _Totals, updates: int) -> StepOutcome:
-        stacked = torch.stack([totals.sums[name] for name in _SUMS])
-        dist.all_reduce(stacked)
-        dist.all_reduce(totals.mismatch, op=dist.ReduceOp.MAX)
-        sums = dict(zip(_SUMS, stacked.tolist(), strict=True))
-        tokens, compared = int(sums.pop("tokens")), sums.pop("mismatch_tokens")
-        metrics = {name: value / max(tokens, 1) for name, value in sums.items()}
-        norms = totals.gradient_norms
+    def _outcome(self, minibatches: Sequence[Minibatch]) -> StepOutcome:
+        divisor = denominator(
+            sum(minibatch.tokens for minibatch in minibatches),
+            sum(minibatch.sequences for minibatch in minibatches),
+            self._algorithm,
+        )
+        tokens, metrics = self._diagnostics.reduce(divisor)
+        norms, skipped = self._updates.gradient_norms, self._updates.skipped
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
-        metrics["mismatch_max"] = totals.mismatch.item()
-        metrics["mismatch_tokens"] = compared
-        metrics["skipped_updates"] = float(totals.skipped)
+        metrics["skipped_updates"] = float(skipped)
         return StepOutcome(
-            tokens=tokens, optimizer_steps=updates, metrics=metrics, seconds=dict(self._clock)
+            tokens=tokens,
+            optimizer_steps=len(minibatches) - skipped,
+            metrics=metrics,
+            seconds=dict(self._clock),
+            skipped_groups=tuple(sorted(self._updates.skipped_groups)),
         )
 
 
-def _note_mismatch(totals: _Totals, micro: MicroBatch, logprobs: Tensor) -> None:
-    """Compare with the engine where both held the same version."""
-    difference = (logprobs.detach() - micro.behaviour).abs()[micro.fresh]
-    if difference.numel():
-        totals.mismatch = torch.maximum(totals.mismatch, difference.max().double())
-        totals.sums["mismatch_tokens"] += difference.numel()
+def _scored(micro: MicroBatch, current: Tensor, proximal: Tensor | None) -> ScoredTokens:
+    return ScoredTokens(
+        current=current,
+        behaviour=micro.behaviour,
+        advantage=micro.advantage,
+        sequence=micro.row,
+        sequences=micro.sequences,
+        proximal=proximal,
+    )

@@ -1,12 +1,19 @@
 """Plans of minibatches and micro-batches."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import AlgorithmConfig, ScoredTrajectory, TrainBatch, TrainGroup
-from services.trainer.batching import Row, plan_microbatches, plan_minibatches, rows_of
+from services.trainer.batching import (
+    Row,
+    left_out_fraction,
+    plan_microbatches,
+    plan_minibatches,
+    rows_of,
+)
 
 
 def lengths(count: int, seed: int = 0) -> list[int]:
@@ -46,7 +53,8 @@ def test_tokens_are_balanced_over_ranks() -> None:
 
 def rows_with_tokens(make_trajectory, count: int) -> list[Row]:
     return [
-        Row(trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0) for i in range(count)
+        Row(group_id=i, trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0)
+        for i in range(count)
     ]
 
 
@@ -62,6 +70,8 @@ def test_minibatches_and_their_denominators_do_not_depend_on_ranks(make_trajecto
             for one in made
         ]
 
+    for minibatch in plan_minibatches(rows, count=3, world_size=2, max_tokens=20, seed="0/1"):
+        assert minibatch.sequences == sum(len(m) for rank in minibatch.ranks for m in rank)
     assert plan(1, 1000) == plan(2, 20) == plan(5, 7)
     assert sum(tokens for tokens, _ in plan(1, 1000)) == sum(row.trained_tokens for row in rows)
     assert sorted(row for _, chosen in plan(1, 1000) for row in chosen) == list(range(37))
@@ -114,3 +124,35 @@ def test_a_trajectory_without_trained_tokens_counts_for_its_group_only(make_traj
 def test_a_group_of_one_is_refused_by_name(make_trajectory) -> None:
     with pytest.raises(InvalidInput, match=r"groups\[7\]"):
         rows_of(batch_of(group_of(make_trajectory, [1.0])), AlgorithmConfig())
+
+
+def test_reinforce_plus_plus_learns_from_groups_of_equal_rewards(make_trajectory) -> None:
+    batch = batch_of(group_of(make_trajectory, [1.0, 1.0]), group_of(make_trajectory, [0.0, 0.0]))
+    rows = rows_of(batch, AlgorithmConfig(advantage="reinforce_plus_plus"))
+    assert [row.advantage for row in rows] == [1.0, 1.0, -1.0, -1.0]
+    assert rows_of(batch, AlgorithmConfig()) == ()
+
+
+def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -> None:
+    cut = replace(make_trajectory([1], [2, 3]), finish_reason="length")
+    whole = make_trajectory([1], [2])
+    members = [(cut, 0.0), (whole, 1.0), (whole, 0.0)]
+    group = TrainGroup(
+        group_id=0,
+        trajectories=tuple(ScoredTrajectory(trajectory=t, reward=r) for t, r in members),
+    )
+    algorithm = AlgorithmConfig(advantage="dr_grpo", mask_truncated=True)
+    rows = rows_of(batch_of(group), algorithm)
+    assert [row.advantage for row in rows] == pytest.approx([2 / 3, -1 / 3])
+    assert left_out_fraction(batch_of(group), rows) == pytest.approx(2 / 4)
+
+
+def test_long_answers_lose_reward_before_advantages_are_taken(make_trajectory) -> None:
+    answers = [make_trajectory([1], [2] * length) for length in (4, 8)]
+    group = TrainGroup(
+        group_id=0,
+        trajectories=tuple(ScoredTrajectory(trajectory=one, reward=1.0) for one in answers),
+    )
+    algorithm = AlgorithmConfig(advantage="dr_grpo", overlong_limit=10, overlong_buffer=4)
+    rows = rows_of(batch_of(group), algorithm)
+    assert [row.advantage for row in rows] == pytest.approx([0.25, -0.25])  # 8 is half-way: -0.5

@@ -2,14 +2,19 @@
 
 import torch
 
+from services.protocol.trajectory import Trajectory
 from services.trainer.batching import Row
 from services.trainer.collate import collate, collate_sequences
 
 
+def row(trajectory: Trajectory, advantage: float = 1.0) -> Row:
+    return Row(group_id=0, trajectory=trajectory, advantage=advantage)
+
+
 def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajectory) -> None:
     rows = [
-        Row(trajectory=make_trajectory([10, 11, 12], [20, 21], [-0.5, -0.6]), advantage=2.0),
-        Row(trajectory=make_trajectory([13], [22, 23, 24], mask=[1, 0, 1]), advantage=-1.0),
+        row(make_trajectory([10, 11, 12], [20, 21], [-0.5, -0.6]), advantage=2.0),
+        row(make_trajectory([13], [22, 23, 24], mask=[1, 0, 1]), advantage=-1.0),
     ]
     micro = collate(rows, held_version=0)
     assert micro.input_ids.tolist() == [[10, 11, 12, 20, 21], [13, 22, 23, 24, 0]]
@@ -20,16 +25,16 @@ def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajector
     assert micro.advantage.tolist() == [2.0, 2.0, -1.0, -1.0]
 
 
-def test_only_tokens_of_the_held_version_are_fresh(make_trajectory) -> None:
-    trajectory = make_trajectory([1], [2, 3, 4], spans=[(4, 0, 1), (5, 1, 3)])
-    micro = collate([Row(trajectory=trajectory, advantage=1.0)], held_version=5)
-    assert micro.fresh.tolist() == [False, True, True]
+def test_every_token_knows_how_many_versions_it_is_behind(make_trajectory) -> None:
+    trajectory = make_trajectory([1], [2, 3, 4], spans=[(3, 0, 1), (5, 1, 3)])
+    micro = collate([row(trajectory)], held_version=5)
+    assert micro.lag.tolist() == [2, 0, 0]
 
 
 def test_an_empty_microbatch_has_one_token_of_no_weight() -> None:
     micro = collate([], held_version=0)
     assert micro.weight.tolist() == [0.0]
-    assert micro.fresh.tolist() == [False]
+    assert micro.lag.tolist() == [-1]  # nothing to compare with an engine
 
 
 def test_sequences_are_scored_from_their_second_token_on() -> None:

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from services.protocol.trainer import AlgorithmConfig
-from services.trainer.losses import (
-    clipped_surrogate,
-    kl_behaviour,
-    mismatch_weights,
-    policy_losses,
-)
+from services.trainer.algorithms.clip import clipped_surrogate
+from services.trainer.algorithms.correction import correct
+from services.trainer.algorithms.kl import kl_from_sampled
+from services.trainer.algorithms.tokens import ScoredTokens
+from services.trainer.losses import policy_losses
 
 
 def ratios(*values: float) -> torch.Tensor:
@@ -21,6 +20,23 @@ def ratios(*values: float) -> torch.Tensor:
 
 def zeros(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.float64)
+
+
+def scored(
+    current: torch.Tensor,
+    behaviour: torch.Tensor,
+    proximal: torch.Tensor | None,
+    advantage: torch.Tensor,
+) -> ScoredTokens:
+    """All of one sequence."""
+    return ScoredTokens(
+        current=current,
+        behaviour=behaviour,
+        proximal=proximal,
+        advantage=advantage,
+        sequence=torch.zeros(len(current), dtype=torch.int64),
+        sequences=1,
+    )
 
 
 def test_the_clip_takes_the_pessimistic_side() -> None:
@@ -54,7 +70,8 @@ def test_on_policy_the_gradient_is_the_policy_gradient() -> None:
         current.grad = None
         algorithm = AlgorithmConfig(ratio_anchor=anchor)
         same = current.detach()
-        policy_losses(current, same, same, advantages, algorithm).loss.sum().backward()
+        tokens = scored(current, same, same, advantages)
+        policy_losses(tokens, algorithm).tokens.loss.sum().backward()
         assert current.grad is not None
         assert current.grad.tolist() == pytest.approx([-0.7, 1.1])
 
@@ -66,11 +83,12 @@ def test_a_zero_advantage_has_no_gradient_wherever_the_ratio_is() -> None:
     assert current.grad.tolist() == [0.0, 0.0, 0.0]
 
 
-def test_mismatch_weights_are_truncated_from_above_and_carry_no_gradient() -> None:
-    proximal = ratios(4.0, 1.5, 0.1)
-    weights = mismatch_weights(proximal, zeros(3), 2.0)
-    assert weights.tolist() == pytest.approx([2.0, 1.5, 0.1])
-    assert not weights.requires_grad
+def test_truncated_weights_are_capped_and_counted() -> None:
+    ratio = torch.tensor([4.0, 1.5, 0.1], dtype=torch.float64)
+    corrected = correct(ratio, AlgorithmConfig(ratio_anchor="proximal", mismatch_cap=2.0))
+    assert corrected.weight.tolist() == pytest.approx([2.0, 1.5, 0.1])
+    assert corrected.truncated.tolist() == [1, 0, 0]
+    assert corrected.masked.tolist() == [0, 0, 0]
 
 
 def test_decoupled_clips_around_proximal_and_weighs_by_the_mismatch() -> None:
@@ -79,7 +97,7 @@ def test_decoupled_clips_around_proximal_and_weighs_by_the_mismatch() -> None:
     current = (proximal + torch.tensor([1.1, 2.0], dtype=torch.float64).log()).requires_grad_()
     advantages = torch.ones(2, dtype=torch.float64)
     algorithm = AlgorithmConfig(ratio_anchor="proximal", mismatch_cap=2.0)
-    losses = policy_losses(current, behaviour, proximal, advantages, algorithm)
+    losses = policy_losses(scored(current, behaviour, proximal, advantages), algorithm).tokens
     # weight 1.5 x ratio 1.1; weight 4 capped to 2 x ratio 2 clipped to 1.28
     assert losses.loss.tolist() == pytest.approx([-1.5 * 1.1, -2.0 * 1.28])
     losses.loss.sum().backward()
@@ -91,8 +109,10 @@ def test_anchored_at_behaviour_the_proximal_logprobs_do_not_matter() -> None:
     current, behaviour = ratios(1.1, 0.7), zeros(2)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
     algorithm = AlgorithmConfig(ratio_anchor="behaviour")
-    without = policy_losses(current, behaviour, None, advantages, algorithm).loss
-    with_proximal = policy_losses(current, behaviour, behaviour + 3, advantages, algorithm).loss
+    without, with_proximal = (
+        policy_losses(scored(current, behaviour, proximal, advantages), algorithm).tokens.loss
+        for proximal in (None, behaviour + 3)
+    )
     assert without.tolist() == with_proximal.tolist()
     assert without.tolist() == pytest.approx([-1.1, 0.8])
 
@@ -100,14 +120,14 @@ def test_anchored_at_behaviour_the_proximal_logprobs_do_not_matter() -> None:
 def test_decoupled_without_proximal_logprobs_is_refused() -> None:
     with pytest.raises(ValueError, match="proximal"):
         policy_losses(
-            ratios(1.0), zeros(1), None, zeros(1), AlgorithmConfig(ratio_anchor="proximal")
+            scored(ratios(1.0), zeros(1), None, zeros(1)), AlgorithmConfig(ratio_anchor="proximal")
         )
 
 
 def test_the_kl_estimate_is_exact_in_expectation_and_never_negative() -> None:
     behaviour = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     current = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
-    estimate = kl_behaviour(current.log(), behaviour.log())
+    estimate = kl_from_sampled(behaviour.log(), current.log())
     assert (estimate >= 0).all()
     exact = sum(b * math.log(b / c) for b, c in zip(behaviour, current, strict=True))
     assert float((behaviour * estimate).sum()) == pytest.approx(float(exact))

@@ -1,0 +1,12 @@
+"""Dr. GRPO: GRPO without its two biases."""
+
+from torch import Tensor
+
+
+def dr_grpo_advantages(rewards: Tensor) -> Tensor:
+    """`R_i - mean`, which does not favour groups of small variance.
+
+    arXiv 2503.20783, section 3.2. The paper's loss is a sum of tokens over a constant
+    (`aggregation: fixed_length`), which does not favour long wrong answers.
+    """
+    return rewards - rewards.mean()

@@ -1,0 +1,16 @@
+"""GRPO: rewards relative to the sample group, in standard deviations."""
+
+from torch import Tensor
+
+STD_FLOOR = 1e-4
+"""Keeps a group whose rewards hardly differ from being blown up to unit variance."""
+
+
+def grpo_advantages(rewards: Tensor) -> Tensor:
+    """`(R_i - mean) / (std + 1e-4)` with the unbiased standard deviation of the group.
+
+    DeepSeekMath, arXiv 2402.03300, section 4.1. The paper's loss is the clipped surrogate,
+    averaged over each answer and then over answers (`aggregation: sequence_mean`).
+    """
+    centred = rewards - rewards.mean()
+    return centred / (rewards.std() + STD_FLOOR)
