@@ -16,12 +16,6 @@ from services.protocol.router import (
     STREAM_BY,
 )
 
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request cannot be served; the message names the field."},
-    "5XX": {"description": "It could not be served now; `retry-after` says when to try again."},
-}
-"""Of every endpoint, in OpenAI's shape."""
-
 _ERROR_SCHEMA = {
     "type": "object",
     "properties": {
@@ -33,6 +27,13 @@ _ERROR_SCHEMA = {
     },
     "required": ["error"],
 }
+_ERROR = {"content": {"application/json": {"schema": _ERROR_SCHEMA}}}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "It cannot be served; the message names the field."} | _ERROR,
+    "5XX": {"description": "It could not be served now, but may be later."} | _ERROR,
+}
+"""Of every endpoint, in OpenAI's shape."""
+
 _OWN_FIELDS = {
     "model": {"type": "string"},
     "stream": {"type": "boolean", "default": False},
@@ -77,7 +78,14 @@ def describe_answers(app: FastAPI) -> None:
 
 def json_body(schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
     """The body of an operation that reads it by itself."""
-    return {"requestBody": {"required": required, "content": {"application/json": schema}}}
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": required, "content": content}}
+
+
+def query(schema: dict[str, Any]) -> dict[str, Any]:
+    """The query of an operation that reads it by itself."""
+    fields = schema["properties"].items()
+    return {"parameters": [{"name": name, "in": "query", "schema": one} for name, one in fields]}
 
 
 def _operation(summary: str, wants: dict[str, Any]) -> dict[str, Any]:
@@ -91,17 +99,15 @@ def _operation(summary: str, wants: dict[str, Any]) -> dict[str, Any]:
         "description": "The answer, whole or as server-sent events.",
         "content": {
             "application/json": {"schema": answer},
-            "text/event-stream": {"schema": {"type": "string"}},
+            "text/event-stream": {},
         },
     }
-    error = {"content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-    errors = {status: about | error for status, about in ERRORS.items()}
     return {
         "summary": summary,
         "parameters": [
             {"name": name, "in": "header", "required": False, "schema": schema}
             for name, schema in _HEADERS.items()
         ],
-        **json_body({"schema": body}, required=True),
-        "responses": {"200": success, **errors},
+        **json_body(body, required=True),
+        "responses": {"200": success, **ERRORS},
     }

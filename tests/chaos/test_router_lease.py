@@ -23,7 +23,7 @@ async def test_a_paused_replica_gives_its_calls_away_and_gets_others_when_it_is_
     await front.scene.bus.control(victim, "resume", None, READY_S)
     await front.make_whole()
     await front.begin()
-    await front.in_the_middle_on(victim, streams=1)
+    await front.in_the_middle_on(victim)
     await front.same_answers()
     assert not front.retried
 

@@ -32,7 +32,7 @@ async def test_a_frozen_replica_costs_no_call_and_serves_again_when_it_thaws(
     front.scene.thaw(front.scene.replicas[victim].pid)
     await front.make_whole()
     await front.begin()
-    await front.in_the_middle_on(victim, streams=1)
+    await front.in_the_middle_on(victim)
     await front.same_answers()
 
 
@@ -40,7 +40,7 @@ async def test_a_replica_that_crawls_costs_no_call(front: Front) -> None:
     victim, _ = front.scene.replicas
     async with _crawling(front.scene, victim):
         await front.begin()
-        await front.in_the_middle_on(victim, streams=1)
+        await front.in_the_middle_on(victim)
         await front.same_answers()
     assert not front.retried
 
