@@ -81,6 +81,9 @@ class SessionSummary(BaseModel):
         unrecorded_calls: calls that left nothing: failed, given up by their client, answered
             after the session was finished, or answered by a backend without a journal.
         tokens: recorded tokens.
+        trajectory_count: trajectories that these make, and
+        trajectory_tokens: the tokens of all of them; what several have in common is counted in
+            each, so these can be far more than the recorded ones.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -96,10 +99,12 @@ class SessionSummary(BaseModel):
     open_calls: int
     unrecorded_calls: int
     tokens: int
+    trajectory_count: int
+    trajectory_tokens: int
 
 
 class SessionFields(SessionSummary):
-    """A whole session, as JSON."""
+    """A whole session, as JSON, or some of its trajectories."""
 
     trajectories: list[SessionTrajectory]
 

@@ -82,6 +82,8 @@ class RouterConfig(StrictModel):
             made with POST /v1/sessions always are.
         max_recorded_sessions: records kept; the least recently used is dropped first.
         max_recorded_tokens: token ids kept in all records together, about 12 bytes each.
+        max_returned_tokens: tokens of trajectories in one answer, about 35 bytes each; more are
+            read some trajectories at a time.
         session_poll_max_s: longest wait of a list request for a session to finish.
         eject_after: consecutive failures after which a replica gets no more work.
         eject_s: how long the first time; doubles with every failed probe.
@@ -143,6 +145,7 @@ class RouterConfig(StrictModel):
     record_sessions: bool = False
     max_recorded_sessions: int = Field(default=10_000, ge=1)
     max_recorded_tokens: int = Field(default=20_000_000, ge=1)
+    max_returned_tokens: int = Field(default=1_000_000, ge=1)
     session_poll_max_s: float = Field(default=60.0, ge=0)
     eject_after: int = Field(default=3, ge=1)
     eject_s: float = Field(default=1.0, gt=0)

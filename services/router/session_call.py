@@ -9,7 +9,8 @@ from services.router.history import History
 from services.router.open_request import OpenRequest
 from services.router.piece import Piece
 from services.router.sessions import SessionRecords
-from services.router.trajectory_tree import RecordedCall, RecordedChoice
+from services.router.trajectory_tree import RecordedCall
+from services.router.turn import RecordedChoice
 
 
 class SessionCall:

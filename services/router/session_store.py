@@ -9,7 +9,6 @@ from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
     SESSION_PREFIX,
     CallKind,
-    SessionFields,
     SessionState,
     SessionSummary,
 )
@@ -54,11 +53,9 @@ class Session:
             open_calls=len(self.open),
             unrecorded_calls=self.unrecorded_calls,
             tokens=self.tree.tokens,
+            trajectory_count=self.tree.leaves,
+            trajectory_tokens=self.tree.written_out,
         )
-
-    def fields(self) -> SessionFields:
-        """The whole session."""
-        return SessionFields.of(self.summary(), self.tree.trajectories())
 
 
 class SessionStore:

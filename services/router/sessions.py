@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from services.observability.metrics import RouterMetrics
@@ -14,9 +15,10 @@ from services.protocol.session import (
     SessionSummary,
 )
 from services.router.config import RouterConfig
-from services.router.errors import bad_request
+from services.router.errors import RequestFailed, bad_request
 from services.router.session_store import Session, SessionStore
 from services.router.trajectory_tree import RecordedCall
+from services.router.turn import Turn
 
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -41,15 +43,21 @@ class SessionRecords(Protocol):
     async def create(self, metadata: dict[str, str]) -> SessionSummary:
         """Make a session."""
 
-    async def get(self, name: str) -> SessionFields:
-        """A session with its trajectories.
+    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
+        """A session with its trajectories, or with some of them.
+
+        Args:
+            name: the session.
+            first: number of the first one, from 0.
+            count: how many at most; None: all that follow.
 
         Raises:
-            RequestFailed: 404 `session_not_found`.
+            RequestFailed: 404 `session_not_found`, 413 `session_too_large` for more at once
+                than `max_returned_tokens` allows.
         """
 
-    async def finish(self, name: str, reward: float | None) -> SessionFields:
-        """Close a session and return what it recorded.
+    async def finish(self, name: str, reward: float | None) -> SessionSummary:
+        """Close a session.
 
         Raises:
             RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
@@ -110,17 +118,27 @@ class Sessions:
         """See `SessionRecords`."""
         return self._create(metadata, None).summary()
 
-    async def get(self, name: str) -> SessionFields:
+    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
         """See `SessionRecords`."""
-        return self._found(name).fields()
+        session = self._found(name)
+        summary, reading = session.summary(), session.tree.reading()
+        bound = self._config.max_returned_tokens
 
-    async def finish(self, name: str, reward: float | None) -> SessionFields:
+        def read() -> SessionFields:
+            leaves = reading.leaves()[first : None if count is None else first + count]
+            _check_size(leaves, bound)
+            return SessionFields.of(summary, reading.trajectories(leaves))
+
+        # It takes seconds where there are many, and streams must not wait for that.
+        return await asyncio.to_thread(read)
+
+    async def finish(self, name: str, reward: float | None) -> SessionSummary:
         """See `SessionRecords`."""
         session = self._found(name)
         self._store.finish(session, reward, now=time.monotonic(), wall=time.time())
         self._news.set()
         self._news = asyncio.Event()
-        return session.fields()
+        return session.summary()
 
     async def delete(self, name: str) -> None:
         """See `SessionRecords`."""
@@ -164,3 +182,16 @@ class Sessions:
                 count - self._counted.get(reason, 0), {"reason": reason}
             )
             self._counted[reason] = count
+
+
+def _check_size(leaves: Sequence[Turn], bound: int) -> None:
+    """Refuse what is too much for one answer; a single trajectory never is."""
+    tokens = sum(leaf.depth for leaf in leaves)
+    if tokens <= bound or len(leaves) == 1:
+        return
+    some = max(1, bound // max(leaf.depth for leaf in leaves))
+    message = (
+        f"{len(leaves)} trajectories of {tokens} tokens are more than one answer may hold "
+        f"({bound}): read some at a time, with ?first=0&count={some} and so on"
+    )
+    raise RequestFailed(413, "session_too_large", message, param="count")

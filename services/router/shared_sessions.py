@@ -52,14 +52,14 @@ class SharedSessions:
         made: SessionSummary = await self._ask("create", metadata)
         return made
 
-    async def get(self, name: str) -> SessionFields:
+    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
         """See `SessionRecords`."""
-        found: SessionFields = await self._ask("get", name)
+        found: SessionFields = await self._ask("get", name, first, count)
         return found
 
-    async def finish(self, name: str, reward: float | None) -> SessionFields:
+    async def finish(self, name: str, reward: float | None) -> SessionSummary:
         """See `SessionRecords`."""
-        finished: SessionFields = await self._ask("finish", name, reward)
+        finished: SessionSummary = await self._ask("finish", name, reward)
         return finished
 
     async def delete(self, name: str) -> None:

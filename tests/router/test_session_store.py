@@ -6,7 +6,8 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.history import History
 from services.router.session_store import SessionStore
-from services.router.trajectory_tree import RecordedCall, RecordedChoice
+from services.router.trajectory_tree import RecordedCall
+from services.router.turn import RecordedChoice
 
 
 def _store(**settings):

@@ -1,6 +1,7 @@
 """Recorded sessions over HTTP: what an agent's calls leave behind."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import openai
@@ -8,6 +9,7 @@ import pytest
 
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SessionFields, SessionList, SessionSummary
+from services.router.trajectory_reading import TrajectoryReading
 
 MODEL = "test-model"
 EOS, MARK = 256, 300
@@ -29,6 +31,7 @@ class Desk:
         return SessionFields.model_validate((await self.ask("GET", f"/{name}")).json())
 
     async def finish(self, name, **body):
+        body = {"return_trajectories": True, **body}
         got = await self.ask("POST", f"/{name}/finish", json=body)
         assert got.status_code == 200, got.text
         return SessionFields.model_validate(got.json())
@@ -162,6 +165,58 @@ async def test_finish_is_idempotent_and_ends_the_session(cluster):
     with pytest.raises(openai.ConflictError, match="is finished"):
         await _say(cluster, name, [_user("two")])
     assert await desk.read(name) == done
+
+
+async def test_finish_tells_of_trajectories_only_if_it_is_asked(cluster):
+    await cluster.start()
+    desk = Desk(cluster)
+    name = await desk.make()
+    await _say(cluster, name, [_user("one")])
+    got = (await desk.ask("POST", f"/{name}/finish", json={"reward": 1})).json()
+    told = SessionSummary.model_validate(got)
+    assert (told.trajectory_count, told.trajectory_tokens) == (1, len("user\none") + 1 + 5)
+
+
+async def test_what_is_too_much_for_one_answer_is_read_in_parts(cluster):
+    """One trajectory never is too much, or nobody could read it."""
+    await cluster.start(max_returned_tokens=30)
+    desk = Desk(cluster)
+    name = await desk.make()
+    for word in ("one", "two", "six"):
+        await _say(cluster, name, [_user(word)])
+    got = await desk.ask("GET", f"/{name}")
+    assert (got.status_code, got.json()["error"]["type"]) == (413, "session_too_large")
+    assert "?first=0&count=2" in got.json()["error"]["message"]
+    parts = [
+        (await desk.ask("GET", f"/{name}", params={"first": first, "count": 2})).json()
+        for first in (0, 2, 4)
+    ]
+    texts = [[made["text"] for made in part["trajectories"]] for part in parts]
+    assert texts == [["aone", "atwo"], ["asix"], []]
+    assert parts[0]["trajectory_count"] == 3
+    await _say(cluster, name, [_user("a prompt of more than thirty tokens")])
+    (made,) = (await desk.ask("GET", f"/{name}", params={"first": 3})).json()["trajectories"]
+    assert len(made["prompt_token_ids"]) > 30
+
+
+async def test_while_a_large_session_is_read_others_are_served(cluster, monkeypatch):
+    await cluster.start()
+    desk, began, goes_on = Desk(cluster), asyncio.Event(), threading.Event()
+    name = await desk.make()
+    await _say(cluster, name, [_user("one")])
+    loop, written = asyncio.get_running_loop(), TrajectoryReading.trajectories
+
+    def slowly(*how):
+        loop.call_soon_threadsafe(began.set)
+        assert goes_on.wait(10)
+        return written(*how)
+
+    monkeypatch.setattr(TrajectoryReading, "trajectories", slowly)
+    reading = asyncio.create_task(desk.read(name))
+    await asyncio.wait_for(began.wait(), 10)
+    await _say(cluster, "another", [_user("two")])
+    goes_on.set()
+    assert len((await reading).trajectories) == 1
 
 
 async def test_a_session_that_is_not_there_is_named_and_never_silently_left_out(cluster):

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.history import History
-from services.router.trajectory_tree import RecordedCall, RecordedChoice, TrajectoryTree
+from services.router.trajectory_tree import RecordedCall, TrajectoryTree
+from services.router.turn import RecordedChoice
 
 
 def _choice(token_ids, *, first_logprob=-1.0, spans=None, text=""):
@@ -24,12 +25,21 @@ def _call(prompt, *answers, messages=(), text="", **how):
     return RecordedCall(prompt_token_ids=prompt, choices=choices, history=History(messages))
 
 
+def _trajectories(tree):
+    reading = tree.reading()
+    made = reading.trajectories(reading.leaves())
+    assert tree.leaves == len(made)
+    whole = sum(len(one.prompt_token_ids) + len(one.response_token_ids) for one in made)
+    assert tree.written_out == whole
+    return made
+
+
 def test_later_calls_extend_the_trajectory_and_what_was_put_between_has_mask_0():
     tree = TrajectoryTree()
     assert tree.record(_call([1, 2], [10, 11], spans=[(4, 0, 1, "a"), (5, 1, 2, "a")])) == "first"
     later = _call([1, 2, 10, 11, 3, 4], [12], first_logprob=-9.0, spans=[(6, 0, 1, "b")])
     assert tree.record(later) == "extended"
-    (made,) = tree.trajectories()
+    (made,) = _trajectories(tree)
     assert made.prompt_token_ids == [1, 2]
     assert made.response_token_ids == [10, 11, 3, 4, 12]
     assert made.loss_mask == [1, 1, 0, 0, 1]
@@ -46,7 +56,7 @@ def test_an_edited_history_begins_a_trajectory_that_shares_only_what_is_proven()
     tree.record(_call([1, 10, 2], [11, 12]))
     assert tree.record(_call([1, 10, 3], [13])) == "branched"
     assert tree.record(_call([7, 10, 3], [14])) == "other_history"
-    first, second, third = tree.trajectories()
+    first, second, third = _trajectories(tree)
     assert (first.response_token_ids, first.loss_mask) == ([10, 2, 11, 12], [1, 0, 1, 1])
     assert (second.response_token_ids, second.loss_mask) == ([10, 3, 13], [0, 0, 1])
     assert (second.shared_tokens, second.begun_by) == (1, "branched")
@@ -59,7 +69,7 @@ def test_several_answers_to_one_prompt_are_siblings_and_the_one_that_goes_on_own
     tree.record(_call([1, 10, 2], [11], [12]))
     assert tree.record(_call([1, 10, 2], [13])) == "resampled"
     assert tree.record(_call([1, 10, 2, 12, 3], [14])) == "extended"
-    by_text = {tuple(made.response_token_ids): made for made in tree.trajectories()}
+    by_text = {tuple(made.response_token_ids): made for made in _trajectories(tree)}
     assert by_text[10, 2, 12, 3, 14].loss_mask == [1, 0, 1, 0, 1]
     assert by_text[10, 2, 11].loss_mask == [0, 0, 1]
     assert by_text[10, 2, 13].loss_mask == [0, 0, 1]
@@ -74,7 +84,7 @@ def _kind_of_second(answer_text, assistant, prompt=(1, 99, 5)):
     tree = TrajectoryTree()
     tree.record(_call([1], [10, 11], messages=[USER], text=answer_text))
     kind = tree.record(_call(list(prompt), [12], messages=[USER, assistant, MORE]))
-    assert sum(sum(made.loss_mask) for made in tree.trajectories()) == 3
+    assert sum(sum(made.loss_mask) for made in _trajectories(tree)) == 3
     return kind
 
 
@@ -99,7 +109,7 @@ def test_a_prompt_that_ends_inside_an_answer_does_not_extend_it():
     tree = TrajectoryTree()
     tree.record(_call([1], [10, 11]))
     assert tree.record(_call([1, 10], [11, 12])) == "other_history"
-    assert [made.prompt_token_ids for made in tree.trajectories()] == [[1], [1, 10]]
+    assert [made.prompt_token_ids for made in _trajectories(tree)] == [[1], [1, 10]]
 
 
 def test_a_session_of_many_turns_is_no_deep_recursion():
@@ -107,7 +117,7 @@ def test_a_session_of_many_turns_is_no_deep_recursion():
     for turn in range(3000):
         tree.record(_call(prompt, [turn]))
         prompt = [*prompt, turn, 7]
-    (made,) = tree.trajectories()
+    (made,) = _trajectories(tree)
     assert sum(made.loss_mask) == 3000
 
 
@@ -153,10 +163,27 @@ def test_every_sampled_token_counts_once_and_every_trajectory_is_what_an_engine_
         call = RecordedCall(prompt_token_ids=prompt, choices=choices, history=History([]))
         tree.record(call)
     trained = []
-    for made in tree.trajectories():
+    for made in _trajectories(tree):
         made.to_trajectory()  # refuses lengths and spans that disagree
         assert made.prompt_token_ids + made.response_token_ids in known
         columns = zip(made.response_token_ids, made.behaviour_logprobs, made.loss_mask, strict=True)
         trained += [(token, name) for token, name, mask in columns if mask]
         assert not any(made.loss_mask[: made.shared_tokens])
     assert Counter(trained) == Counter(sampled)
+
+
+def test_a_prompt_is_kept_once_however_many_answers_it_gets():
+    tree = TrajectoryTree()
+    tree.record(_call([1] * 100, [10], [11], [12]))
+    tree.record(_call([1] * 100, [13]))
+    assert tree.tokens == 100 + 4
+    assert [len(made.prompt_token_ids) for made in _trajectories(tree)] == [100] * 4
+
+
+def test_a_reading_is_of_what_was_recorded_before_it():
+    tree = TrajectoryTree()
+    tree.record(_call([1], [10]))
+    reading = tree.reading()
+    tree.record(_call([1, 10, 2], [11]))
+    (made,) = reading.trajectories(reading.leaves())
+    assert made.response_token_ids == [10]
