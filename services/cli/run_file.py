@@ -30,23 +30,12 @@ def read_run_file(
         if (folder / "make_model.py").exists():
             fix += f" `python -m examples.{folder.name}.make_model` writes it."
         raise InvalidInput(f"{path}: task_file", str(task_file), fix)
-    load_tasks(task_file, needs_grader=config.environment is None)
+    load_tasks(task_file)
     run_root = (folder / config.run_root).resolve()
     loss = _absolute_loss(config.algorithm.loss, folder, str(path))
     algorithm = config.algorithm.model_copy(update={"loss": loss})
     paths = {"task_file": str(task_file), "run_root": str(run_root), "algorithm": algorithm}
-    environment = _absolute_environment(config.environment, folder, str(path))
-    return config.model_copy(update=paths | {"environment": environment})
-
-
-def _absolute_environment(environment: str | None, folder: Path, source: str) -> str | None:
-    if environment is None:
-        return None
-    place, _, name = environment.rpartition(":")
-    file = (folder / place).resolve()
-    if not file.is_file():
-        raise InvalidInput(f"{source}: environment", str(file), "There is no such file.")
-    return f"{file}:{name}"
+    return config.model_copy(update=paths)
 
 
 def _absolute_loss(loss: str, folder: Path, source: str) -> str:
