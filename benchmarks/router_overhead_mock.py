@@ -15,6 +15,8 @@ from typing import Any, cast
 
 import uvloop
 
+from services.rollout_server.parent_death import die_with_parent
+
 MODEL = "mock"
 VERSION = "3"
 LONGEST = 4096
@@ -168,6 +170,7 @@ class Connection(asyncio.Protocol):
 async def serve(port: int, token_s: float) -> None:
     """Serve until killed."""
     emitter = Emitter(token_s)
+    die_with_parent()
     loop = asyncio.get_running_loop()
     await loop.create_server(lambda: Connection(emitter), "127.0.0.1", port, backlog=4096)
     await emitter.run()

@@ -14,6 +14,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed
 from vllm.entrypoints.launchers.launcher import setup_server
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+from services.rollout_server.parent_death import die_with_parent
 from services.rollout_server.version_spans import put_spans_on_every_output
 
 
@@ -29,5 +30,6 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     put_spans_on_every_output()
     asyncio.run(serve())
