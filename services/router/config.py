@@ -100,7 +100,8 @@ class RouterConfig(StrictModel):
         kv_high: share of the KV cache in use above which it falls.
         kv_low: share below which it may rise.
         max_queued_requests: requests that may wait because every replica is full; more are
-            refused with status 429. Answers that go on after a loss wait besides them.
+            refused with status 429. As many again may wait for a lease or a version, and
+            answers that go on after a loss besides them.
         queue_wait_s: how long one may wait so.
         max_open_requests: more are refused with status 429.
         max_choices: a request for more answers at once (`n`) is refused with status 400;

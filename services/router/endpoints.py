@@ -24,6 +24,7 @@ from services.router.answers import AnswerWriter
 from services.router.client_request import ClientRequest, Endpoint
 from services.router.errors import RequestFailed, Unjournaled
 from services.router.external_backends import check_needs_no_journal
+from services.router.logged_app import LOGGED
 from services.router.open_request import OpenRequest
 from services.router.pass_through import PassThrough
 from services.router.piece import Piece
@@ -81,6 +82,7 @@ class AnswerEndpoint:
         """Serve one request until it is answered or the client is gone."""
         config = self._replicas.config
         record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
+        scope[LOGGED] = True
         answer, status = _Answer(send, config.client_write_s), "disconnected"
         headers = dict(Headers(scope=scope))
         TRACE.set(trace_headers(headers, begin=config.tracing))

@@ -8,12 +8,14 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from services.access.access_control import protect
+from services.router.access_log import AccessLog
 from services.router.answer_routes import AnswerRoutes
 from services.router.config import RouterConfig
 from services.router.endpoints import AnswerEndpoint, Gate
 from services.router.errors import RequestFailed
 from services.router.external_backends import external_replicas
 from services.router.listener import Listener
+from services.router.logged_app import LoggedApp
 from services.router.loop_lag import LoopLag
 from services.router.membership import TableSource
 from services.router.openapi import describe_answers
@@ -68,6 +70,9 @@ def build_http(
     _add_routes(app, replicas, external, sessions or Sessions(config))
     # What is added last is first to see a request.
     protect(app, config.access, service="router", open_paths=("/health",))
+    if config.access_log:
+        log = AccessLog(config.access_log)
+        app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
 
 

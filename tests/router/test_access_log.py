@@ -88,6 +88,28 @@ async def test_a_share_is_logged_and_all_that_fails(cluster, lines):
     assert "replica" not in line
 
 
+async def test_what_is_no_answer_and_who_has_no_key_is_logged_too(cluster, lines, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: alice, key: alice-has-a-long-key}")
+    await cluster.start(replicas=1, access_log=1.0, access={"api_keys_file": str(keys)})
+    known = {"authorization": "Bearer alice-has-a-long-key", "traceparent": PARENT}
+    await cluster.http.get(f"{cluster.url}/health")
+    await cluster.http.post(f"{cluster.url}/v1/sessions", headers=known)
+    await cluster.http.get(f"{cluster.url}/v1/sessions/gone", headers=known)
+    body = {"model": "test-model", "messages": ASK}
+    url = f"{cluster.url}/v1/chat/completions"
+    await cluster.http.post(url, json=body)
+    await cluster.http.post(url, json=body, headers=known)
+    written = await lines.all(4)
+    assert [(line["endpoint"], line["status"], line.get("key")) for line in written] == [
+        ("POST /v1/sessions", "ok", "alice"),
+        ("GET /v1/sessions/gone", "http_404", "alice"),
+        ("POST /v1/chat/completions", "http_401", None),
+        ("chat", "ok", "alice"),
+    ]
+    assert written[0]["trace"] == PARENT[3:35]
+
+
 async def test_nothing_is_logged_unless_it_is_asked_for(cluster, lines):
     await cluster.start(replicas=1)
     await _chat(cluster)
