@@ -54,7 +54,7 @@ class RequestRecord:
         RouterMetrics.requests.inc(tags={**self._tags, "status": status})
         RouterMetrics.duration.observe(seconds, self._tags)
         if isinstance(self._served, OpenRequest):
-            phases = dict(self._served.phases.seconds)
+            phases = {str(phase): spent for phase, spent in self._served.phases.seconds.items()}
             for phase, spent in phases.items():
                 RouterMetrics.phase.observe(spent, {"phase": phase})
             if "stream" in phases:
