@@ -181,7 +181,8 @@ class ClientRequest:
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
             return_trajectory=_flag(body, RETURN_TRAJECTORY),
             return_token_ids=bool(read.return_token_ids),
-            logprobs=asked is not None and asked is not False,
+            # A chat's is a flag, a completion's a number, of which 0 is one, too.
+            logprobs=bool(asked) if endpoint == "chat" else asked is not None,
             top_logprobs=top or 0,
             unjournaled=unjournaled,
             needs=Needs.of(body, headers, flow=caller or session or ""),

@@ -9,6 +9,10 @@ from starlette.types import Receive
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, unreadable_body
 
+_NESTED = (dict, list)
+_DEEPEST = 500
+"""What is deeper can be read, but not by those who look at it after us: Python has a limit."""
+
 
 async def read_body(receive: Receive, config: RouterConfig) -> bytes:
     """All of it.
@@ -31,9 +35,28 @@ def parsed(raw: bytes) -> Any:
         RequestFailed: 400, it is none.
     """
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
+        value = json.loads(raw)
+    except ValueError:
         raise unreadable_body("the body is not JSON") from None
+    except RecursionError:
+        raise _too_deep() from None
+    # Only many brackets can be deep, and most bodies have few.
+    if raw.count(b"[") + raw.count(b"{") > _DEEPEST and _is_deeper(value, _DEEPEST):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> RequestFailed:
+    return unreadable_body(f"the body is nested more than {_DEEPEST} times")
+
+
+def _is_deeper(value: Any, bound: int) -> bool:
+    level = [value]
+    while level and bound:
+        parts = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [inner for part in parts for inner in part if type(inner) in _NESTED]
+        bound -= 1
+    return bool(level)
 
 
 async def _whole(receive: Receive, bound: int) -> bytes:

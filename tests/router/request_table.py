@@ -127,6 +127,9 @@ _EITHER = [
 _CHATS = [
     *_EITHER,
     {"logprobs": True},
+    {"logprobs": 0},
+    {"logprobs": 1},
+    {"logprobs": "yes"},
     {"logprobs": True, "top_logprobs": 4, **_SAMPLED},
     {"logprobs": True, "top_logprobs": 0, "stop": "e"},
     {"logprobs": True, "top_logprobs": 2, "n": 2, **_SAMPLED, "return_token_ids": True},
@@ -161,6 +164,8 @@ _MESSAGES = [
 _COMPLETIONS = [
     *_EITHER,
     {"logprobs": 0},
+    {"logprobs": False},
+    {"logprobs": True},
     {"logprobs": 1, **_SAMPLED},
     {"logprobs": 3, "n": 2, "temperature": 2, "seed": 8, "max_tokens": 12},
     {"logprobs": 1, "echo": True},

@@ -96,6 +96,10 @@ async def test_chat_logprobs_come_only_when_asked(cluster):
     await cluster.start()
     plain = await cluster.client.chat.completions.create(model="test-model", messages=ASK)
     assert plain.choices[0].logprobs is None
+    not_asked = await cluster.client.chat.completions.create(
+        model="test-model", messages=ASK, logprobs=0, max_tokens=2
+    )
+    assert not_asked.choices[0].logprobs is None
     asked = await cluster.client.chat.completions.create(
         model="test-model", messages=ASK, logprobs=True, max_tokens=2
     )

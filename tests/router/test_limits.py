@@ -1,6 +1,8 @@
 """Leases, bounds, deadlines and clients that leave."""
 
 import asyncio
+import contextlib
+import json
 import time
 from types import SimpleNamespace
 
@@ -12,7 +14,9 @@ from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.protocol.weight_bus import ReplicaState
 from services.router.attempts import Attempts
 from services.router.config import RouterConfig
-from services.router.errors import UpstreamBroken
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.opening import Opening
+from services.router.request_body import parsed
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -211,6 +215,32 @@ async def test_a_bad_body_is_one_clear_error(cluster, content, status):
     got = await cluster.http.post(f"{cluster.url}/v1/completions", content=content)
     assert got.status_code == status
     assert got.json()["error"]["code"] == status
+
+
+@pytest.mark.parametrize(("depth", "status"), [(400, 200), (600, 400), (5000, 400)])
+@pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")])
+async def test_a_body_is_served_or_refused_however_deep_it_is(cluster, depth, status, brackets):
+    await cluster.start(replicas=1)
+    begin, end = brackets
+    deep = begin * depth + "1" + end * depth
+    ask = '[{"role": "user", "content": "hello"}]'
+    body = f'{{"model": "test-model", "metadata": {deep}, "messages": {ask}}}'
+    got = await cluster.http.post(f"{cluster.url}/v1/chat/completions", content=body)
+    assert got.status_code == status, got.text
+    assert ("nested more than" in got.text) == (status == 400)
+
+
+def test_what_could_be_read_can_be_looked_at_and_sent():
+    """Also right at the depth that Python's own parser refuses."""
+    for depth in range(400, 1000):
+        raw = b'{"messages": [{"content": ' + b"[" * depth + b"]" * depth + b"}]}"
+        with contextlib.suppress(RequestFailed):
+            body = parsed(raw)
+            _called_by(50, lambda body=body: Opening.of(body) and json.dumps(body))
+
+
+def _called_by(callers, function):
+    return _called_by(callers - 1, function) if callers else function()
 
 
 async def test_a_session_stays_and_moves_only_when_it_must(cluster):
