@@ -27,7 +27,6 @@ from services.router.replicas import Replicas
 
 _MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0
-_LONGEST_REST_S = 1.0
 
 
 class AnswerParser:
@@ -104,7 +103,7 @@ class AnswerParser:
                     yield replace(piece, delta=await self._delta(piece))
 
     def _pause_s(self) -> float:
-        return min(self._busy_s * _REST, _LONGEST_REST_S)
+        return self._busy_s * _REST
 
     async def _delta(self, piece: Piece) -> dict[str, Any]:
         journal = piece.journal

@@ -111,8 +111,7 @@ class ClientRequest:
     @property
     def prompts(self) -> int:
         """How many prompts it has; each gets `choices` answers."""
-        prompt = self.body.get("prompt")
-        return len(prompt) if isinstance(prompt, list) and _has_several_prompts(prompt) else 1
+        return _prompts(self.body)
 
     @property
     def streams_tokens(self) -> bool:
@@ -156,8 +155,7 @@ class ClientRequest:
         stream, stream_by = bool(read.stream), body.get(STREAM_BY, "token")
         if stream_by not in ("token", "choice") or (stream_by == "choice" and not stream):
             raise bad_request(f"{STREAM_BY} is token or, with stream, choice", STREAM_BY)
-        if read.n is not None and not 1 <= read.n <= max_choices:
-            raise bad_request(f"n must be from 1 to {max_choices}, got {read.n}", "n")
+        _check_choices(read.n, _prompts(body), max_choices)
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
         name = headers.get(_REQUEST_ID_HEADER) or read.request_id or uuid.uuid4().hex
         options = (stream and read.stream_options) or _StreamOptions()
@@ -216,6 +214,19 @@ def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
 
 def _is_asked(value: Any) -> bool:
     return value is not None and value is not False and value not in ("", [], {})
+
+
+def _check_choices(n: int | None, prompts: int, bound: int) -> None:
+    if n is not None and not 1 <= n <= bound:
+        raise bad_request(f"n must be from 1 to {bound}, got {n}", "n")
+    if (choices := (n or 1) * prompts) > bound:
+        message = f"n times the number of prompts must be at most {bound}, got {choices}"
+        raise bad_request(message, "prompt")
+
+
+def _prompts(body: dict[str, Any]) -> int:
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and _has_several_prompts(prompt) else 1
 
 
 def _has_several_prompts(prompt: Any) -> bool:

@@ -2,10 +2,11 @@
 
 import itertools
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from services.router.answer_parser import _steps
+from services.router.answer_parser import AnswerParser, _steps
 from services.router.journal import ChoiceJournal
 from services.router.piece import Piece
 
@@ -61,3 +62,10 @@ def test_no_token_is_lost_or_moved_to_another_choice():
         assert [len(text) for text in texts] == [token for s in steps for token in s.token_ids]
         ends = itertools.accumulate(len(step.token_ids) for step in steps)
         assert [step.made for step in steps if step.token_ids] == sorted(set(ends) - {0})
+
+
+def test_parsing_takes_a_fifth_of_the_time_at_most_however_slow_it_is():
+    parser = AnswerParser(SimpleNamespace(body={}), {"token_ids": []}, model="m", replicas=None)
+    for busy_s in (0.0, 0.1, 10.0):
+        parser._busy_s = busy_s
+        assert parser._pause_s() == 4 * busy_s

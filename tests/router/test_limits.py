@@ -15,7 +15,7 @@ from services.protocol.weight_bus import ReplicaState
 from services.router.attempts import Attempts
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.opening import Opening
+from services.router.needs import Needs
 from services.router.request_body import parsed
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -201,6 +201,18 @@ async def test_more_choices_than_allowed_are_refused_before_any_work(cluster, pa
     assert not any(replica.bodies for replica in cluster.replicas)
 
 
+async def test_choices_of_all_prompts_are_bounded_together(cluster):
+    await cluster.start(replicas=1, max_choices=4)
+    url = f"{cluster.url}/v1/completions"
+    for prompts, status in ((2, 200), (3, 400)):
+        body = {"model": "test-model", "prompt": ["x"] * prompts, "n": 2}
+        got = await cluster.http.post(url, json=body)
+        assert got.status_code == status
+    assert got.json()["error"]["param"] == "prompt"
+    assert "at most 4, got 6" in got.json()["error"]["message"]
+    assert len(cluster.replicas[0].bodies) == 1
+
+
 async def test_as_many_choices_as_allowed_are_served(cluster):
     await cluster.start(max_choices=4)
     assert len((await _chat(cluster, n=4)).choices) == 4
@@ -236,7 +248,7 @@ def test_what_could_be_read_can_be_looked_at_and_sent():
         raw = b'{"messages": [{"content": ' + b"[" * depth + b"]" * depth + b"}]}"
         with contextlib.suppress(RequestFailed):
             body = parsed(raw)
-            _called_by(50, lambda body=body: Opening.of(body) and json.dumps(body))
+            _called_by(50, lambda body=body: Needs.of(body, {}, flow="") and json.dumps(body))
 
 
 def _called_by(callers, function):
