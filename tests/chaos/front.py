@@ -11,11 +11,11 @@ import aiohttp
 from services.protocol.router import REPLICA_HEADER, SESSION_HEADER
 from services.router.config import RouterConfig
 from services.router.probes import read_pressure
-from services.router.shared_table import News, SharedTable, Word
+from services.router.shared_table import SharedTable, SyncRequest, SyncResponse
 from services.weight_bus.changes import Changes
 from tests.chaos.answered import Answer, check_same, read
 from tests.chaos.calls import serve
-from tests.chaos.mixture import Ask, asks
+from tests.chaos.mixture import STOPS, Ask, asks
 from tests.chaos.scene import READY_S, Scene
 
 ROUTERS = 2
@@ -45,14 +45,14 @@ class Table:
     """The routers' table, which also shows what each of them has in flight."""
 
     def __init__(self, changes: Changes) -> None:
-        self.words: dict[str, Word] = {}
+        self.words: dict[str, SyncRequest] = {}
         self._changes = changes
         self._table = SharedTable(bound=1000, expire_s=_CONFIG.share_expire_s)
 
-    async def exchange(self, word: Word) -> News:
-        self.words[word.router_id] = word
+    async def exchange(self, request: SyncRequest) -> SyncResponse:
+        self.words[request.router_id] = request
         self._changes.announce()
-        return self._table.exchange(word)
+        return self._table.exchange(request)
 
 
 class Front:
@@ -180,6 +180,9 @@ class Front:
             await self.begin()
             self._expected = {ask.number: answer for ask, answer in await self._answers()}
             self._expected_of = version
+            choices = [choice for answer in self._expected.values() for choice in answer.choices]
+            assert any(choice.calls for choice in choices)
+            assert any(choice.finish in (("stop", stop) for stop in STOPS) for choice in choices)
 
     async def _answers(self) -> list[tuple[Ask, Answer]]:
         calls, self._calls = self._calls, []
@@ -199,7 +202,7 @@ class Front:
         """No router counts anything in flight, and no engine runs or queues anything."""
         self._table.words.clear()
         assert await self._changes.until(
-            lambda: sum(not word.counts for word in self._table.words.values()) == ROUTERS,
+            lambda: sum(not request.counts for request in self._table.words.values()) == ROUTERS,
             timeout_s=READY_S,
         ), self._table.words
         for member in (await self.scene.table()).leased:

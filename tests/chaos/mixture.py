@@ -15,6 +15,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LETTERS = list(range(66, 74))
 """Token ids of a to h in the byte tokenizer: pairs of them come up every sixteen tokens."""
 
+TOOL_TOKEN_IDS = 258, 259
 STOPS = ["ab", "cd", "ef", "gh"]
 LONG = 128
 """Tokens of a few answers that are still on their way when the others have come."""
@@ -33,7 +34,16 @@ _TOOL = {
         },
     },
 }
-_CALL = {"type": "function", "function": {"name": "add"}}
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+_CALLING = {
+    **_FREE,
+    "ignore_eos": False,
+    "max_tokens": 2 * len(CALL),
+    "tools": [_TOOL],
+    "structured_outputs": {"choice": [CALL]},
+    # The parser looks for the marks, which could also be written letter by letter.
+    "logit_bias": {str(token): 50 for token in TOOL_TOKEN_IDS},
+}
 _KINDS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**_FREE, "stream": True, "max_tokens": LONG}),
     (CHAT, {**_FREE, "logprobs": True, "top_logprobs": 2}),
@@ -44,7 +54,7 @@ _KINDS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**_SAMPLED, "stream": True, "n": 2, "seed": 7, "presence_penalty": 0.1}),
     (CHAT, {**_FREE, "stream": True, "structured_outputs": {"regex": "[ab]{32}"}}),
     (CHAT, {**_FREE, "repetition_penalty": 1.2}),
-    (CHAT, {**_FREE, "tools": [_TOOL], "tool_choice": _CALL, "ignore_eos": False}),
+    (CHAT, _CALLING),
     (COMPLETION, {**_SAMPLED, "n": 2, "seed": 11}),
     (CHAT, {**_SAMPLED, "stream": True, "seed": 13, "logprobs": True}),
 ]

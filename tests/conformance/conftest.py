@@ -63,3 +63,12 @@ async def parsing(vllm):
     yield cluster
     await until_idle(cluster)
     await cluster.close()
+
+
+@pytest.fixture
+async def calling(vllm):
+    """Before the one with a tool parser only."""
+    cluster = await before(vllm.tools)
+    yield cluster
+    await until_idle(cluster)
+    await cluster.close()

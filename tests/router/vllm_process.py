@@ -1,6 +1,7 @@
 """Starts `vllm_server.py` and ends it, whatever becomes of it in between."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -15,21 +16,30 @@ import httpx
 import pytest
 
 MODEL = "tiny"
+ALIAS = "policy"
+"""Its name in what is written for users."""
+
+# A model of random weights would fill its answers with blanks.
+_GRAMMARS = json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})
 _KV_CACHE_BYTES = 64 << 20
+_UP_S = 360
+"""It takes fifteen seconds on two idle cores, and far longer on busy ones."""
+
 _ERROR_LINES, _TAIL_CHARACTERS = 40, 3000
 
 
 class Urls(NamedTuple):
-    """Where the two applications of the engine listen."""
+    """Where the applications of the engine listen: without parsers, with, only for tools."""
 
     plain: str
     parsing: str
+    tools: str
 
 
 @contextlib.contextmanager
 def running(folder, *, version):
     """vLLM with the model in `folder / "model"` as this policy version, up and answering."""
-    ports = _free_port(), _free_port()
+    ports = [_free_port() for _ in Urls._fields]
     urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
     with (
         (folder / "log").open("wb") as log,
@@ -56,14 +66,14 @@ def running(folder, *, version):
             _end(server)
 
 
-def _command(model, port, parsing_port):
+def _command(model, port, *more):
     return [
-        *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), str(parsing_port)),
-        *("--model", str(model), "--served-model-name", MODEL),
+        *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), *map(str, more)),
+        *("--model", str(model), "--served-model-name", MODEL, ALIAS),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
-        "--enable-prompt-tokens-details",
+        *("--enable-prompt-tokens-details", "--structured-outputs-config", _GRAMMARS),
     ]
 
 
@@ -86,7 +96,7 @@ def _free_port():
 
 
 def _wait_until_up(url, server, log):
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + _UP_S
     while time.monotonic() < deadline and server.poll() is None:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/health").status_code == 200:

@@ -1,7 +1,8 @@
 """Runs vLLM's own server with policy versions on every chunk; started by `vllm_process`.
 
-The first argument is the port of a second application of vLLM's on the same engine, with a
-tool and a reasoning parser: two servers would take twice the time to start.
+The first two arguments are ports of further applications of vLLM's on the same engine: with a
+tool and a reasoning parser, and with a tool parser only, because a reasoning parser takes what
+a grammar makes from the first token on for thought. More servers would take longer to start.
 """
 
 import asyncio
@@ -22,19 +23,23 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from services.rollout_server.version_spans import put_spans_on_every_output
 
 
-async def _serve(args, parsing_port):
+async def _serve(args, ports):
     address, sock = setup_server(args, reuse_port=False)
     async with build_async_engine_client(args) as engine:
-        parsing = asyncio.create_task(_serve_parsing(engine, copy.copy(args), parsing_port))
+        more = [
+            asyncio.create_task(_serve_parsing(engine, copy.copy(args), port, reasoning))
+            for port, reasoning in zip(ports, ("deepseek_r1", ""), strict=True)
+        ]
         await (await build_and_serve(engine, address, sock, args))
-        parsing.cancel()
+        for application in more:
+            application.cancel()
 
 
-async def _serve_parsing(engine, args, port):
+async def _serve_parsing(engine, args, port, reasoning):
     # Only in front of the engine, so that its grammars hold from the first token on and a test
     # can choose what is thought.
     args.structured_outputs_config = copy.copy(args.structured_outputs_config)
-    args.structured_outputs_config.reasoning_parser = "deepseek_r1"
+    args.structured_outputs_config.reasoning_parser = reasoning
     args.tool_call_parser, args.enable_auto_tool_choice = "hermes", True
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
@@ -46,7 +51,7 @@ async def _serve_parsing(engine, args, port):
 
 if __name__ == "__main__":
     put_spans_on_every_output()
-    parsing_port = int(sys.argv.pop(1))
+    ports = [int(sys.argv.pop(1)) for _ in range(2)]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
-    asyncio.run(_serve(args, parsing_port))
+    asyncio.run(_serve(args, ports))
