@@ -3,6 +3,7 @@
 from typing import Any
 
 from services.router.client_request import ClientRequest
+from services.router.errors import RequestFailed
 from services.router.journal import ChoiceJournal
 from services.router.open_request import OpenRequest
 from services.router.piece import Piece
@@ -48,6 +49,19 @@ class AnswerWriter:
     def usage_event(self) -> dict[str, Any]:
         """The last event of a stream whose client asked for usage."""
         return {**self._frame([]), "usage": self._whole_usage()}
+
+    def tell_generated(self, failure: RequestFailed) -> None:
+        """Add what there is of the answer to its error, but for what the client has already."""
+        ask, journals = self._ask, self._request.journals
+        unsent = [journal for journal in journals if not (ask.stream and journal.settled)]
+        choices = [self._generated(journal) for journal in unsent if journal.token_ids]
+        if choices and not (ask.streams_tokens or self._hides_tokens):
+            generated = {"choices": choices, "usage": self._whole_usage()}
+            failure.body["error"]["generated"] = generated
+
+    def _generated(self, journal: ChoiceJournal) -> dict[str, Any]:
+        choice = {"index": journal.index, "text": journal.text}
+        return choice | self._token_ids(journal.token_ids, first=True) | self._trajectory(journal)
 
     @property
     def _hides_tokens(self) -> bool:
@@ -147,14 +161,19 @@ class AnswerWriter:
             "finish_reason": "tool_calls" if by_call else journal.finish_reason,
             "stop_reason": journal.stop_reason,
         }
-        if self._ask.return_trajectory:
-            ending["trajectory"] = {
+        return ending | self._trajectory(journal)
+
+    def _trajectory(self, journal: ChoiceJournal) -> dict[str, Any]:
+        if not self._ask.return_trajectory:
+            return {}
+        return {
+            "trajectory": {
                 "prompt_token_ids": self._request.prompt_token_ids,
                 "token_ids": journal.token_ids,
                 "logprobs": journal.logprobs,
                 "spans": journal.spans,
             }
-        return ending
+        }
 
     def _logprobs(self, index: int, entries: list[dict[str, Any]]) -> dict[str, Any] | None:
         if not self._ask.logprobs or not entries or self._hides_tokens:

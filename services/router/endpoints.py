@@ -141,10 +141,11 @@ class AnswerEndpoint:
         request = OpenRequest(ask, self._replicas, recorded=call.recorded)
         record.served_by(request)
         async with aclosing(call.watched(request)) as pieces:
-            if ask.stream:
-                await self._stream(request, pieces, answer)
-            else:
-                await self._whole(request, pieces, answer)
+            try:
+                await (self._stream if ask.stream else self._whole)(request, pieces, answer)
+            except RequestFailed as failure:
+                AnswerWriter(request).tell_generated(failure)
+                raise
 
     async def _pass_on(self, passing: PassThrough, ask: ClientRequest, answer: "_Answer") -> None:
         if not ask.stream:
