@@ -98,7 +98,7 @@ class TrainStep:
         self._clock["forward_backward"] += time.perf_counter() - started
         for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
             bad = self._accumulate(minibatch, micros, proximal[index], first=index == 0)
-            if not self._update(optimizer_steps + index):
+            if not self._update(optimizer_steps + index, bad):
                 self._blame(rows, minibatch, bad)
         return self._outcome(minibatches)
 
@@ -161,8 +161,11 @@ class TrainStep:
         self._clock["forward_backward"] += time.perf_counter() - started
         return bad
 
-    def _update(self, optimizer_steps: int) -> bool:
-        """Clip, then step; a gradient that is not finite is left out, on all ranks alike.
+    def _update(self, optimizer_steps: int, bad: list[Tensor]) -> bool:
+        """Clip, then step; what is not finite is left out, on all ranks alike.
+
+        The loss is looked at besides the gradient: clipping passes no gradient for a NaN,
+        so a step could go on without the tokens that are wrong and say nothing of it.
 
         Returns:
             Whether the update was made.
@@ -170,7 +173,9 @@ class TrainStep:
         started = time.perf_counter()
         norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._algorithm.grad_clip)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        finite = bool(torch.isfinite(norm))
+        wrong = torch.tensor(sum(places.numel() for places in bad), device=self._device)
+        dist.all_reduce(wrong)
+        finite = bool(torch.isfinite(norm)) and not wrong.item()
         if finite:
             warmup = self._algorithm.warmup_steps
             share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0

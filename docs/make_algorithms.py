@@ -1,0 +1,82 @@
+"""Writes docs/algorithms.md from the docstrings of the code: `python docs/make_algorithms.py`."""
+
+import ast
+import re
+from pathlib import Path
+
+from services.protocol.trainer import ALGORITHM_PRESETS
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "algorithms.md"
+TRAINER = ROOT / "services" / "trainer"
+PARTS = {
+    "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
+    "Losses": ("clip", "gspo", "cispo", "reinforce", "user_loss"),
+    "Sums": ("aggregation",),
+    "Importance corrections": ("correction",),
+    "KL": ("kl",),
+    "Safety": ("log_ratio",),
+}
+HEAD = """# Algorithms
+
+Made from the docstrings by `python docs/make_algorithms.py`; change those, not this page.
+
+An algorithm is a choice of advantage, loss, aggregation and correction. `algorithm.preset`
+makes the choice of a paper; any key that is given as well wins. All keys are in
+[your-own-tasks.md](your-own-tasks.md).
+
+Words: *behaviour* logprobs come from the engine that sampled, *proximal* ones are recomputed
+at the start of the train step, *current* ones belong to the weights being trained; `A` is the
+advantage, `R` the reward, `sg` a stop-gradient.
+
+## A loss of your own
+
+```python
+# my_loss.py, beside the run file
+def my_loss(tokens, algorithm):
+    ratio = (tokens.current - tokens.behaviour).exp()
+    return -ratio.clamp(max=1 + algorithm.clip_high) * tokens.advantage
+```
+
+```yaml
+algorithm:
+  loss: my_loss.py:my_loss
+```
+
+`tokens` is `services.trainer.algorithms.tokens.ScoredTokens`; what comes back is one loss per
+token. The file is run by the trainer's ranks as it is: it must lie at the same place on their
+nodes, and whoever may start runs may run code there.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [HEAD, "## Presets\n", _presets()]
+    for title, names in PARTS.items():
+        parts.append(f"## {title}\n")
+        parts += [_module(TRAINER / "algorithms" / f"{name}.py") for name in names]
+    tree = ast.parse((TRAINER / "diagnostics.py").read_text(encoding="utf-8"))
+    return "\n".join([*parts, "## Diagnostics\n", f"{ast.get_docstring(tree)}\n"])
+
+
+def _presets() -> str:
+    rows = ["| preset | keys |", "|---|---|"]
+    for name, keys in ALGORITHM_PRESETS.items():
+        listed = ", ".join(f"`{key}: {value}`" for key, value in keys.items())
+        rows.append(f"| `{name}` | {listed} |")
+    return "\n".join([*rows, "", "`dr_grpo` needs `fixed_length`, the longest answer in tokens.\n"])
+
+
+def _module(file: Path) -> str:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    title, _, rest = (ast.get_docstring(tree) or "").partition("\n")
+    parts = [f"### {title.rstrip('.')}\n"] + ([f"{rest.strip()}\n"] if rest.strip() else [])
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            text = re.split(r"\n\n(?:Args|Returns|Raises):\n", ast.get_docstring(node) or "")[0]
+            parts.append(f"`{node.name}`: {text}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,144 @@
+"""Every algorithm on real FSDP2 ranks: the layout does not matter, and bad numbers do no harm."""
+
+import dataclasses
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.protocol.errors import InvalidInput
+from services.protocol.trainer import ALGORITHM_PRESETS, TrainBatch
+
+ROOT = Path(__file__).parents[2]
+CHOICES: dict[str, dict[str, Any]] = {
+    name: {"preset": name} | ({"fixed_length": 24} if name == "dr_grpo" else {})
+    for name in ALGORITHM_PRESETS
+} | {
+    "sequence mask": {
+        "preset": "grpo",
+        "ratio_anchor": "proximal",
+        "mismatch_correction": "mask",
+        "mismatch_level": "sequence",
+        "mismatch_cap": 1e6,
+        "mismatch_floor": 0.1,
+    },
+    "geometric mask": {
+        "preset": "dapo",
+        "ratio_anchor": "proximal",
+        "mismatch_correction": "mask",
+        "mismatch_level": "geometric",
+        "mismatch_floor": 0.6,
+    },
+}
+
+
+@pytest.fixture
+def run(rank_groups, tiny_model, make_start):
+    """A step on so many ranks, with so many tokens in a pass; report and weights."""
+
+    def step(size: int, max_tokens: int, batch: TrainBatch, **algorithm: Any):
+        ranks = rank_groups[size]
+        ranks.load(tiny_model, max_tokens_per_microbatch=max_tokens)
+        ranks.call("start_run", make_start(**algorithm), 0)
+        return ranks.call("train", batch, 0, 1)[0], ranks.call("full_tensors")[0]
+
+    return step
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_two_ranks_in_small_passes_do_what_one_does_in_one(run, make_batch, choice) -> None:
+    batch = make_batch(1, groups=4)
+    algorithm = CHOICES[choice] | {"minibatches": 2}
+    whole, expected = run(1, 100_000, batch, **algorithm)
+    parts, weights = run(2, 60, batch, **algorithm)
+    assert whole.metrics["grad_norm"] > 0
+    assert 0 < whole.metrics["masked_fraction"] < 1 or "mask" not in choice
+    assert parts.metrics == pytest.approx(whole.metrics, rel=1e-5, abs=1e-6)
+    # The gradient norm shows any wrong factor; AdamW may turn the rounding of a gradient of
+    # nearly zero into a part of a whole step of 1e-3, so the weights are held on average.
+    gaps = np.concatenate([np.abs(weights[name] - expected[name]).ravel() for name in weights])
+    assert gaps.mean() < 1e-6
+    assert gaps.max() < 5e-4
+
+
+def spoilt(batch: TrainBatch, group: int) -> TrainBatch:
+    """The batch with one behaviour logprob of one group that is no number."""
+    wrong = batch.groups[group].trajectories[1]
+    logprobs = (math.nan, *wrong.trajectory.behaviour_logprobs[1:])
+    trajectory = dataclasses.replace(wrong.trajectory, behaviour_logprobs=logprobs)
+    members = list(batch.groups[group].trajectories)
+    members[1] = dataclasses.replace(wrong, trajectory=trajectory)
+    groups = list(batch.groups)
+    groups[group] = dataclasses.replace(groups[group], trajectories=tuple(members))
+    return dataclasses.replace(batch, groups=tuple(groups))
+
+
+@pytest.mark.parametrize("anchor", ["behaviour", "proximal"])
+def test_an_update_that_is_not_finite_is_skipped_and_its_group_named(
+    run, make_batch, rank_groups, anchor
+) -> None:
+    report, _ = run(2, 60, spoilt(make_batch(1, groups=4), 2), ratio_anchor=anchor)
+    assert report.skipped_groups == (2,)
+    assert report.metrics["skipped_updates"] == 1.0
+    assert report.metrics["nonfinite_fraction"] == pytest.approx(1 / report.tokens)
+    assert all(math.isfinite(value) for value in report.metrics.values())
+    after = rank_groups[2].call("train", make_batch(2, groups=4), 1, 2)[0]
+    assert after.skipped_groups == ()
+    assert after.metrics["grad_norm"] > 0
+
+
+def test_the_other_minibatches_of_a_spoilt_one_are_trained(run, make_batch) -> None:
+    report, _ = run(2, 60, spoilt(make_batch(1, groups=4), 1), minibatches=3)
+    assert report.metrics["skipped_updates"] == 1.0
+    assert report.metrics["grad_norm"] > 0
+    assert report.skipped_groups == (1,)
+
+
+def test_the_users_loss_is_trained_like_a_built_in_one(run, make_batch, tmp_path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def mine(tokens, algorithm):\n"
+        "    ratio = (tokens.current - tokens.behaviour).exp()\n"
+        "    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high\n"
+        "    bounded = ratio.clamp(low, high) * tokens.advantage\n"
+        "    return -(ratio * tokens.advantage).minimum(bounded)\n"
+    )
+    own, weights = run(2, 60, make_batch(1), loss=f"{file}:mine")
+    built_in, expected = run(2, 60, make_batch(1))
+    assert own.metrics["loss"] == built_in.metrics["loss"]
+    assert all((weights[name] == expected[name]).all() for name in weights)
+
+
+def test_a_users_loss_that_does_not_load_is_refused_and_the_ranks_live_on(
+    run, make_batch, tmp_path
+) -> None:
+    with pytest.raises(InvalidInput, match=r"algorithm\.loss.*No such file"):
+        run(1, 60, make_batch(1), loss=f"{tmp_path}/none.py:mine")
+    assert run(1, 60, make_batch(1))[0].tokens > 0
+
+
+def test_percentiles_of_the_mismatch_are_those_of_the_tokens(run, make_batch) -> None:
+    batch = make_batch(1)
+    report, _ = run(2, 60, batch, ratio_anchor="proximal")
+    stale = dataclasses.replace(batch, groups=tuple(
+        dataclasses.replace(g, trajectories=tuple(
+            dataclasses.replace(one, trajectory=dataclasses.replace(one.trajectory, spans=tuple(
+                dataclasses.replace(span, version=-3) for span in one.trajectory.spans)))
+            for one in g.trajectories)) for g in batch.groups))  # fmt: skip
+    older, _ = run(1, 60, stale, ratio_anchor="proximal")
+    for percent in (50, 90, 99):
+        fresh = report.metrics[f"mismatch_p{percent}_lag0"]
+        assert older.metrics[f"mismatch_p{percent}_lag3"] == fresh
+        assert 0.01 < fresh <= report.metrics["mismatch_max"] * 1.05
+    assert older.metrics["mismatch_tokens_lag3"] == older.tokens
+    assert older.metrics["mismatch_tokens"] == 0
+
+
+def test_the_page_says_what_every_metric_is(run, make_batch) -> None:
+    page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    report, _ = run(1, 60, make_batch(1), ratio_anchor="proximal")
+    names = {re.sub(r"lag\d", "lagK", name) for name in report.metrics}
+    assert all(f"`{name}`" in page for name in names), names
