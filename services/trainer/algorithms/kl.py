@@ -1,6 +1,10 @@
 """Estimates of the KL divergence from tokens that one of the two policies sampled.
 
 `d = current - other`, per token (Schulman 2020, "Approximating KL divergence").
+
+Only diagnostics use them so far. The trainer holds no reference model yet, so there is no key
+for a penalty, and one that is given is refused as unknown; `ScoredTokens.reference` is where
+the logprobs of one will come in.
 """
 
 import torch
