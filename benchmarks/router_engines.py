@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.router.opening import Opening
+from services.router.prompt_prefix import PromptPrefix
 
 CACHE_TOKENS = 262_144
 PREFILL_PER_S = 20_000.0
@@ -31,7 +31,7 @@ class Call:
     prompt: tuple[Segment, ...]
     answer: Segment
     session: str | None
-    opening: Opening
+    prefix: PromptPrefix
     done: Callable[[float], None]
 
     @property

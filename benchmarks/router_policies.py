@@ -82,7 +82,7 @@ class ConsistentHash(Policy):
 
     def pick(self, call: Call, now: float) -> str:
         """See `Policy`."""
-        key = crc32((call.session or call.opening.group or "").encode())
+        key = crc32((call.session or call.prefix.group or "").encode())
         return self._ring[bisect(self._ring, (key, "")) % len(self._ring)][1]
 
 
@@ -96,7 +96,7 @@ class Ours(Policy):
     def pick(self, call: Call, now: float) -> str:
         """See `Policy`."""
         choice = self._chooser.choose(
-            REPLICAS, session=call.session, opening=call.opening, weight=1, now=now
+            REPLICAS, session=call.session, prefix=call.prefix, weight=1, now=now
         )
         assert choice is not None
         return choice.replica_id

@@ -11,7 +11,7 @@ from functools import cache
 
 from router_engines import Call, Clock, Segment
 
-from services.router.opening import Opening
+from services.router.prompt_prefix import PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +72,18 @@ class Episode:
                 prompt=prompt,
                 answer=answer,
                 session=self.name if self.named else None,
-                opening=_opening(prompt),
+                prefix=_prefix(prompt),
                 done=done,
             )
         )
 
 
 @cache
-def _opening(prompt: tuple[Segment, ...]) -> Opening:
+def _prefix(prompt: tuple[Segment, ...]) -> PromptPrefix:
     """As the router makes it of the messages, which repeat what has been said."""
     texts = [{"role": "user", "content": name} for name, _ in prompt]
     texts[0]["role"] = "system"
-    return Opening.of({"messages": texts})
+    return PromptPrefix.of({"messages": texts})
 
 
 def _length(draw: random.Random, median: int, spread: float, most: int) -> int:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from services.router.config import RouterConfig
 from services.router.health import ReplicaHealth
-from services.router.homes import Homes
-from services.router.opening import NO_OPENING, Opening
+from services.router.prompt_prefix import NO_PREFIX, PromptPrefix
+from services.router.session_table import SessionTable
 
 ChoiceKind = Literal["hit", "new", "moved", "spilled", "free"]
 
@@ -54,9 +54,9 @@ class ReplicaChooser:
         self._health: dict[str, ReplicaHealth] = {}
         self._turn: dict[str, int] = {}
         self._choices = 0
-        self.homes = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
-        self.nameless = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
-        self.groups = Homes(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.homes = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.nameless = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.groups = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
         self.elsewhere: Mapping[str, int] = {}
 
     def choose(
@@ -66,7 +66,7 @@ class ReplicaChooser:
         session: str | None,
         weight: int,
         now: float,
-        opening: Opening = NO_OPENING,
+        prefix: PromptPrefix = NO_PREFIX,
         full: Collection[str] = (),
     ) -> Choice | None:
         """Choose among leased replicas and count `weight` sequences there.
@@ -78,7 +78,7 @@ class ReplicaChooser:
             session: requests of one session have one home.
             weight: sequences the request will run at once.
             now: the time.
-            opening: how the prompt begins.
+            prefix: how the prompt begins.
             full: candidates that may not be given more now.
 
         Returns:
@@ -91,14 +91,14 @@ class ReplicaChooser:
         ]
         if not usable:
             return None
-        choice = self._pick(usable, full, session, opening, now)
+        choice = self._pick(usable, full, session, prefix, now)
         if not weight:
             return choice
         replica = choice.replica_id
         if session is not None:
             self.homes.set(session, replica, now)
-        elif opening.whole is not None:
-            self.nameless.set(opening.whole, replica, now)
+        elif prefix.whole is not None:
+            self.nameless.set(prefix.whole, replica, now)
         self._choices += 1
         self._turn[replica] = self._choices
         self._in_flight[replica] = self.in_flight(replica) + weight
@@ -109,13 +109,13 @@ class ReplicaChooser:
         usable: list[str],
         full: Collection[str],
         session: str | None,
-        opening: Opening,
+        prefix: PromptPrefix,
         now: float,
     ) -> Choice:
         if session is not None:
             home = self.homes.get(session, now)
         else:
-            earlier = (self.nameless.get(key, now) for key in opening.earlier)
+            earlier = (self.nameless.get(key, now) for key in prefix.earlier)
             home = next(filter(None, earlier), None)
         kind: ChoiceKind = "free" if session is None else "new"
         if home in usable:
@@ -126,7 +126,7 @@ class ReplicaChooser:
             kind = "spilled"
         elif home is not None:
             kind = "spilled" if home in full else "moved"
-        return Choice(replica_id=self._near(usable, session, opening.group, now), kind=kind)
+        return Choice(replica_id=self._near(usable, session, prefix.group, now), kind=kind)
 
     def _near(self, usable: list[str], session: str | None, group: str | None, now: float) -> str:
         """The least loaded replica, or that of the group while it is hardly more loaded."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER
 from services.router.errors import bad_request
-from services.router.opening import NO_OPENING, Opening
+from services.router.prompt_prefix import NO_PREFIX, PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,13 @@ class Needs:
         min_version: lowest policy version of a replica that may answer; None: any.
         priority: lower goes first, as in vLLM; 0 unless the client says something else.
         flow: those who wait under one name take turns with those under another.
-        opening: how the prompt begins.
+        prefix: how the prompt begins.
     """
 
     min_version: int | None = None
     priority: int = 0
     flow: str = ""
-    opening: Opening = NO_OPENING
+    prefix: PromptPrefix = NO_PREFIX
 
     @classmethod
     def of(cls, body: dict[str, Any], headers: Mapping[str, str], *, flow: str) -> "Needs":
@@ -39,7 +39,7 @@ class Needs:
         version = _integer(headers, MIN_VERSION_HEADER)
         if version is not None and version < 0:
             raise bad_request(f"{MIN_VERSION_HEADER} must be 0 or more", MIN_VERSION_HEADER)
-        return cls(min_version=version, priority=priority, flow=flow, opening=Opening.of(body))
+        return cls(min_version=version, priority=priority, flow=flow, prefix=PromptPrefix.of(body))
 
 
 NO_NEEDS = Needs()

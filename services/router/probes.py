@@ -101,7 +101,7 @@ class Probes:
         if result != "ok":
             self._seats.failed(replica, by="probe")
         elif self._seats.chooser.health(replica).reached(time.monotonic()):
-            self._seats.lines.advance()
+            self._seats.queue.advance()
 
     async def _see_how_full_it_is(self, session: aiohttp.ClientSession, member: Member) -> None:
         pressure = None
@@ -113,7 +113,7 @@ class Probes:
         if pressure is not None:
             cap = self._seats.cap(member.replica_id)
             cap.observe(pressure, self._seats.chooser.load(member.replica_id))
-            self._seats.lines.advance()
+            self._seats.queue.advance()
 
 
 def read_pressure(page: str) -> Pressure | None:

@@ -49,7 +49,7 @@ class Replicas:
             await self._sharing.stop()
         await self._probes.stop()
         await self.seats.membership.stop()
-        self.seats.lines.stop()
+        self.seats.queue.stop()
         await self.upstream.stop()
 
     def end_tokens(self, model: str) -> set[int]:

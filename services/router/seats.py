@@ -13,10 +13,10 @@ from services.protocol.weight_bus import Member
 from services.router.choice import Choice, ReplicaChooser
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.lines import Lines, Wish
 from services.router.membership import Membership, TableSource
 from services.router.needs import NO_NEEDS, Needs
 from services.router.replica_gauges import ReplicaGauges
+from services.router.seat_queue import SeatQueue, SeatRequest
 from services.router.sequence_cap import SequenceCap
 
 _LOG = Log("router")
@@ -76,7 +76,7 @@ class Seat:
         if self._weight > 1:
             self._weight -= 1
             self._seats.chooser.release(self.replica_id, 1)
-            self._seats.lines.advance()
+            self._seats.queue.advance()
 
     def limit(self, seconds: float) -> "_Limit":
         """A deadline for one wait on the replica, cut short when the replica is lost."""
@@ -141,13 +141,13 @@ class Seats:
         self._caps: dict[str, SequenceCap] = {}
         self.chooser = ReplicaChooser(config)
         self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
-        self.lines = Lines(
+        self.queue = SeatQueue(
             config,
             take=self._try,
             refusal=self._unknown,
             hopeful=self._hopeful,
             hindrance=self._unleased,
-            next_chance=lambda wish: self.chooser.next_chance(list(self._leased(wish))),
+            next_chance=lambda request: self.chooser.next_chance(list(self._leased(request))),
         )
 
     async def take(
@@ -178,47 +178,47 @@ class Seats:
         unknown = self._unknown(model)
         if unknown is not None:
             raise unknown
-        wish = Wish(
+        request = SeatRequest(
             model=model, session=session, weight=weight, avoid=avoid, urgent=urgent, needs=needs
         )
         seat = None
-        if urgent or not weight or not self.lines.stands(wish):
-            seat = self._try(wish)
-        return seat or await self.lines.wait(wish)
+        if urgent or not weight or not self.queue.stands(request):
+            seat = self._try(request)
+        return seat or await self.queue.wait(request)
 
-    def _leased(self, wish: Wish) -> dict[str, Member]:
-        least = wish.needs.min_version
-        leased = self.membership.leased(wish.model).items()
+    def _leased(self, request: SeatRequest) -> dict[str, Member]:
+        least = request.needs.min_version
+        leased = self.membership.leased(request.model).items()
         return {
             name: member
             for name, member in leased
             if least is None or (member.committed_version or 0) >= least
         }
 
-    def _try(self, wish: Wish) -> Seat | None:
-        leased = self._leased(wish)
-        others = [name for name in leased if name != wish.avoid]
-        choice = self._choose(wish, others)
+    def _try(self, request: SeatRequest) -> Seat | None:
+        leased = self._leased(request)
+        others = [name for name in leased if name != request.avoid]
+        choice = self._choose(request, others)
         if choice is None and len(others) < len(leased):
             # Rather there than nowhere: while it waited, so would everybody behind it.
-            choice = self._choose(wish, list(leased))
+            choice = self._choose(request, list(leased))
         if choice is None:
             return None
-        if wish.weight:
+        if request.weight:
             RouterMetrics.choices.inc(tags={"kind": choice.kind})
-        seat = Seat(self, leased[choice.replica_id], choice, wish.weight)
+        seat = Seat(self, leased[choice.replica_id], choice, request.weight)
         self._taken.setdefault(choice.replica_id, set()).add(seat)
         return seat
 
-    def _choose(self, wish: Wish, candidates: list[str]) -> Choice | None:
+    def _choose(self, request: SeatRequest, candidates: list[str]) -> Choice | None:
         return self.chooser.choose(
             candidates,
-            session=wish.session,
-            weight=wish.weight,
+            session=request.session,
+            weight=request.weight,
             now=time.monotonic(),
-            opening=wish.needs.opening,
+            prefix=request.needs.prefix,
             # What runs no sequence, such as parsing, fits anywhere.
-            full=[name for name in candidates if wish.weight and self.full(name)],
+            full=[name for name in candidates if request.weight and self.full(name)],
         )
 
     def cap(self, replica_id: str) -> SequenceCap:
@@ -229,9 +229,9 @@ class Seats:
         """Whether the replica has in flight what it may have."""
         return self.chooser.load(replica_id) >= self.cap(replica_id).limit
 
-    def _hopeful(self, wish: Wish) -> bool:
+    def _hopeful(self, request: SeatRequest) -> bool:
         now = time.monotonic()
-        return any(self.chooser.health(name).admits(now) for name in self._leased(wish))
+        return any(self.chooser.health(name).admits(now) for name in self._leased(request))
 
     def _unknown(self, model: str | None) -> RequestFailed | None:
         served = {member.model for member in self.membership.members.values()}
@@ -246,10 +246,10 @@ class Seats:
         message = f"{what}; served: {listed}"
         return RequestFailed(404, "model_not_found", message, param="model")
 
-    def _unleased(self, wish: Wish) -> RequestFailed:
-        least, waited = wish.needs.min_version, f"within {self._config.lease_wait_s:g} s"
-        leased = self.membership.leased(wish.model)
-        if self._leased(wish):
+    def _unleased(self, request: SeatRequest) -> RequestFailed:
+        least, waited = request.needs.min_version, f"within {self._config.lease_wait_s:g} s"
+        leased = self.membership.leased(request.model)
+        if self._leased(request):
             message = f"every replica with a lease is failing, and none came back {waited}"
         elif least is not None and leased:
             seen = sorted({member.committed_version or 0 for member in leased.values()})
@@ -266,7 +266,7 @@ class Seats:
         health = self.chooser.health(seat.replica_id)
         if health.ejected:
             health.answered(time.monotonic())
-            self.lines.advance()
+            self.queue.advance()
 
     def give_back(self, seat: Seat, weight: int, error: BaseException | None) -> None:
         """Count a seat as free and remember how its request ended."""
@@ -281,7 +281,7 @@ class Seats:
             health.completed(time.monotonic())
         elif isinstance(error, UpstreamBroken) and _is_fault(error, weight):
             self.failed(seat.replica_id, by="request")
-        self.lines.advance()
+        self.queue.advance()
 
     def failed(self, replica_id: str, *, by: str) -> None:
         """A request, or a look by the router itself, has failed on a replica."""
@@ -300,14 +300,14 @@ class Seats:
         self.chooser.keep_only(known)
         for replica in self._caps.keys() - known:
             del self._caps[replica]
-        self.lines.advance()
+        self.queue.advance()
         if self._gauges is not None:
             self._gauges.show(
                 self.chooser,
                 known=self.membership.members,
                 leased=self.membership.leased(None),
                 cap=lambda replica: self.cap(replica).limit,
-                waiting=len(self.lines),
+                waiting=len(self.queue),
             )
 
 

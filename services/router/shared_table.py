@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Word:
+class SyncRequest:
     """What one router tells.
 
     Attributes:
@@ -32,7 +32,7 @@ class Word:
 
 
 @dataclass(frozen=True, kw_only=True)
-class News:
+class SyncResponse:
     """What it hears.
 
     Attributes:
@@ -65,19 +65,19 @@ class SharedTable:
         self._routers: dict[str, tuple[dict[str, int], float]] = {}
         self._homes: OrderedDict[str, tuple[str | None, int, str]] = OrderedDict()
 
-    def exchange(self, word: Word) -> News:
+    def exchange(self, request: SyncRequest) -> SyncResponse:
         """Take what one router tells and answer with what the others told."""
-        self._routers[word.router_id] = (word.counts, self._clock())
-        for session, home in word.homes.items():
+        self._routers[request.router_id] = (request.counts, self._clock())
+        for session, home in request.homes.items():
             self._revision += 1
-            self._homes[session] = (home, self._revision, word.router_id)
+            self._homes[session] = (home, self._revision, request.router_id)
             self._homes.move_to_end(session)
             if len(self._homes) > self._bound:
                 self._homes.popitem(last=False)
-        heard = word.revision if word.table_id == self._table_id else 0
-        return News(
-            counts=self._others(word.router_id),
-            homes=self._since(heard, word.router_id),
+        heard = request.revision if request.table_id == self._table_id else 0
+        return SyncResponse(
+            counts=self._others(request.router_id),
+            homes=self._since(heard, request.router_id),
             table_id=self._table_id,
             revision=self._revision,
         )

@@ -10,7 +10,7 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.router.config import RouterConfig
 from services.router.seats import Seats
-from services.router.shared_table import News, Word
+from services.router.shared_table import SyncRequest, SyncResponse
 
 _LOG = Log("router")
 _MOST_HOMES = 10_000
@@ -20,7 +20,7 @@ _MOST_HOMES = 10_000
 class ExchangePoint(Protocol):
     """Where the shared table is."""
 
-    async def exchange(self, word: Word) -> News:
+    async def exchange(self, request: SyncRequest) -> SyncResponse:
         """See `SharedTable`.
 
         Raises:
@@ -68,8 +68,8 @@ class Sharing:
         """
         chooser = self._seats.chooser
         self._unsaid |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsaid))
-        news = await self._point.exchange(
-            Word(
+        response = await self._point.exchange(
+            SyncRequest(
                 router_id=self._router_id,
                 counts=chooser.counts,
                 homes=self._unsaid,
@@ -78,15 +78,15 @@ class Sharing:
             )
         )
         self._unsaid = {}
-        if self._table_id not in ("", news.table_id):
+        if self._table_id not in ("", response.table_id):
             # A new table: what this one told the old one, only this one can tell again.
             chooser.homes.all_changed()
-        self._table_id, self._revision = news.table_id, news.revision
+        self._table_id, self._revision = response.table_id, response.revision
         self._heard_at = time.monotonic()
-        for session, home in news.homes.items():
+        for session, home in response.homes.items():
             chooser.homes.hear(session, home, self._heard_at)
-        chooser.elsewhere = news.counts
-        self._seats.lines.advance()
+        chooser.elsewhere = response.counts
+        self._seats.queue.advance()
 
     def _alone(self, kind: str, reason: str) -> None:
         RouterMetrics.share_failures.inc()
@@ -94,4 +94,4 @@ class Sharing:
         if silence > self._config.share_expire_s and self._seats.chooser.elsewhere:
             _LOG.warning("router_decides_alone", kind=kind, reason=reason, silence_s=silence)
             self._seats.chooser.elsewhere = {}
-            self._seats.lines.advance()
+            self._seats.queue.advance()

@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
-from services.router.shared_table import News, SharedTable, Word
+from services.router.shared_table import SharedTable, SyncRequest, SyncResponse
 
 TABLE_ACTOR = "router_table"
 _TIMEOUT_S = 2.0
@@ -19,8 +19,8 @@ class _TableActor:
     def __init__(self, bound: int, expire_s: float) -> None:
         self._table = SharedTable(bound=bound, expire_s=expire_s)
 
-    def exchange(self, word: Word) -> News:
-        return self._table.exchange(word)
+    def exchange(self, request: SyncRequest) -> SyncResponse:
+        return self._table.exchange(request)
 
 
 class TableActorPoint:
@@ -33,15 +33,15 @@ class TableActorPoint:
         self._config = config
         self._actor: Any = None
 
-    async def exchange(self, word: Word) -> News:
+    async def exchange(self, request: SyncRequest) -> SyncResponse:
         """See `ExchangePoint`."""
         try:
             if self._actor is None:
                 self._actor = await asyncio.to_thread(self._find)
-            reference = self._actor.exchange.remote(word)
+            reference = self._actor.exchange.remote(request)
             async with asyncio.timeout(_TIMEOUT_S):
-                news: News = await reference
-            return news
+                response: SyncResponse = await reference
+            return response
         except TimeoutError:
             raise NotReady("the routers' table does not answer") from None
         except (RayActorError, ConnectionError, ValueError) as error:

@@ -8,7 +8,7 @@ from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.probes import read_pressure
-from services.router.shared_table import Word
+from services.router.shared_table import SyncRequest
 from services.router.table_actor import TABLE_ACTOR, TableActorPoint
 
 from .conftest import Cluster
@@ -25,14 +25,14 @@ def test_an_engine_shows_how_full_it_is_on_its_own_page(cluster: Cluster) -> Non
 async def test_routers_find_one_table_and_begin_another_when_it_dies(cluster: Cluster) -> None:
     first, second = (TableActorPoint(RouterConfig(replicas=2)) for _ in range(2))
 
-    def word(name: str) -> Word:
-        return Word(router_id=name, counts={"a": 1}, homes={}, table_id="", revision=0)
+    def request(name: str) -> SyncRequest:
+        return SyncRequest(router_id=name, counts={"a": 1}, homes={}, table_id="", revision=0)
 
-    before = await first.exchange(word("first"))
-    assert (await second.exchange(word("second"))).counts == {"a": 1}
+    before = await first.exchange(request("first"))
+    assert (await second.exchange(request("second"))).counts == {"a": 1}
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))
     with pytest.raises(NotReady):
-        await first.exchange(word("first"))
-    after = await first.exchange(word("first"))
+        await first.exchange(request("first"))
+    after = await first.exchange(request("first"))
     assert after.table_id != before.table_id
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))

@@ -6,7 +6,7 @@ import pytest
 
 from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
-from services.router.opening import NO_OPENING, Opening
+from services.router.prompt_prefix import NO_PREFIX, PromptPrefix
 
 THREE = ["a", "b", "c"]
 
@@ -15,8 +15,8 @@ def _chooser(**settings):
     return ReplicaChooser(RouterConfig(**settings))
 
 
-def _choose(chooser, candidates=THREE, session=None, weight=1, now=0.0, opening=NO_OPENING):
-    return chooser.choose(candidates, session=session, weight=weight, now=now, opening=opening)
+def _choose(chooser, candidates=THREE, session=None, weight=1, now=0.0, prefix=NO_PREFIX):
+    return chooser.choose(candidates, session=session, weight=weight, now=now, prefix=prefix)
 
 
 def test_a_burst_spreads_evenly_because_counts_are_taken_at_the_choice():
@@ -75,16 +75,16 @@ def _body(*texts):
 
 def test_samples_of_one_prompt_share_a_replica_until_that_unbalances():
     chooser = _chooser(group_slack=4, group_ratio=0.0)
-    opening = Opening.of(_body("rules", "task"))
-    homes = [_choose(chooser, opening=opening).replica_id for _ in range(15)]
+    prefix = PromptPrefix.of(_body("rules", "task"))
+    homes = [_choose(chooser, prefix=prefix).replica_id for _ in range(15)]
     assert len(set(homes[:5])) == 1
     assert Counter(homes) == {"a": 5, "b": 5, "c": 5}
 
 
 def test_two_choosers_that_know_nothing_of_each_other_place_a_group_alike():
     for number in range(20):
-        opening = Opening.of(_body("rules", f"task {number}"))
-        first, second = (_choose(_chooser(), opening=opening, session="s") for _ in range(2))
+        prefix = PromptPrefix.of(_body("rules", f"task {number}"))
+        first, second = (_choose(_chooser(), prefix=prefix, session="s") for _ in range(2))
         assert first.replica_id == second.replica_id
 
 
@@ -94,12 +94,12 @@ def test_a_nameless_conversation_that_goes_on_finds_its_replica():
     turns = {one: ["rules", "task", f"{one}'s idea", f"result for {one}"] for one in "xyz"}
     homes = {}
     for one, said in turns.items():
-        homes[one] = _choose(chooser, weight=4, opening=Opening.of(_body(*said))).replica_id
+        homes[one] = _choose(chooser, weight=4, prefix=PromptPrefix.of(_body(*said))).replica_id
     assert len(set(homes.values())) == 3
     for _ in range(3):
         for one, said in turns.items():
             said += [f"{one} thinks", "another result"]
-            choice = _choose(chooser, opening=Opening.of(_body(*said)))
+            choice = _choose(chooser, prefix=PromptPrefix.of(_body(*said)))
             assert (choice.replica_id, choice.kind) == (homes[one], "hit")
 
 
@@ -116,7 +116,7 @@ def test_a_nameless_conversation_that_goes_on_finds_its_replica():
     ],
 )
 def test_any_body_has_an_opening_and_its_equals_have_the_same(body):
-    assert Opening.of(body) == Opening.of(dict(body))
+    assert PromptPrefix.of(body) == PromptPrefix.of(dict(body))
 
 
 def test_prompts_of_another_model_or_another_task_begin_differently():
@@ -127,7 +127,7 @@ def test_prompts_of_another_model_or_another_task_begin_differently():
         {"prompt": "task"},
         {"prompt": [1, 2]},
     ]
-    assert len({Opening.of(body).group for body in bodies}) == len(bodies)
+    assert len({PromptPrefix.of(body).group for body in bodies}) == len(bodies)
 
 
 def test_a_session_whose_home_is_gone_moves_and_stays_at_the_new_home():
@@ -214,7 +214,7 @@ def test_conversations_without_a_name_push_no_session_out():
     chooser = _chooser(max_sessions=3)
     _choose(chooser, session="s")
     for number in range(10):
-        _choose(chooser, opening=Opening.of(_body("rules", "task", f"idea {number}")))
+        _choose(chooser, prefix=PromptPrefix.of(_body("rules", "task", f"idea {number}")))
     assert _choose(chooser, session="s").kind == "hit"
     assert chooser.homes.take_changes(10).keys() == {"s"}, "and other routers hear of none"
 

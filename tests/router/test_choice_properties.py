@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
-from services.router.opening import Opening
+from services.router.prompt_prefix import PromptPrefix
 
 REPLICAS = ("a", "b", "c", "d")
 CONFIG = RouterConfig(max_sessions=5, session_idle_s=50, eject_after=2, eject_s=1.0)
@@ -43,7 +43,7 @@ class Choosing(RuleBasedStateMachine):
             session=session,
             weight=weight,
             now=self.now,
-            opening=Opening(group=group),
+            prefix=PromptPrefix(group=group),
             full=full,
         )
         assert (choice is None) == (not could), "work waits exactly when nobody may be given it"
@@ -94,8 +94,8 @@ def test_new_requests_never_unbalance_by_more_than_the_slack(burst):
     config = RouterConfig(spill_threshold=6, spill_ratio=0.25)
     chooser = ReplicaChooser(config)
     for session, group in burst:
-        opening = Opening(group=group)
-        chooser.choose(REPLICAS, session=session, weight=1, now=0.0, opening=opening)
+        prefix = PromptPrefix(group=group)
+        chooser.choose(REPLICAS, session=session, weight=1, now=0.0, prefix=prefix)
         loads = [chooser.load(name) for name in REPLICAS]
         allowed = max(
             config.spill_threshold,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
-from services.router.opening import Opening
+from services.router.prompt_prefix import PromptPrefix
 
 EVENTS = [
     json.loads(line)
@@ -35,7 +35,7 @@ class _Replay:
                 session=event.get("session"),
                 weight=1,
                 now=event["at"],
-                opening=Opening(
+                prefix=PromptPrefix(
                     group=event.get("group"),
                     whole=event.get("whole"),
                     earlier=tuple(event.get("earlier", ())),

@@ -30,7 +30,7 @@ async def _until(condition):
 
 
 async def _queued(cluster, count):
-    await _until(lambda: len(cluster.seats.lines) == count)
+    await _until(lambda: len(cluster.seats.queue) == count)
 
 
 async def _full(cluster, fault, **settings):
@@ -68,7 +68,7 @@ async def test_requests_wait_while_replicas_are_full_and_flows_take_turns(cluste
         await asyncio.gather(*waiting)
     assert _asked(cluster) == ["hello", "c3", "a0", "b2", "a1"]
     await _until(lambda: not cluster.seats.chooser.counts)
-    assert not len(cluster.seats.lines)
+    assert not len(cluster.seats.queue)
 
 
 async def test_a_full_queue_is_told_at_once(cluster, fault):
@@ -194,7 +194,7 @@ async def test_whoever_waits_for_a_model_that_goes_is_told_so(cluster):
     for one in waiting:
         with pytest.raises(openai.NotFoundError, match="served: other"):
             await asyncio.wait_for(one, 5)
-    assert not len(cluster.seats.lines)
+    assert not len(cluster.seats.queue)
 
 
 async def test_a_seat_that_comes_as_its_client_goes_is_given_to_the_next(cluster):

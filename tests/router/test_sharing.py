@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from services.protocol.errors import NotReady
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
-from services.router.homes import Homes
 from services.router.seats import Seats
-from services.router.shared_table import SharedTable, Word
+from services.router.session_table import SessionTable
+from services.router.shared_table import SharedTable, SyncRequest
 from services.router.sharing import Sharing
 
 from .conftest import Bus, Cluster
@@ -37,14 +37,14 @@ class _Point:
     def restart(self):
         self.table = SharedTable(**self._settings)
 
-    async def exchange(self, word):
+    async def exchange(self, request):
         if self.away:
             raise NotReady("away on purpose")
-        return self.table.exchange(word)
+        return self.table.exchange(request)
 
 
-def _word(router, counts=(), homes=(), table_id="", revision=0):
-    return Word(
+def _request(router, counts=(), homes=(), table_id="", revision=0):
+    return SyncRequest(
         router_id=router,
         counts=dict(counts),
         homes=dict(homes),
@@ -56,27 +56,27 @@ def _word(router, counts=(), homes=(), table_id="", revision=0):
 def test_each_hears_what_the_others_have_in_flight_and_the_dead_are_not_counted():
     clock = _Clock()
     table = SharedTable(bound=10, expire_s=3.0, clock=clock)
-    table.exchange(_word("one", {"a": 2}))
-    table.exchange(_word("two", {"a": 1, "b": 5}))
-    assert table.exchange(_word("three")).counts == {"a": 3, "b": 5}
-    assert table.exchange(_word("one", {"a": 1})).counts == {"a": 1, "b": 5}
+    table.exchange(_request("one", {"a": 2}))
+    table.exchange(_request("two", {"a": 1, "b": 5}))
+    assert table.exchange(_request("three")).counts == {"a": 3, "b": 5}
+    assert table.exchange(_request("one", {"a": 1})).counts == {"a": 1, "b": 5}
     clock.now = 3.5
-    table.exchange(_word("two", {"a": 4}))
-    assert table.exchange(_word("three")).counts == {"a": 4}
+    table.exchange(_request("two", {"a": 4}))
+    assert table.exchange(_request("three")).counts == {"a": 4}
 
 
 def test_homes_are_told_once_and_to_everybody_but_their_teller():
     table = SharedTable(bound=10, expire_s=3.0)
-    own = table.exchange(_word("one", homes={"s": "a"}))
+    own = table.exchange(_request("one", homes={"s": "a"}))
     assert own.homes == {}
-    news = table.exchange(_word("two"))
-    assert news.homes == {"s": "a"}
-    again = _word("two", {}, {}, news.table_id, news.revision)
+    response = table.exchange(_request("two"))
+    assert response.homes == {"s": "a"}
+    again = _request("two", {}, {}, response.table_id, response.revision)
     assert table.exchange(again).homes == {}
-    table.exchange(_word("one", homes={"s": None}))
+    table.exchange(_request("one", homes={"s": None}))
     assert table.exchange(again).homes == {"s": None}
-    table.exchange(_word("one", homes={f"s{number}": "a" for number in range(50)}))
-    assert len(table.exchange(_word("new")).homes) == 10
+    table.exchange(_request("one", homes={f"s{number}": "a" for number in range(50)}))
+    assert len(table.exchange(_request("new")).homes) == 10
 
 
 names = st.sampled_from(["r1", "r2", "r3"])
@@ -91,14 +91,14 @@ def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
     for router, counts, pause in talk:
         clock.now += pause
         last[router] = (counts, clock.now)
-        heard = table.exchange(_word(router, counts)).counts
+        heard = table.exchange(_request(router, counts)).counts
         living = [c for name, (c, at) in last.items() if name != router and clock.now - at <= 3.0]
         for replica in "ab":
             assert heard.get(replica, 0) == sum(counts.get(replica, 0) for counts in living)
 
 
 def test_what_changed_here_is_newer_than_what_others_say():
-    homes = Homes(bound=10, idle_s=60.0)
+    homes = SessionTable(bound=10, idle_s=60.0)
     homes.set("s", "a", 0.0)
     homes.hear("s", "b", 0.0)
     assert homes.get("s", 0.0) == "a"

@@ -16,7 +16,7 @@ _LOOK_BACK = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening:
+class PromptPrefix:
     """Keys of a prompt.
 
     Attributes:
@@ -31,26 +31,26 @@ class Opening:
     earlier: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, body: dict[str, Any]) -> "Opening":
+    def of(cls, body: dict[str, Any]) -> "PromptPrefix":
         """Of a client's body, whatever it holds: the replica judges it, not this."""
         messages = body.get("messages")
         if isinstance(messages, list):
             return cls._of_messages(body.get("model"), messages)
         prompt = body.get("prompt")
         if not isinstance(prompt, str | list) or not prompt:
-            return NO_OPENING
+            return NO_PREFIX
         # Completions have no messages to go by: what begins alike for so long is a group.
         head = json.dumps([body.get("model"), prompt[:_HEAD_CHARACTERS]])
         return cls(group=_digest(head.encode()).hexdigest())
 
     @classmethod
-    def _of_messages(cls, model: Any, messages: list[Any]) -> "Opening":
+    def _of_messages(cls, model: Any, messages: list[Any]) -> "PromptPrefix":
         state, keys = _digest(json.dumps(model).encode()), []
         for message in messages:
             state.update(json.dumps(message).encode())
             keys.append(state.hexdigest())
         if not keys:
-            return NO_OPENING
+            return NO_PREFIX
         roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
         head = roles.index("user") if "user" in roles else 0
         if head == len(keys) - 1:
@@ -59,7 +59,7 @@ class Opening:
         return cls(group=keys[head], whole=keys[-1], earlier=tuple(earlier))
 
 
-NO_OPENING = Opening()
+NO_PREFIX = PromptPrefix()
 
 
 def _digest(data: bytes) -> "blake2b":

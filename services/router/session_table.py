@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 
-class Homes:
+class SessionTable:
     """A bounded table, least recently used out, idle ones forgotten.
 
     Args:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
+from services.router.fair_queue import FairQueue, Waiter
 from services.router.needs import Needs
-from services.router.waiting_line import Ticket, WaitingLine
 
 if TYPE_CHECKING:
     from services.router.seats import Seat
@@ -25,7 +25,7 @@ may serve it at all, for want of a lease or a version. Each kind leaves the othe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class SeatRequest:
     """A seat that somebody wants.
 
     Attributes:
@@ -46,12 +46,12 @@ class Wish:
 
     @property
     def place(self) -> tuple[str | None, int | None]:
-        """Those with one place could all be given the same replicas, so they share a line."""
+        """Those with one place could all be given the same replicas, so they share a queue."""
         return self.model, self.needs.min_version
 
 
-class _Line(WaitingLine):
-    """One line.
+class _Queue(FairQueue):
+    """One queue.
 
     Attributes:
         turn: number of its last turn, or of the last one before it began.
@@ -62,7 +62,7 @@ class _Line(WaitingLine):
         super().__init__()
         self.turn, self.hope_at = turn, 0.0
 
-    def __lt__(self, other: "_Line") -> bool:
+    def __lt__(self, other: "_Queue") -> bool:
         return self._order < other._order
 
     @property
@@ -71,43 +71,43 @@ class _Line(WaitingLine):
         return self.first.rank, self.turn
 
 
-class Lines:
+class SeatQueue:
     """Lets requests wait for seats, in order, each with a deadline.
 
     Args:
         config: the router's settings.
-        take: a seat for a wish if one is free now.
-        refusal: why a wish can never be met, None if it can; raised.
-        hopeful: whether some replica may meet the wish, if only it were less full.
-        hindrance: what to tell a wish that was never hopeful.
-        next_chance: when an ejected replica may be tried again for a wish.
+        take: a seat for a request if one is free now.
+        refusal: why a request can never be met, None if it can; raised.
+        hopeful: whether some replica may meet the request, if only it were less full.
+        hindrance: what to tell a request that was never hopeful.
+        next_chance: when an ejected replica may be tried again for a request.
     """
 
     def __init__(
         self,
         config: RouterConfig,
         *,
-        take: Callable[[Wish], "Seat | None"],
+        take: Callable[[SeatRequest], "Seat | None"],
         refusal: Callable[[str | None], RequestFailed | None],
-        hopeful: Callable[[Wish], bool],
-        hindrance: Callable[[Wish], RequestFailed],
-        next_chance: Callable[[Wish], float | None],
+        hopeful: Callable[[SeatRequest], bool],
+        hindrance: Callable[[SeatRequest], RequestFailed],
+        next_chance: Callable[[SeatRequest], float | None],
     ) -> None:
         self._config, self._take, self._refusal = config, take, refusal
         self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
-        self._lines: dict[tuple[str | None, int | None], _Line] = {}
+        self._queues: dict[tuple[str | None, int | None], _Queue] = {}
         self._turns = 0
         self._waiting: Counter[_Kind] = Counter()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
-    def stands(self, wish: Wish) -> bool:
+    def stands(self, request: SeatRequest) -> bool:
         """Whether somebody waits for the same already."""
-        return wish.place in self._lines
+        return request.place in self._queues
 
-    async def wait(self, wish: Wish) -> "Seat":
+    async def wait(self, request: SeatRequest) -> "Seat":
         """Wait for a turn and a seat.
 
         Raises:
@@ -116,17 +116,17 @@ class Lines:
         """
         began = time.monotonic()
         seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
-        ticket = Ticket(
-            priority=wish.needs.priority,
-            flow=wish.needs.flow,
-            urgent=wish.urgent,
-            content=(wish, seat),
+        waiter = Waiter(
+            priority=request.needs.priority,
+            flow=request.needs.flow,
+            urgent=request.urgent,
+            content=(request, seat),
         )
-        line, kind = self._enter(wish, ticket)
+        queue, kind = self._enter(request, waiter)
         try:
             self.advance()
             while not seat.done():
-                patience = self._patience(line, wish, began)
+                patience = self._patience(queue, request, began)
                 await asyncio.wait({seat}, timeout=patience)
             return seat.result()
         except BaseException as error:
@@ -135,14 +135,16 @@ class Lines:
                 seat.result().__exit__(type(error), error, None)
             raise
         finally:
-            line.leave(ticket)
+            queue.leave(waiter)
             self._waiting[kind] -= 1
-            if not line and self._lines.get(wish.place) is line:
-                del self._lines[wish.place]
+            if not queue and self._queues.get(request.place) is queue:
+                del self._queues[request.place]
             RouterMetrics.queue_wait.observe(time.monotonic() - began)
 
-    def _enter(self, wish: Wish, ticket: Ticket) -> tuple[_Line, _Kind]:
-        kind: _Kind = "begun" if wish.urgent else "full" if self._hopeful(wish) else "unserved"
+    def _enter(self, request: SeatRequest, waiter: Waiter) -> tuple[_Queue, _Kind]:
+        kind: _Kind = (
+            "begun" if request.urgent else "full" if self._hopeful(request) else "unserved"
+        )
         bound = self._config.max_queued_requests
         if kind != "begun" and self._waiting[kind] >= bound:
             RouterMetrics.queue_refusals.inc(tags={"reason": "queue_full"})
@@ -150,18 +152,18 @@ class Lines:
             message = f"{why}, and {bound} requests wait already"
             raise RequestFailed(429, "queue_full", message, retry_after_s=1)
         self._waiting[kind] += 1
-        line = self._lines.setdefault(wish.place, _Line(self._turns))
-        line.enter(ticket)
-        return line, kind
+        queue = self._queues.setdefault(request.place, _Queue(self._turns))
+        queue.enter(waiter)
+        return queue, kind
 
-    def _patience(self, line: _Line, wish: Wish, began: float) -> float:
-        now, hopeful = time.monotonic(), self._hopeful(wish)
+    def _patience(self, queue: _Queue, request: SeatRequest, began: float) -> float:
+        now, hopeful = time.monotonic(), self._hopeful(request)
         if hopeful:
-            line.hope_at = now
-        unleased = max(began, line.hope_at) + self._config.lease_wait_s - now
+            queue.hope_at = now
+        unleased = max(began, queue.hope_at) + self._config.lease_wait_s - now
         if unleased <= 0 and not hopeful:
             RouterMetrics.unleased_refusals.inc()
-            raise self._hindrance(wish)
+            raise self._hindrance(request)
         full = began + self._config.queue_wait_s - now
         if full <= 0:
             RouterMetrics.queue_refusals.inc(tags={"reason": "queue_timeout"})
@@ -172,38 +174,38 @@ class Lines:
     def advance(self) -> None:
         """To be called when a seat may have become free: give seats to whoever is next.
 
-        Of all lines, that whose first is ahead of the firsts of the others; lines take turns.
+        Of all queues, that whose first is ahead of the firsts of the others; queues take turns.
         """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for (model, _), line in self._lines.items():
+        for (model, _), queue in self._queues.items():
             gone = self._refusal(model)
-            for hopeless in list(line) if gone is not None else ():
-                line.leave(hopeless)
+            for hopeless in list(queue) if gone is not None else ():
+                queue.leave(hopeless)
                 hopeless.content[1].set_exception(gone)
-        lines = [line for line in self._lines.values() if line]
-        heapq.heapify(lines)
-        while lines:
-            line = lines[0]
-            if line.first is not None and self._serve(line, line.first) and line:
-                heapq.heapreplace(lines, line)
+        queues = [queue for queue in self._queues.values() if queue]
+        heapq.heapify(queues)
+        while queues:
+            queue = queues[0]
+            if queue.first is not None and self._serve(queue, queue.first) and queue:
+                heapq.heapreplace(queues, queue)
             else:
-                heapq.heappop(lines)
+                heapq.heappop(queues)
 
-    def _serve(self, line: _Line, ticket: Ticket) -> bool:
-        wish, future = ticket.content
-        seat = self._take(wish)
+    def _serve(self, queue: _Queue, waiter: Waiter) -> bool:
+        request, future = waiter.content
+        seat = self._take(request)
         if seat is not None:
-            line.serve(ticket)
+            queue.serve(waiter)
             self._turns += 1
-            line.turn = self._turns
+            queue.turn = self._turns
             future.set_result(seat)
             return True
         now = time.monotonic()
-        if self._hopeful(wish):
-            line.hope_at = now
-        chance = self._next_chance(wish)
+        if self._hopeful(request):
+            queue.hope_at = now
+        chance = self._next_chance(request)
         if chance is not None:
             self._call_in(max(chance - now, 0.001))
         return False

@@ -1,4 +1,4 @@
-"""A fair line: lower priority first, and within one priority each flow in turn."""
+"""A fair queue: lower priority first, and within one priority each flow in turn."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from typing import Any
 
 
 @dataclass(eq=False, kw_only=True)
-class Ticket:
-    """A place in the line.
+class Waiter:
+    """A place in the queue.
 
     Attributes:
         priority: lower is served first.
@@ -28,52 +28,52 @@ class Ticket:
         return not self.urgent, self.priority
 
 
-class WaitingLine:
+class FairQueue:
     """Who waits, and who is next; nothing here waits itself."""
 
     def __init__(self) -> None:
-        self._ranks: dict[tuple[bool, int], OrderedDict[str, dict[Ticket, None]]] = {}
+        self._ranks: dict[tuple[bool, int], OrderedDict[str, dict[Waiter, None]]] = {}
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[Waiter]:
         """Everybody, in no particular order."""
         for flows in self._ranks.values():
-            for tickets in flows.values():
-                yield from tickets
+            for waiters in flows.values():
+                yield from waiters
 
-    def enter(self, ticket: Ticket) -> None:
-        """Join the end of the ticket's flow."""
-        flows = self._ranks.setdefault(ticket.rank, OrderedDict())
-        flows.setdefault(ticket.flow, {})[ticket] = None
+    def enter(self, waiter: Waiter) -> None:
+        """Join the end of the waiter's flow."""
+        flows = self._ranks.setdefault(waiter.rank, OrderedDict())
+        flows.setdefault(waiter.flow, {})[waiter] = None
         self._length += 1
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, waiter: Waiter) -> None:
         """Give the place up; whoever has left already may leave again."""
-        flows = self._ranks.get(ticket.rank, OrderedDict())
-        tickets = flows.get(ticket.flow, {})
-        if ticket not in tickets:
+        flows = self._ranks.get(waiter.rank, OrderedDict())
+        waiters = flows.get(waiter.flow, {})
+        if waiter not in waiters:
             return
-        del tickets[ticket]
+        del waiters[waiter]
         self._length -= 1
-        if not tickets:
-            del flows[ticket.flow]
+        if not waiters:
+            del flows[waiter.flow]
         if not flows:
-            del self._ranks[ticket.rank]
+            del self._ranks[waiter.rank]
 
     @property
-    def first(self) -> Ticket | None:
+    def first(self) -> Waiter | None:
         """Whose turn it is."""
         if not self._ranks:
             return None
         flows = self._ranks[min(self._ranks)]
         return next(iter(next(iter(flows.values()))))
 
-    def serve(self, ticket: Ticket) -> None:
-        """The ticket has had its turn; the next is another flow's, if one waits."""
-        self.leave(ticket)
-        flows = self._ranks.get(ticket.rank, OrderedDict())
-        if ticket.flow in flows:
-            flows.move_to_end(ticket.flow)
+    def serve(self, waiter: Waiter) -> None:
+        """The waiter has had its turn; the next is another flow's, if one waits."""
+        self.leave(waiter)
+        flows = self._ranks.get(waiter.rank, OrderedDict())
+        if waiter.flow in flows:
+            flows.move_to_end(waiter.flow)
