@@ -76,6 +76,7 @@ class Answers:
         return graded, ungraded
 
     def _submit(self, index: int, trajectory: Trajectory) -> asyncio.Future[Score]:
+        assert self._task.grader is not None, "checked when the tasks were read"
         name = f"{self._run_id}/{self._name}/{index}"
         return self._scorer.submit(
             ScoreJob(job_id=name, completion=trajectory.text, grader=self._task.grader)

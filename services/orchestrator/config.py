@@ -15,7 +15,10 @@ class OrchestratorConfig(StrictModel):
         router_url: where the router answers, without a path.
         router_key_env: environment variable with the API key that is shown to the router, None
             where it asks for none.
-        max_connections: open connections to the router.
+        environments: whether a run file may name Python code, its `environment`, which then
+            runs beside the orchestrator with its rights. Off, because whoever may start runs
+            could run anything.
+        max_connections: open connections to the router; also episodes at a time.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
             doubled each time up to `backoff_max_s`.
@@ -48,6 +51,7 @@ class OrchestratorConfig(StrictModel):
     num_cpus: float = Field(default=0.1, ge=0)
     router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
     router_key_env: str | None = None
+    environments: bool = False
     max_connections: int = Field(default=256, ge=1)
     rollout_retries: int = Field(default=2, ge=0)
     backoff_s: float = Field(default=0.1, gt=0)

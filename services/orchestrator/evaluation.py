@@ -80,6 +80,7 @@ async def evaluate(
         trajectory, score = got[-1]  # an episode may have several; they share its reward
         if score is None:
             name = f"{run_id}/evaluation/{task.task_id}"
+            assert task.grader is not None, "checked when the tasks were read"
             job = ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
             score = await scorer.submit(job)
         if score.reward is None:
@@ -110,4 +111,5 @@ def _request(task: Task, *, run: RunConfig, run_id: str) -> RolloutRequest:
         max_tokens=run.sampling.max_tokens,
         seed=run.seed,
         timeout_s=run.rollout_timeout_s,
+        task=task,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.observability.log import Log
@@ -53,7 +54,7 @@ class Groups:
         *,
         run: RunConfig,
         config: OrchestratorConfig,
-        tasks: dict[str, Task],
+        tasks: Mapping[str, Task],
         ledger: Ledger,
         schedule: Schedule,
         sampler: Sampler,
@@ -228,6 +229,7 @@ class Groups:
             max_tokens=self._run.sampling.max_tokens,
             seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
             timeout_s=self._run.rollout_timeout_s,
+            task=task,
         )
 
     def _finish(self, result: GroupResult, oldest: int) -> None:

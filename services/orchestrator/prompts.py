@@ -1,6 +1,7 @@
 """The order in which prompts are used."""
 
 import random
+from collections.abc import Sequence
 
 
 class PromptOrder:
@@ -26,3 +27,44 @@ class PromptOrder:
             random.Random(f"{self._seed}:{epoch}").shuffle(self._order)
             self._epoch = epoch
         return epoch, self._order[place]
+
+
+class Mixture:
+    """Several seeded orders, taken in turn so that each has its share by weight at any time.
+
+    Like `PromptOrder` a pure function of the position: a resumed run counts again from the
+    first one, which takes a microsecond a position.
+    """
+
+    def __init__(self, *, seed: int, counts: Sequence[int], weights: Sequence[float]) -> None:
+        used = [place for place, count in enumerate(counts) if count]
+        self._orders = [PromptOrder(seed=seed, count=counts[place]) for place in used]
+        self._starts = [sum(counts[:place]) for place in used]
+        self._weights = [weights[place] for place in used]
+        self._rewind()
+
+    def _rewind(self) -> None:
+        self._next = 0
+        self._taken = [0] * len(self._orders)
+        self._credit = [0.0] * len(self._orders)
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Epoch of its source, and prompt index over all sources, at a 0-based position."""
+        if position < self._next:
+            self._rewind()
+        while self._next < position:
+            self._take()
+        return self._take()
+
+    def _take(self) -> tuple[int, int]:
+        """Whoever is owed most is next; the first of those who are owed the same."""
+        self._credit = [
+            owed + weight for owed, weight in zip(self._credit, self._weights, strict=True)
+        ]
+        source = self._credit.index(max(self._credit))
+        self._credit[source] -= sum(self._weights)
+        place = self._taken[source]
+        self._taken[source] += 1
+        self._next += 1
+        epoch, index = self._orders[source].at(place)
+        return epoch, self._starts[source] + index

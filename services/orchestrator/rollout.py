@@ -21,10 +21,11 @@ from services.protocol.router import (
     STREAM_BY,
     TrajectoryFields,
 )
+from services.protocol.task import Task
 from services.protocol.trajectory import Trajectory
 
 _UNAVAILABLE = (429, 502, 503, 504)
-_WHOLE_DISTRIBUTION = {
+WHOLE_DISTRIBUTION = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -87,6 +88,7 @@ class RolloutRequest:
         max_tokens: longest answer.
         seed: of the sampling.
         timeout_s: deadline of the whole rollout, seconds.
+        task: what the messages are of, for environments.
     """
 
     session: str
@@ -96,6 +98,7 @@ class RolloutRequest:
     max_tokens: int
     seed: int
     timeout_s: float
+    task: Task | None = None
 
 
 def sampling_seed(*parts: object) -> int:
@@ -114,7 +117,7 @@ class RolloutClient:
     def __init__(self, config: OrchestratorConfig, *, model: str) -> None:
         self._config = config
         self._model = model
-        self._key = _key_header(config.router_key_env)
+        self._key = key_header(config.router_key_env)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "RolloutClient":
@@ -191,14 +194,19 @@ class RolloutClient:
             "temperature": request.temperature,
             "max_tokens": request.max_tokens,
             "seed": request.seed,
-            **_WHOLE_DISTRIBUTION,
+            **WHOLE_DISTRIBUTION,
             "stream": True,
             STREAM_BY: "choice",
             RETURN_TRAJECTORY: True,
         }
 
 
-def _key_header(variable: str | None) -> dict[str, str]:
+def key_header(variable: str | None) -> dict[str, str]:
+    """The header with the API key in this environment variable; none for None.
+
+    Raises:
+        InvalidInput: it is not set.
+    """
     if variable is None:
         return {}
     if not (key := os.environ.get(variable)):

@@ -16,11 +16,12 @@ from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, start_trainer
-from services.orchestrator.rollout import RolloutClient
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
+from services.orchestrator.sampler import run_sampler
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
+from services.orchestrator.task_table import TaskTable
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import (
@@ -30,7 +31,6 @@ from services.protocol.orchestrator import (
     RunStatus,
 )
 from services.protocol.reward_service import RewardService
-from services.protocol.task import Task
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 from services.protocol.weight_bus import WeightBus
 
@@ -53,7 +53,7 @@ class Run:
         run_id: str,
         run: RunConfig,
         config: OrchestratorConfig,
-        tasks: list[Task],
+        tasks: TaskTable,
         peers: Peers,
         directory: RunDirectory,
     ) -> None:
@@ -61,14 +61,13 @@ class Run:
         self._config = config
         self._peers = peers
         self._directory = directory
-        self._tasks = {task.task_id: task for task in tasks if task.split == "train"}
-        heldout = [task for task in tasks if task.split == "heldout"]
+        self._tasks = tasks
         self._ledger = Ledger(directory.ledger)
         self.progress = self._remembered(run_id)
         self._changes = Changes()
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
-        self._client = RolloutClient(config, model=run.model)
+        self._client = run_sampler(run, config, run_id)
         self._record = RunRecord(
             directory=directory,
             ledger=self._ledger,
@@ -83,7 +82,7 @@ class Run:
             seed=run.seed,
         )
         self._heldout = HeldOut(
-            heldout[: run.evaluation.tasks],
+            [tasks[task_id] for task_id in tasks.heldout[: run.evaluation.tasks]],
             run=run,
             config=config,
             sampler=self._client,
@@ -138,7 +137,8 @@ class Run:
         return TrainingLoop(
             run=self._run,
             config=self._config,
-            task_ids=list(self._tasks),
+            task_ids=self._tasks.train,
+            prompts=self._tasks.mixture(self._run.seed),
             trainer=self._peers.trainer,
             start=self._start,
             ledger=self._ledger,

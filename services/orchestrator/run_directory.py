@@ -64,7 +64,7 @@ class RunDirectory:
         before = RunConfig.from_yaml(directory._config)
         for name in RunConfig.model_fields:
             now, then = getattr(config, name), getattr(before, name)
-            if now != then and name not in ("steps", "run_root", "task_file"):
+            if now != then and name not in ("steps", "run_root", "task_file", "environment"):
                 fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
                 raise InvalidInput(name, now, fix)
         return directory

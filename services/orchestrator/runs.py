@@ -12,9 +12,9 @@ from typing import Any
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers, Run
 from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
-from services.protocol.task import Task, load_tasks
 
 _BUS_ANSWER_S = 1.0
 
@@ -71,7 +71,8 @@ class Runs:
             self._refuse_second()
             run = request.config
             _check_paths(run)
-            tasks = await asyncio.to_thread(load_tasks, run.task_file, quote=False)
+            _check_environment(run, self._config)
+            tasks = await asyncio.to_thread(TaskTable, run, quote=False)
             peers = self._peers()
             await _check_model(run, peers)
             started = self._make(request, tasks, peers)
@@ -82,10 +83,12 @@ class Runs:
             return started.status()
 
     def _refuse_second(self) -> None:
+        if self._active is not None and not self._active.progress.active:
+            self._bury(self._active)  # it shows its end, which its task has yet to return from
         if self._active is not None:
             raise RunActive(self._active.progress.run_id)
 
-    def _make(self, request: RunRequest, tasks: list[Task], peers: Peers) -> Run:
+    def _make(self, request: RunRequest, tasks: TaskTable, peers: Peers) -> Run:
         run = request.config
         if request.resume is None:
             run_id = _new_id(run.name)
@@ -110,6 +113,8 @@ class Runs:
 
     def _bury(self, run: Run) -> None:
         """Keep of an ended run only what is asked for: tasks and peers are let go."""
+        if self._active is not run:
+            return
         self._active = self._life = None
         self._ended[run.progress.run_id] = EndedRun(run.status())
 
@@ -176,11 +181,27 @@ def _new_id(name: str) -> str:
 
 
 def _check_paths(run: RunConfig) -> None:
-    for field in ("task_file", "run_root"):
-        value = getattr(run, field)
-        if not Path(value).is_absolute():
+    paths = [("run_root", run.run_root), ("task_file", run.task_file)]
+    paths += [("tasks.file", source.file) for source in run.tasks]
+    for field, value in paths:
+        if value is not None and not Path(value).is_absolute():
             fix = "Send an absolute path: the service does not know the run file's folder."
             raise InvalidInput(field, value, fix)
+
+
+def _check_environment(run: RunConfig, config: OrchestratorConfig) -> None:
+    if run.environment is None:
+        return
+    if not config.environments:
+        fix = (
+            "This deployment runs no code of run files: set `environments: true` in the "
+            "orchestrator's args, if you trust whoever may start runs."
+        )
+        raise InvalidInput("environment", run.environment, fix)
+    path = Path(run.environment.rpartition(":")[0])
+    if not path.is_absolute() or not path.is_file():
+        fix = "Name a file that is there where the orchestrator runs, by its absolute path."
+        raise InvalidInput("environment", run.environment, fix)
 
 
 async def _check_model(run: RunConfig, peers: Peers) -> None:

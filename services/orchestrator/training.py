@@ -8,7 +8,7 @@ schedule and the ledger, and wake each other through `Changes`.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -18,7 +18,7 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
 from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
 from services.orchestrator.progress import Progress
-from services.orchestrator.prompts import PromptOrder
+from services.orchestrator.prompts import Mixture
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
 from services.orchestrator.results import GroupResult
@@ -38,7 +38,8 @@ class TrainingLoop:
         *,
         run: RunConfig,
         config: OrchestratorConfig,
-        task_ids: list[str],
+        task_ids: Sequence[str],
+        prompts: Mixture,
         trainer: Trainer,
         start: RunStart,
         ledger: Ledger,
@@ -53,7 +54,7 @@ class TrainingLoop:
         self._run = run
         self._config = config
         self._task_ids = task_ids
-        self._prompts = PromptOrder(seed=run.seed, count=len(task_ids))
+        self._prompts = prompts
         self._trainer = trainer
         self._start = start
         self._ledger = ledger

@@ -3,9 +3,10 @@
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.strict import StrictModel
+from services.protocol.task import TaskSource
 from services.protocol.trainer import AlgorithmConfig
 
 
@@ -80,7 +81,8 @@ class RunConfig(StrictModel):
 
     Attributes:
         name: also the beginning of the run's id.
-        task_file: JSON lines of tasks; a relative path counts from the run file.
+        task_file: JSON lines or Parquet of tasks; a relative path counts from the run file.
+        tasks: several files or data sets in place of `task_file`, each with its weight.
         run_root: folder in which the run directory is made; relative as above.
         model: served model name, as in the deployment.
         seed: of prompt order and of the trainer.
@@ -88,10 +90,13 @@ class RunConfig(StrictModel):
         batch_groups: sample groups per train step.
         group_size: trajectories per sample group.
         rollout_timeout_s: deadline for the rollout of one group, seconds.
+        environment: `file.py:function` of an own `async def rollout(client, task)`, in place
+            of one answer a trajectory; a relative path counts from the run file.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
-    task_file: str
+    task_file: str | None = None
+    tasks: list[TaskSource] = Field(default=[])
     run_root: str = "runs"
     model: str
     seed: int = Field(default=0, ge=0)
@@ -99,11 +104,23 @@ class RunConfig(StrictModel):
     batch_groups: int = Field(ge=1)
     group_size: int = Field(ge=2)
     rollout_timeout_s: float = Field(default=600.0, gt=0)
+    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
     schedule: ScheduleConfig = ScheduleConfig()
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _tasks_once(self) -> "RunConfig":
+        if (self.task_file is None) == (not self.tasks):
+            raise ValueError("give the run either a task_file or tasks")
+        return self
+
+    @property
+    def task_sources(self) -> list[TaskSource]:
+        """Where its tasks are."""
+        return self.tasks or [TaskSource(file=self.task_file)]
 
 
 class RunState(StrEnum):

@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import Grader
 from services.protocol.strict import StrictModel
 
-_NOT_SHOWN = "(not shown)"
+NOT_SHOWN = "(not shown)"
+_MAPPED = ("task_id", "split", "messages", "prompt", "grader")
 
 
 class Message(StrictModel):
@@ -31,13 +32,15 @@ class Task(StrictModel):
         task_id: unique in the file.
         messages: the prompt.
         split: `train` tasks are learned from; `heldout` tasks are only measured.
-        grader: how an answer is graded.
+        grader: how an answer is graded; an environment may do without.
+        data: whatever an environment needs to know of the task.
     """
 
     task_id: str = Field(min_length=1)
     messages: list[Message] = Field(min_length=1)
     split: Literal["train", "heldout"]
-    grader: Grader
+    grader: Grader | None = None
+    data: dict[str, Any] = Field(default={})
 
     @property
     def chat(self) -> list[dict[str, Any]]:
@@ -45,8 +48,76 @@ class Task(StrictModel):
         return [message.model_dump(exclude_unset=True) for message in self.messages]
 
 
-def load_tasks(path: str | Path, *, quote: bool = True) -> list[Task]:
-    """Read a task file.
+class TaskSource(StrictModel):
+    """A file or data set of tasks.
+
+    Attributes:
+        file: JSON lines, or Parquet if its name ends so; a relative path counts from the run
+            file. Either this or `dataset`.
+        dataset: a data set that Hugging Face `datasets` loads, by name or by the path of a
+            folder; a relative path begins with `./` or `../`.
+        dataset_config: which configuration of it.
+        dataset_split: which split of it.
+        split: of all its tasks, where the rows do not say.
+        weight: its share of the training prompts, beside those of the other sources.
+        columns: from which column a field comes: `task_id`, `split`, `messages`, `grader`,
+            `prompt` (a text, as the only message) or `data.NAME`. Columns that are not named
+            are left alone. Without any, the rows have a task's own fields.
+        grader: of all its tasks, where the rows have none.
+    """
+
+    file: str | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    split: Literal["train", "heldout"] | None = None
+    weight: float = Field(default=1.0, gt=0)
+    columns: dict[str, str] = Field(default={})
+    grader: Grader | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "TaskSource":
+        if (self.file is None) == (self.dataset is None):
+            raise ValueError("name either a file or a dataset")
+        for field in self.columns:
+            if field not in _MAPPED and not field.startswith("data."):
+                raise ValueError(f"columns.{field}: map one of {', '.join(_MAPPED)}, data.NAME")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        if self.file is not None:
+            return self.file
+        return f"{self.dataset} ({self.dataset_split})"
+
+    def task(self, row: Any, number: int, where: str, *, quote: bool) -> Task:
+        """Its row `number` as a task; errors as in `task_of`."""
+        fields = self._mapped(row, number, where) if self.columns else row
+        if isinstance(fields, dict):
+            defaults = {"split": self.split, "grader": self.grader}
+            fields = {name: value for name, value in defaults.items() if value} | fields
+        return task_of(fields, where, quote=quote)
+
+    def _mapped(self, row: dict[str, Any], number: int, where: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {"task_id": f"{self.name}:{number + 1}"}
+        data: dict[str, Any] = {}
+        for field, column in self.columns.items():
+            if not isinstance(row, dict) or column not in row:
+                fix = f"There is no such column, which `columns.{field}` names."
+                raise InvalidInput(where, column, fix)
+            value = row[column]
+            if field.startswith("data."):
+                data[field.removeprefix("data.")] = value
+            elif field == "prompt":
+                fields["messages"] = [{"role": "user", "content": value}]
+            else:
+                fields[field] = str(value) if field == "task_id" else value
+        return fields | ({"data": data} if data else {})
+
+
+def load_tasks(path: str | Path, *, quote: bool = True, needs_grader: bool = True) -> list[Task]:
+    """Read a task file; `needs_grader` refuses tasks without one.
 
     Anybody who may start a run may name any file as its task file. A service that reads it
     for a client says `quote=False`: an error then says where it is and what is expected
@@ -59,8 +130,10 @@ def load_tasks(path: str | Path, *, quote: bool = True) -> list[Task]:
     seen: set[str] = set()
     for source, line in _lines(Path(path)):
         task = _task(line, source, quote=quote)
+        if needs_grader and task.grader is None:
+            raise InvalidInput(source, "grader", "This key is missing.")
         if task.task_id in seen:
-            shown = task.task_id if quote else _NOT_SHOWN
+            shown = task.task_id if quote else NOT_SHOWN
             raise InvalidInput(f"{source}: task_id", shown, "It is used twice.")
         seen.add(task.task_id)
         tasks.append(task)
@@ -72,10 +145,20 @@ def load_tasks(path: str | Path, *, quote: bool = True) -> list[Task]:
 
 def _task(line: str, source: str, *, quote: bool) -> Task:
     try:
-        return Task.model_validate(json.loads(line))
+        return task_of(json.loads(line), source, quote=quote)
     except json.JSONDecodeError as error:
         fix = f"It is not JSON: {error.msg} at column {error.colno}."
-        raise InvalidInput(source, line if quote else _NOT_SHOWN, fix) from None
+        raise InvalidInput(source, line if quote else NOT_SHOWN, fix) from None
+
+
+def task_of(row: Any, source: str, *, quote: bool) -> Task:
+    """A row as a task; `source` is what an error calls it, as in `load_tasks`.
+
+    Raises:
+        InvalidInput: naming the field or key, and the fix.
+    """
+    try:
+        return Task.model_validate(row)
     except ValidationError as error:
         raise _problem(error, source, quote=quote) from None
 
@@ -101,7 +184,7 @@ def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInpu
         value, fix = value["kind"], f"It must be one of {problem['ctx']['expected_tags']}"
     field = f"{source}: {'.'.join(place)}" if place else source
     shown = quote or kind in ("missing", "union_tag_not_found")
-    return InvalidInput(field, value if shown else _NOT_SHOWN, f"{fix}.")
+    return InvalidInput(field, value if shown else NOT_SHOWN, f"{fix}.")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:

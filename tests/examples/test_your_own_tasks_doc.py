@@ -25,7 +25,7 @@ from services.protocol.reward_service import (
     Verdict,
 )
 from services.protocol.strict import StrictModel
-from services.protocol.task import Message, Task, load_tasks
+from services.protocol.task import Message, Task, TaskSource, load_tasks
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
 from services.weight_bus.config import WeightBusConfig
@@ -146,6 +146,7 @@ def test_grading_ones_own_answers_prints_what_the_page_shows(my_tasks: Path) -> 
         ),
         ("Limits", _of(Limits, "grader.limits.")),
         ("The run file", _of(RunConfig)),
+        ("Files and data sets", _of(TaskSource, "tasks.")),
     ],
 )
 def test_a_table_has_every_field_and_its_default(heading: str, fields: dict[str, Any]) -> None:

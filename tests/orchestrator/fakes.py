@@ -21,6 +21,7 @@ from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from tests.orchestrator.fake_sessions import FakeSessions
 
 
 def score(job: ScoreJob, reward: float | None) -> Score:
@@ -259,10 +260,13 @@ class FakeRouter:
     sampled: int = 0
     hold: Callable[[Asked, int], Awaitable[None]] | None = None
     delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
+    sessions: FakeSessions | None = None
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         asked = Asked(await request.json(), request.headers["x-session-id"])
         self.asked.append(asked)
+        if self.sessions is not None and self.sessions.has(asked.session):
+            return self.sessions.answer(asked.session, asked.body)
         if self.before is not None:
             refused = await self.before(asked)
             if refused is not None:
@@ -373,6 +377,9 @@ async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0,
     router = FakeRouter(bus)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", router.chat)
+    sessions = FakeSessions(bus)
+    sessions.add_to(app)
+    router.sessions = sessions
     server = TestServer(app)
     await server.start_server()
     settings = {"backoff_s": 0.01, "backoff_max_s": 0.05, "replicas_timeout_s": 10.0}

@@ -1,0 +1,63 @@
+"""The OpenAI client that an environment gets: the policy being trained, and nothing else."""
+
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+from openai._models import FinalRequestOptions
+
+_RETRIES = 10
+_ANSWERS = ("/chat/completions", "/completions")
+
+
+class _PolicyClient(AsyncOpenAI):
+    """Sets in every request what the trainer relies on, whatever the environment asked for."""
+
+    def sample_with(self, fixed: dict[str, Any], *, max_tokens: int, seed: int) -> None:
+        """From now on, these body fields, at most so many tokens, and seeds from this one."""
+        self._fixed = fixed
+        self._max_tokens = max_tokens
+        self._seed = seed
+
+    async def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
+        body = options.json_data
+        if options.url in _ANSWERS and isinstance(body, dict):
+            limits = ("max_completion_tokens", "max_tokens")
+            asked = [tokens for name in limits if (tokens := body.get(name))]
+            kept = {name: value for name, value in body.items() if name not in limits}
+            fewest = min([self._max_tokens, *asked])
+            options.json_data = kept | self._fixed | {"max_tokens": fewest, "seed": self._seed}
+            self._seed = (self._seed + 1) % 2**31  # the same call again is another sample
+        return options
+
+
+def connections() -> DefaultAsyncHttpxClient:
+    """Connections for many clients: making them takes longer than a call does."""
+    return DefaultAsyncHttpxClient(trust_env=False)
+
+
+def policy_client(
+    *,
+    http: DefaultAsyncHttpxClient,
+    url: str,
+    session: dict[str, str],
+    api_key: str,
+    fixed: dict[str, Any],
+    max_tokens: int,
+    seed: int,
+    timeout_s: float,
+) -> AsyncOpenAI:
+    """A client whose calls all carry the headers that name the session.
+
+    `fixed` are body fields that no call can change, such as temperature and model: the
+    logprobs must be those that the trainer computes. `max_tokens` bounds each answer.
+    """
+    client = _PolicyClient(
+        base_url=f"{url}/v1",
+        api_key=api_key,
+        default_headers=session,
+        timeout=timeout_s,
+        max_retries=_RETRIES,
+        http_client=http,
+    )
+    client.sample_with(fixed, max_tokens=max_tokens, seed=seed)
+    return client

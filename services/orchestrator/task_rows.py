@@ -1,0 +1,155 @@
+"""Rows of task files and data sets, read one at a time from where they lie."""
+
+import json
+from array import array
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.protocol.errors import InvalidInput
+from services.protocol.task import NOT_SHOWN, TaskSource
+
+_CACHED_GROUPS = 4
+
+
+class Rows(Protocol):
+    """A table of rows; only some of it is ever in memory."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def place(self, number: int) -> str:
+        """What an error message calls row `number`, counted from 0."""
+
+    def row(self, number: int, *, quote: bool) -> Any:
+        """Row `number`; an error shows its text only with `quote`."""
+
+
+def open_rows(source: TaskSource) -> Rows:
+    """The rows of a source.
+
+    Raises:
+        InvalidInput: there is nothing that can be read.
+    """
+    try:
+        if source.dataset is not None:
+            return _dataset_rows(source)
+        assert source.file is not None
+        if source.file.endswith(".parquet"):
+            return ParquetRows(source.file)
+        return JsonLines(source.file)
+    except OSError as error:
+        fix = f"It cannot be read: {error.strerror or error}."
+        raise InvalidInput("task file", source.name, fix) from None
+
+
+class JsonLines:
+    """A file with one JSON object a line; kept in memory is where each line begins."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._starts, self._lines = array("Q"), array("Q")
+        # Open for good: a file that is replaced while a run goes on is still the same here.
+        self._file = Path(path).open("rb")  # noqa: SIM115
+        start = 0
+        for number, line in enumerate(self._file, start=1):
+            if line.strip():
+                self._starts.append(start)
+                self._lines.append(number)
+            start += len(line)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def place(self, number: int) -> str:
+        """As in `Rows`."""
+        return f"{self._path}, line {self._lines[number]}"
+
+    def row(self, number: int, *, quote: bool) -> Any:
+        """As in `Rows`."""
+        self._file.seek(self._starts[number])
+        line = self._file.readline()
+        try:
+            return json.loads(line.decode("utf-8"))
+        except UnicodeDecodeError:
+            raise InvalidInput("task file", self._path, "It is not UTF-8 text.") from None
+        except json.JSONDecodeError as error:
+            fix = f"It is not JSON: {error.msg} at column {error.colno}."
+            shown = line.decode("utf-8").rstrip("\n") if quote else NOT_SHOWN
+            raise InvalidInput(self.place(number), shown, fix) from None
+
+
+class ParquetRows:
+    """A Parquet file; kept in memory are the row groups read last."""
+
+    def __init__(self, path: str) -> None:
+        parquet = _library("pyarrow.parquet", path)
+        self._path = path
+        try:
+            self._file = parquet.ParquetFile(path)
+        except ValueError as error:  # as pyarrow's own errors are
+            raise InvalidInput("task file", path, f"It is not Parquet: {error}.") from None
+        groups = range(self._file.num_row_groups)
+        self._starts = [0]
+        for group in groups:
+            self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
+        self._group: Callable[[int], Any] = lru_cache(_CACHED_GROUPS)(self._file.read_row_group)
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def place(self, number: int) -> str:
+        """As in `Rows`."""
+        return f"{self._path}, row {number + 1}"
+
+    def row(self, number: int, *, quote: bool) -> Any:
+        """As in `Rows`."""
+        group = next(i for i, end in enumerate(self._starts[1:]) if number < end)
+        return self._group(group).slice(number - self._starts[group], 1).to_pylist()[0]
+
+
+class DatasetRows:
+    """A data set of Hugging Face `datasets`, which maps its files into memory."""
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self._dataset = dataset
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def place(self, number: int) -> str:
+        """As in `Rows`."""
+        return f"{self._name}, row {number + 1}"
+
+    def row(self, number: int, *, quote: bool) -> Any:
+        """As in `Rows`."""
+        return self._dataset[number]
+
+
+def _dataset_rows(source: TaskSource) -> Rows:
+    assert source.dataset is not None
+    library = _library("datasets", source.dataset)
+    try:
+        if (Path(source.dataset) / "dataset_dict.json").exists():
+            dataset = library.load_from_disk(source.dataset)[source.dataset_split]
+        elif (Path(source.dataset) / "state.json").exists():
+            dataset = library.load_from_disk(source.dataset)
+        else:
+            dataset = library.load_dataset(
+                source.dataset, source.dataset_config, split=source.dataset_split
+            )
+    except (OSError, ValueError, KeyError) as error:
+        fix = f"`datasets` cannot load it: {error}."
+        raise InvalidInput("tasks.dataset", source.dataset, fix) from None
+    return DatasetRows(dataset, source.name)
+
+
+def _library(name: str, wanted: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        fix = "Reading it takes more libraries: `pip install 'millrace[data]'`."
+        raise InvalidInput("tasks", wanted, fix) from None

@@ -1,0 +1,73 @@
+"""All tasks of a run, whatever files they come from; only their ids are in memory."""
+
+from collections.abc import Iterator, Mapping
+
+from services.orchestrator.prompts import Mixture
+from services.orchestrator.task_rows import Rows, open_rows
+from services.protocol.errors import InvalidInput
+from services.protocol.orchestrator import RunConfig
+from services.protocol.task import NOT_SHOWN, Task, TaskSource
+
+
+class TaskTable(Mapping[str, Task]):
+    """Tasks by id; each is read from its file when it is asked for.
+
+    Attributes:
+        train: ids of the tasks to learn from, source by source.
+        heldout: ids of those that are only measured.
+
+    Raises:
+        InvalidInput: a row is no task; it names file, row and field. Without `quote` it never
+            shows what the file holds: anybody who may start a run may name any file.
+    """
+
+    def __init__(self, run: RunConfig, *, quote: bool = True) -> None:
+        self._needs_grader = run.environment is None
+        self._quote = quote
+        self._sources = [(source, open_rows(source)) for source in run.task_sources]
+        self._index: dict[str, tuple[int, int]] = {}
+        self.train: list[str] = []
+        self.heldout: list[str] = []
+        self._counts: list[int] = []
+        for place, (source, rows) in enumerate(self._sources):
+            before = len(self.train)
+            self._add(place, source, rows)
+            self._counts.append(len(self.train) - before)
+        names = ", ".join(source.name for source, _ in self._sources)
+        for split, ids in (("train", self.train), ("heldout", self.heldout)):
+            if not ids:
+                fix = "The file has no task of this split."
+                raise InvalidInput(f"{names}: split", split, fix)
+
+    def _add(self, place: int, source: TaskSource, rows: Rows) -> None:
+        for number in range(len(rows)):
+            task = self._task(source, rows, number)
+            if task.task_id in self._index:
+                shown = task.task_id if self._quote else NOT_SHOWN
+                field = f"{rows.place(number)}: task_id"
+                raise InvalidInput(field, shown, "It is used twice.")
+            self._index[task.task_id] = (place, number)
+            (self.train if task.split == "train" else self.heldout).append(task.task_id)
+
+    def _task(self, source: TaskSource, rows: Rows, number: int) -> Task:
+        where, row = rows.place(number), rows.row(number, quote=self._quote)
+        task = source.task(row, number, where, quote=self._quote)
+        if self._needs_grader and task.grader is None:
+            raise InvalidInput(where, "grader", "This key is missing.")
+        return task
+
+    def mixture(self, seed: int) -> Mixture:
+        """The order in which the tasks to learn from are used, as places in `train`."""
+        weights = [source.weight for source, _ in self._sources]
+        return Mixture(seed=seed, counts=self._counts, weights=weights)
+
+    def __getitem__(self, task_id: str) -> Task:
+        place, number = self._index[task_id]
+        source, rows = self._sources[place]
+        return self._task(source, rows, number)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
