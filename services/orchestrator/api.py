@@ -45,6 +45,17 @@ def http_api(runs: Runs) -> FastAPI:
     async def stop(run_id: str) -> RunStatus:
         return await runs.stop(run_id)
 
+    @app.get("/{run_id}/trajectories")
+    async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
+        return runs.get(run_id).trajectories(_limit(limit))
+
+    _add_controls(app, runs)
+    return app
+
+
+def _add_controls(app: FastAPI, runs: Runs) -> None:
+    """The routes that hold a run and let it go on."""
+
     @app.post("/{run_id}/pause")
     async def pause(run_id: str) -> RunStatus:
         run = runs.active(run_id)
@@ -62,12 +73,6 @@ def http_api(runs: Runs) -> FastAPI:
         run = runs.active(run_id)
         await run.checkpoint()
         return run.status()
-
-    @app.get("/{run_id}/trajectories")
-    async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
-        return runs.get(run_id).trajectories(_limit(limit))
-
-    return app
 
 
 async def _run_request(request: Request) -> RunRequest:
