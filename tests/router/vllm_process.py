@@ -83,6 +83,8 @@ def _environment(sockets):
         # A thread per core, bound to it, would fight with whatever else the machine does.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
+        # As in a replica: with nothing compiled at the first request.
+        "TORCHDYNAMO_DISABLE": "1",
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "VLLM_RPC_BASE_PATH": sockets,
         "TMPDIR": sockets,
