@@ -56,9 +56,9 @@ def running(folder, *, version):
         try:
             for url in urls:
                 _wait_until_up(url, server, folder / "log")
-                # The first answer takes long, longer than a test's client waits.
-                ask = {"model": MODEL, "prompt": "a", "max_tokens": 2}
-                httpx.post(f"{url}/v1/completions", json=ask, timeout=120).raise_for_status()
+                # The first answer, and the first logprobs, take longer than a test's client waits.
+                ask = {"model": MODEL, "prompt": "a", "max_tokens": 2, "logprobs": 1}
+                httpx.post(f"{url}/v1/completions", json=ask, timeout=_UP_S).raise_for_status()
             label = {"new_version": str(version)}
             httpx.post(f"{urls.plain}/update_weight_version", json=label).raise_for_status()
             yield urls
