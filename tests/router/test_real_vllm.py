@@ -200,7 +200,8 @@ async def test_a_session_is_token_exact_also_where_a_text_has_other_tokens_than_
         sampled += len(part["token_ids"])
         said = answer.choices[0].message.content
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "7?"}]
-    done = (await http.post(f"{url}/{session}/finish")).json()
+    finish = {"return_trajectories": True}
+    done = (await http.post(f"{url}/{session}/finish", json=finish)).json()
     assert sum(done["calls"].values()) == 5
     assert done["calls"]["first"] == 1
     assert done["calls"]["extended"] >= 2
