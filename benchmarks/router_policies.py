@@ -24,8 +24,8 @@ from rich.table import Table
 from router_engines import Call, Clock, Engine
 from router_traces import TRACES, Episode
 
-from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
+from services.router.placement.choice import ReplicaChooser
 
 REPLICAS = [f"replica-{number}" for number in range(8)]
 SLACK = 1.05

@@ -8,8 +8,8 @@ from enum import StrEnum
 import aiohttp
 
 from services.protocol.weight_bus import Member, MemberTable
+from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
-from services.router.journal import ChoiceJournal
 from services.weight_bus.changes import Changes
 from tests.chaos.answers import STREAMS, Judge
 from tests.chaos.request import TOKENS, open_session, stream

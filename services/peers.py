@@ -112,7 +112,7 @@ class SessionsPeer(_ServePeer):
         super().__init__("router's sessions", handle)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method of `services.router.sessions.Sessions`.
+        """Call a method of `services.router.trajectories.sessions.Sessions`.
 
         Raises:
             NotReady: no answer in `timeout_s`, or the process is not there.

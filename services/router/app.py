@@ -9,11 +9,11 @@ from ray.serve.handle import DeploymentHandle
 
 from services.peers import BusPeer, SessionsPeer, http_host
 from services.router.config import RouterConfig
-from services.router.garbage import collect_rarely
+from services.router.http.garbage import collect_rarely
 from services.router.http_app import build_http
-from services.router.sessions import Sessions
-from services.router.shared_sessions import SharedSessions
-from services.router.table_actor import TableActorPoint
+from services.router.placement.table_actor import TableActorPoint
+from services.router.trajectories.sessions import Sessions
+from services.router.trajectories.shared_sessions import SharedSessions
 
 _UNBOUNDED = 1_000_000
 # The calls of a session reach one router while the number of routers stays, which knows its

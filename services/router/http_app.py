@@ -8,24 +8,24 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from services.access.access_control import protect
-from services.router.access_log import AccessLog
-from services.router.answer_routes import AnswerRoutes
+from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
-from services.router.endpoints import AnswerEndpoint, Gate
 from services.router.errors import RequestFailed
-from services.router.external_backends import external_replicas
-from services.router.listener import Listener
-from services.router.logged_app import LoggedApp
-from services.router.loop_lag import LoopLag
-from services.router.membership import TableSource
-from services.router.openapi import describe_answers
+from services.router.http.access_log import AccessLog
+from services.router.http.answer_routes import AnswerRoutes
+from services.router.http.endpoints import AnswerEndpoint, Gate
+from services.router.http.listener import Listener
+from services.router.http.logged_app import LoggedApp
+from services.router.http.loop_lag import LoopLag
+from services.router.http.openapi import describe_answers
+from services.router.http.session_endpoints import session_routes
+from services.router.http.status_endpoints import status_routes
+from services.router.placement.external_backends import external_replicas
+from services.router.placement.membership import TableSource
+from services.router.placement.seats import Seats
+from services.router.placement.sharing import ExchangePoint
 from services.router.replicas import Replicas
-from services.router.seats import Seats
-from services.router.session_endpoints import session_routes
-from services.router.sessions import SessionRecords, Sessions
-from services.router.sharing import ExchangePoint
-from services.router.status_endpoints import status_routes
-from services.router.upstream import Upstream
+from services.router.trajectories.sessions import SessionRecords, Sessions
 
 
 def build_http(

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
-from services.router.probes import Probes
-from services.router.seats import Seats
-from services.router.sharing import ExchangePoint, Sharing
-from services.router.upstream import Upstream
+from services.router.placement.probes import Probes
+from services.router.placement.seats import Seats
+from services.router.placement.sharing import ExchangePoint, Sharing
 
 
 @dataclass(kw_only=True)

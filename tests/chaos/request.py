@@ -6,8 +6,8 @@ from collections.abc import Callable
 import aiohttp
 
 from services.protocol.weight_bus import Member
+from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
-from services.router.journal import ChoiceJournal
 
 PROMPT = [40, 50, 60, 70, 80]
 TOKENS = 250

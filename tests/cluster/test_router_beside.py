@@ -7,9 +7,9 @@ import ray
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
-from services.router.probes import read_pressure
-from services.router.shared_table import SyncRequest
-from services.router.table_actor import TABLE_ACTOR, TableActorPoint
+from services.router.placement.probes import read_pressure
+from services.router.placement.shared_table import SyncRequest
+from services.router.placement.table_actor import TABLE_ACTOR, TableActorPoint
 
 from .conftest import Cluster
 

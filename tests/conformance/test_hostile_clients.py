@@ -10,9 +10,9 @@ import json
 
 import pytest
 
-from services.router import bounded_head
 from services.router.config import ListenConfig
-from services.router.listener import Listener
+from services.router.http import bounded_head
+from services.router.http.listener import Listener
 from tests.router.conftest import MODEL, Cluster, Fault
 
 PATH = "/v1/chat/completions"

@@ -5,7 +5,7 @@ from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 
 from services.rollout_server.pressure_gauges import PressureGauges
-from services.router.probes import read_pressure
+from services.router.placement.probes import read_pressure
 
 
 def test_the_page_that_vllm_leaves_empty_for_ray_tells_a_router_how_full_the_engine_is() -> None:

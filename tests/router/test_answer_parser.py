@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from services.router.answer_parser import AnswerParser, _steps
-from services.router.journal import ChoiceJournal
-from services.router.piece import Piece
+from services.router.answering.answer_parser import AnswerParser, _steps
+from services.router.answering.journal import ChoiceJournal
+from services.router.answering.piece import Piece
 
 
 def _piece(journal, *texts, finished=False):

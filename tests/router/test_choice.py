@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
-from services.router.prompt_prefix import NO_PREFIX, PromptPrefix
+from services.router.placement.choice import ReplicaChooser
+from services.router.placement.prompt_prefix import NO_PREFIX, PromptPrefix
 
 THREE = ["a", "b", "c"]
 

@@ -9,9 +9,9 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from services.router.choice import ReplicaChooser
 from services.router.config import RouterConfig
-from services.router.prompt_prefix import PromptPrefix
+from services.router.placement.choice import ReplicaChooser
+from services.router.placement.prompt_prefix import PromptPrefix
 
 EVENTS = [
     json.loads(line)

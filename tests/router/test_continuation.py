@@ -2,14 +2,14 @@
 
 import pytest
 
-from services.router.continuation import (
+from services.router.answering.continuation import (
     continuation,
     finished_at_cut,
     hindrance,
     prepared,
     segment_seed,
 )
-from services.router.journal import ChoiceJournal
+from services.router.answering.journal import ChoiceJournal
 
 NO_END = frozenset()
 

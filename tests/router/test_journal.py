@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.router.answering.journal import ChoiceJournal, Diverged
 from services.router.errors import UpstreamBroken
-from services.router.journal import ChoiceJournal, Diverged
 
 
 def _chunk(tokens, spans, **more):

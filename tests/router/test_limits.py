@@ -12,11 +12,11 @@ import pytest
 
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.protocol.weight_bus import ReplicaState
-from services.router.attempts import Attempts
+from services.router.answering.attempts import Attempts
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.needs import Needs
-from services.router.request_body import parsed
+from services.router.http.request_body import parsed
+from services.router.placement.needs import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -183,7 +183,7 @@ async def test_the_pause_before_the_only_replica_is_tried_again_is_bounded(clust
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr("services.router.attempts.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("services.router.answering.attempts.asyncio", SimpleNamespace(sleep=sleep))
     with await attempts.seat(None, session=None, weight=1):
         assert pauses == [10.0]
 

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from services.router import bounded_head
 from services.router.config import ListenConfig, RouterConfig
-from services.router.listener import Listener
+from services.router.http import bounded_head
+from services.router.http.listener import Listener
 
 BODY = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}]}
 

@@ -9,7 +9,7 @@ import pytest
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
-from services.router.membership import Membership
+from services.router.placement.membership import Membership
 
 
 def _member(name, **changes):
@@ -81,7 +81,7 @@ async def test_only_leased_members_of_the_model_may_get_work(watched):
 async def test_a_slow_answer_shortens_the_lease_because_it_may_be_old(monkeypatch, watched):
     membership, bus, _, say = watched
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=100.0)
-    monkeypatch.setattr("services.router.membership.time", clock)
+    monkeypatch.setattr("services.router.placement.membership.time", clock)
     await say(_table(1, _member("a"), lease_s=0.2))
     await say(_table(2, _member("a"), lease_s=0.2))
     assert membership.holds_lease("a")

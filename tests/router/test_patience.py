@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.router.patience import Patience
+from services.router.answering.patience import Patience
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from aiohttp import web
 
 from services.router.config import RouterConfig
-from services.router.health import ReplicaHealth
-from services.router.probes import read_pressure
+from services.router.placement.health import ReplicaHealth
+from services.router.placement.probes import read_pressure
 
 QUICK = {"probe_s": 0.01, "eject_after": 2, "eject_s": 30.0, "eject_max_s": 60.0}
 

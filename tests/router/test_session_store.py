@@ -4,10 +4,10 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.history import History
-from services.router.session_store import SessionStore
-from services.router.trajectory_tree import RecordedCall
-from services.router.turn import RecordedChoice
+from services.router.trajectories.history import History
+from services.router.trajectories.session_store import SessionStore
+from services.router.trajectories.trajectory_tree import RecordedCall
+from services.router.trajectories.turn import RecordedChoice
 
 
 def _store(**settings):

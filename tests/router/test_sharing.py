@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from services.protocol.errors import NotReady
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
-from services.router.seats import Seats
-from services.router.session_table import SessionTable
-from services.router.shared_table import SharedTable, SyncRequest
-from services.router.sharing import Sharing
+from services.router.placement.seats import Seats
+from services.router.placement.session_table import SessionTable
+from services.router.placement.shared_table import SharedTable, SyncRequest
+from services.router.placement.sharing import Sharing
 
 from .conftest import Bus, Cluster
 

@@ -5,9 +5,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.history import History
-from services.router.trajectory_tree import RecordedCall, TrajectoryTree
-from services.router.turn import RecordedChoice
+from services.router.trajectories.history import History
+from services.router.trajectories.trajectory_tree import RecordedCall, TrajectoryTree
+from services.router.trajectories.turn import RecordedChoice
 
 
 def _choice(token_ids, *, first_logprob=-1.0, spans=None, text=""):

@@ -1,0 +1,1 @@
+"""An answer from its first token to its last, on as many replicas as it takes."""

@@ -1,0 +1,186 @@
+"""One open request: from render to the last token, on as many replicas as it takes."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from services.router.answering.answer_parser import AnswerParser
+from services.router.answering.attempts import Attempts
+from services.router.answering.continuation import prepared
+from services.router.answering.failover import ChoiceFailover
+from services.router.answering.journal import ChoiceJournal
+from services.router.answering.merge import merged
+from services.router.answering.piece import Piece, take
+from services.router.errors import Unjournaled, UpstreamBroken
+from services.router.http.client_request import ClientRequest
+from services.router.http.phases import Phases
+from services.router.placement.seats import Seat
+from services.router.replicas import Replicas
+
+
+class OpenRequest:
+    """Runs one client request and keeps its token journal.
+
+    Args:
+        ask: what the client wants.
+        replicas: where it can be had.
+        recorded: a session keeps its tokens with their logprobs.
+
+    Attributes:
+        ask: what the client wants.
+        journals: one per choice; empty until the request is rendered.
+        first_seat: the replica that was chosen first, for the response headers.
+        parser: parses the answer's messages; None when the text is the message.
+        phases: where its time goes.
+        prompt_details: what the replica told of the prompt's tokens, such as how many it had in
+            its cache; None if it tells nothing, or was lost before.
+    """
+
+    def __init__(self, ask: ClientRequest, replicas: Replicas, *, recorded: bool = False) -> None:
+        self.ask, self._replicas = ask, replicas
+        # Engines charge a tenth of a short answer for them.
+        self._keep_logprobs = recorded or ask.logprobs or ask.return_trajectory
+        self.journals: list[ChoiceJournal] = []
+        self.first_seat: Seat | None = None
+        self.parser: AnswerParser | None = None
+        self.phases = Phases()
+        self.prompt_details: dict[str, Any] | None = None
+        self._request: dict[str, Any] | None = None
+        self._model = ask.model
+
+    @property
+    def model(self) -> str:
+        """Name of the model that answers."""
+        return self._model or ""
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """The rendered prompt."""
+        return self._request["token_ids"] if self._request else []
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The answer, piece by piece; every journal is settled at the end.
+
+        Raises:
+            RequestFailed: the request cannot be answered.
+            Unjournaled: before the first piece, the replica must answer by itself.
+        """
+        async with aclosing(self._unparsed()) as pieces:
+            async for piece in pieces:
+                if self.parser is not None and self.ask.streams_tokens:
+                    async with aclosing(self.parser.streamed(piece, pieces)) as parsed:
+                        async for message_piece in parsed:
+                            yield message_piece
+                    return
+                if self.parser is not None and piece.finished:
+                    piece.journal.message = await self.parser.message(piece.journal)
+                yield piece
+
+    async def _unparsed(self) -> AsyncGenerator[Piece, None]:
+        attempts = Attempts(self._replicas.config, self._replicas.seats, self.ask.needs)
+        while not self._begun():
+            self.phases.begin("queue")
+            seat = await attempts.seat(
+                self._model, session=self.ask.session, weight=self.ask.choices
+            )
+            self.first_seat = self.first_seat or seat
+            self._model = seat.model
+            try:
+                with seat:
+                    async with aclosing(self._first_segment(seat)) as pieces:
+                        async for piece in pieces:
+                            yield piece
+            except UpstreamBroken as broken:
+                attempts.note(broken, seat)
+        rest = [journal for journal in self.journals if not journal.settled]
+        if not rest:
+            return
+        assert self._request is not None
+        failovers = [
+            ChoiceFailover(
+                self.ask,
+                journal,
+                request=self._request,
+                model=self.model,
+                replicas=self._replicas,
+                attempts=attempts.copy(),
+            )
+            for journal in rest
+        ]
+        async with aclosing(merged([failover.pieces() for failover in failovers])) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _begun(self) -> bool:
+        """Whether there are tokens to go on from, choice by choice."""
+        return any(journal.token_ids or journal.settled for journal in self.journals)
+
+    async def _first_segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
+        if self._request is None:
+            await self._render(seat)
+        assert self._request is not None
+        self.phases.begin("first_token")
+        for journal in self.journals:
+            journal.begin_segment(seat.replica_id)
+        stream = self._replicas.upstream.generate(seat, self._request)
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                for item in chunk.get("choices") or ():
+                    yield self._direct_piece(seat, item)
+                if usage := chunk.get("usage"):
+                    self.prompt_details = usage.get("prompt_tokens_details")
+        if not all(journal.settled for journal in self.journals):
+            raise UpstreamBroken("eof", seat.replica_id)
+
+    async def _render(self, seat: Seat) -> None:
+        seat.check_lease()
+        self.phases.begin("render")
+        ask, upstream = self.ask, self._replicas.upstream
+        rendered = await upstream.call(seat, ask.render_path, ask.body)
+        if isinstance(rendered, list):
+            (rendered,) = rendered
+        parses = ask.offers_tools or rendered.get("reasoning_parser_kwargs") is not None
+        if parses and ask.streams_tokens and rendered["sampling_params"].get("stop"):
+            # Parsers read tokens, and text that a stop string may still take away is inside.
+            raise Unjournaled("stop")
+        self._request = prepared(
+            rendered,
+            ask.answer_id,
+            shown_early=ask.streams_tokens,
+            beside_sampled=ask.endpoint == "completions",
+            interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
+            # Marks are recognised by their entries.
+            logprobs=self._keep_logprobs or (parses and ask.streams_tokens),
+        )
+        keep = ask.logprobs and not ask.streams_tokens
+        self.journals = [
+            ChoiceJournal(
+                index,
+                keep_entries=keep,
+                keep_logprobs=self._keep_logprobs,
+                streamed=ask.streams_tokens,
+            )
+            for index in range(rendered["sampling_params"].get("n") or 1)
+        ]
+        if parses:
+            self.parser = AnswerParser(
+                ask, self._request, model=self.model, replicas=self._replicas
+            )
+            for journal in self.journals:
+                journal.parsed = True
+
+    def _direct_piece(self, seat: Seat, item: dict[str, Any]) -> Piece:
+        """Tokens of an uncut choice: the engine's own text is right."""
+        index = item.get("index")
+        if not isinstance(index, int) or not 0 <= index < len(self.journals):
+            raise UpstreamBroken("malformed", f"choice index {index!r}")
+        journal = self.journals[index]
+        new = take(journal, item, self._replicas.end_tokens(self.model))
+        seat.answered()
+        self.phases.begin("stream")
+        text = item.get("text") or ""
+        journal.add_text(text)
+        journal.settled = journal.finish_reason is not None
+        if journal.settled:
+            seat.shrink()
+        return Piece.of(self.ask, journal, text, new)

@@ -1,0 +1,111 @@
+"""Requests that only the replica itself can answer: its own endpoint, without a journal.
+
+What the client has been shown cannot be continued without a journal. So a replica's loss is
+made good by beginning again elsewhere as long as nothing was shown, which for an answer in one
+piece means always, and is an error that says so after that.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from services.observability.metrics import RouterMetrics
+from services.router.answering.attempts import Attempts
+from services.router.answering.upstream import END, checked_answer
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.http.client_request import ClientRequest
+from services.router.placement.seats import Seat
+from services.router.replicas import Replicas
+
+_ABORTED = "abort"
+
+
+class PassThrough:
+    """Passes one request and its answer on.
+
+    Args:
+        ask: what the client wants.
+        name: the field because of which there is no journal.
+        replicas: where to pass it.
+
+    Attributes:
+        first_seat: the replica that was chosen first, for the response headers.
+    """
+
+    def __init__(self, ask: ClientRequest, name: str, replicas: Replicas) -> None:
+        self._ask, self._name, self._replicas = ask, name, replicas
+        self._attempts = Attempts(replicas.config, replicas.seats, ask.needs)
+        self.first_seat: Seat | None = None
+        RouterMetrics.passed_through.inc(tags={"field": name})
+
+    async def whole(self) -> dict[str, Any]:
+        """The replica's answer to a request that does not stream.
+
+        Raises:
+            RequestFailed: the replica refused it, or too many were lost.
+        """
+        while True:
+            seat = await self._seat()
+            try:
+                with seat:
+                    path, body = self._ask.path, self._ask.body
+                    answer = await self._replicas.upstream.answer(seat, path, body)
+                    _check_complete(answer)
+                    return answer
+            except UpstreamBroken as broken:
+                self._attempts.note(broken, seat)
+
+    async def events(self) -> AsyncGenerator[str, None]:
+        """The data of the events that the replica streams, but the end marker.
+
+        Raises:
+            RequestFailed: the replica refused it, or was lost after the first event.
+        """
+        shown = ended = False
+        while not ended:
+            seat = await self._seat()
+            try:
+                with seat:
+                    async with aclosing(self._stream(seat)) as events:
+                        async for event in events:
+                            shown = True
+                            yield event
+                ended = True
+            except UpstreamBroken as broken:
+                if shown:
+                    why = f"an answer with {self._name} cannot be continued"
+                    message = f"the replica was lost ({broken.reason}), and {why}"
+                    raise RequestFailed(503, "not_continuable", message) from None
+                self._attempts.note(broken, seat)
+
+    async def _seat(self) -> Seat:
+        ask = self._ask
+        weight = ask.choices * ask.prompts
+        seat = await self._attempts.seat(ask.model, session=ask.session, weight=weight)
+        self.first_seat = self.first_seat or seat
+        return seat
+
+    async def _stream(self, seat: Seat) -> AsyncGenerator[str, None]:
+        events = self._replicas.upstream.events(seat, self._ask.path, self._ask.body)
+        async with aclosing(events):
+            async for event in events:
+                if event == END:
+                    return
+                try:
+                    _check_complete(checked_answer(json.loads(event)))
+                except ValueError:
+                    raise UpstreamBroken("malformed", "an event is not JSON") from None
+                seat.answered()
+                yield event.decode()
+        raise UpstreamBroken("eof", seat.replica_id)
+
+
+def _check_complete(answer: dict[str, Any]) -> None:
+    """An aborted choice, as at a weight update that ends requests, is a loss, too."""
+    try:
+        reasons = [choice.get("finish_reason") for choice in answer.get("choices") or ()]
+    except (AttributeError, TypeError) as error:
+        raise UpstreamBroken("malformed", repr(error)) from None
+    if _ABORTED in reasons:
+        raise UpstreamBroken(_ABORTED)

@@ -1,0 +1,199 @@
+"""The client towards one replica's own HTTP address: render, generate, derender, or all at once.
+
+Bodies are plain dictionaries on purpose: one chunk comes per decode step, and validating
+it again would cost more than everything else the router does.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from services.router.answering.event_stream import EventStream
+from services.router.answering.patience import Patience
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.http.trace_context import TRACE
+from services.router.placement.seats import Seat
+
+END = b"[DONE]"
+"""The data of a stream's last event."""
+
+_END_OF_EVENT = b"\n\n"
+_GENERATE = "/inference/v1/generate"
+_JSON = {"content-type": "application/json"}
+_RETRIED_CLIENT_ERRORS = (408, 429)
+# uvicorn closes idle connections after 5 s; reusing one at that moment looks like a death.
+_KEEPALIVE_S = 3.0
+
+
+class Upstream:
+    """One bounded pool of connections to all replicas."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Open the pool; needs a running event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._config.max_connections, keepalive_timeout=_KEEPALIVE_S
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
+            read_bufsize=2**18,
+            # One client's cookies are not for the next one.
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, seat: Seat, path: str, body: dict[str, Any] | bytes) -> Any:
+        """POST one body, JSON already if bytes, and return the parsed answer, within `render_s`.
+
+        Raises:
+            UpstreamBroken: the replica failed.
+            RequestFailed: the replica refused the body.
+        """
+        return await self._json(seat, path, body, self._config.render_s)
+
+    async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The replica's own answer to a client's request that does not stream.
+
+        Raises:
+            UpstreamBroken: the replica failed, or needed more than `whole_answer_s`.
+            RequestFailed: the replica refused the body.
+        """
+        seat.check_lease()
+        return checked_answer(await self._json(seat, path, body, self._config.whole_answer_s))
+
+    async def _json(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes, limit_s: float
+    ) -> Any:
+        async with seat.limit(limit_s):
+            response = await self._post(seat, path, body)
+            try:
+                raw = await response.read()
+            except (aiohttp.ClientError, OSError) as error:
+                raise UpstreamBroken("connection", repr(error)) from None
+            finally:
+                response.release()
+        try:
+            return msgspec.json.decode(raw)
+        except ValueError:
+            raise UpstreamBroken("malformed", f"{path} did not answer with JSON") from None
+
+    async def generate(
+        self, seat: Seat, body: dict[str, Any]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Have tokens made: the chunks, as they come; a single one if the body does not stream.
+
+        Ends at the replica's end of stream, finished or not. Closing the generator closes
+        the connection, which aborts the request in the engine at once.
+
+        Raises:
+            UpstreamBroken: connection lost, deadline missed, replica gone, error event.
+            RequestFailed: the replica refused the body.
+        """
+        data = msgspec.json.encode(body)
+        if not body["stream"]:
+            seat.check_lease()
+            whole = await self._json(seat, _GENERATE, data, self._config.first_token_s)
+            yield checked_answer(whole)
+            return
+        async with aclosing(self.events(seat, _GENERATE, data)) as events:
+            async for event in events:
+                if event != END:
+                    yield _chunk(event)
+
+    async def events(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+    ) -> AsyncGenerator[bytes, None]:
+        """Stream the data of server-sent events, as `generate` does.
+
+        Raises:
+            UpstreamBroken: connection lost, deadline missed, replica gone.
+            RequestFailed: the replica refused the body.
+        """
+        seat.check_lease()
+        async with seat.limit(self._config.first_token_s):
+            response = await self._post(seat, path, body)
+        content, stalled = response.content, UpstreamBroken("stalled", "no event in time")
+        patience, stream = Patience(lambda: content.set_exception(stalled)), EventStream()
+        seat.when_lost(content.set_exception)
+        try:
+            patience.begin(self._config.first_token_s)
+            while data := await content.readany():
+                # Comments, which keep a connection open, do not make a wait longer.
+                if events := stream.feed(data):
+                    patience.end()
+                    for event in events:
+                        yield event
+                    patience.begin(self._config.between_tokens_s)
+            for event in stream.feed(_END_OF_EVENT):
+                yield event
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken("connection", repr(error)) from None
+        finally:
+            patience.close()
+            response.close()
+
+    def _headers(self, seat: Seat) -> dict[str, str]:
+        return _JSON
+
+    async def _post(
+        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "start() comes first"
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        try:
+            response = await self._session.post(
+                seat.address + path,
+                data=data,
+                headers={**self._headers(seat), **TRACE.get()},
+                allow_redirects=False,
+            )
+            if response.status < 300:
+                return response
+            raw = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise UpstreamBroken("connection", repr(error)) from None
+        if _is_refusal(response.status):
+            raise RequestFailed.passed_on(response.status, raw)
+        raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
+
+
+def checked_answer(answer: Any) -> dict[str, Any]:
+    """An answer, or a part of one, that is no error.
+
+    Raises:
+        UpstreamBroken: it is an error, or no answer at all.
+        RequestFailed: it is an error of the request.
+    """
+    if not isinstance(answer, dict):
+        raise UpstreamBroken("malformed", f"no object: {str(answer)[:300]}")
+    error = answer.get("error")
+    if error is None:
+        return answer
+    told = error if isinstance(error, dict) else {"message": error}
+    code = told.get("code")
+    if isinstance(code, int) and _is_refusal(code):
+        raise RequestFailed.passed_on(code, json.dumps(answer).encode())
+    raise UpstreamBroken("error", str(told.get("message", error))[:300])
+
+
+def _is_refusal(status: int) -> bool:
+    return 400 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS
+
+
+def _chunk(event: bytes) -> dict[str, Any]:
+    try:
+        return checked_answer(msgspec.json.decode(event))
+    except ValueError:
+        raise UpstreamBroken("malformed", "a chunk is not JSON") from None

@@ -1,0 +1,1 @@
+"""What clients see: requests, answers, errors and lists over HTTP."""

@@ -1,0 +1,276 @@
+"""The HTTP side: OpenAI's endpoints as plain ASGI applications.
+
+The answering endpoints are not FastAPI path operations, because they must write their own
+stream and see the client go: over plain HTTP a disconnect arrives as a message, under Serve
+as a cancellation. Both end the work, and with it the upstream request, at once.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from services.access.access_control import KEY_NAME
+from services.observability.log import Log
+from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
+from services.router.answering.open_request import OpenRequest
+from services.router.answering.pass_through import PassThrough
+from services.router.answering.piece import Piece
+from services.router.errors import RequestFailed, Unjournaled
+from services.router.http.access_log import AccessLog
+from services.router.http.answers import AnswerWriter
+from services.router.http.client_request import ClientRequest, Endpoint
+from services.router.http.logged_app import LOGGED
+from services.router.http.request_body import parsed, read_body
+from services.router.http.request_record import RequestRecord
+from services.router.http.trace_context import TRACE, trace_headers
+from services.router.placement.external_backends import check_needs_no_journal
+from services.router.replicas import Replicas
+from services.router.trajectories.session_call import SessionCall
+from services.router.trajectories.sessions import SessionRecords
+
+_LOG = Log("router")
+
+
+class Gate:
+    """Bounds the requests that are open at once."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound, self._open = bound, 0
+
+    def __enter__(self) -> None:
+        if self._open >= self._bound:
+            message = f"{self._bound} requests are open already"
+            raise RequestFailed(429, "too_many_requests", message, retry_after_s=1)
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+
+
+class AnswerEndpoint:
+    """One of the two generating endpoints.
+
+    Args:
+        endpoint: which one.
+        replicas: those of the cluster.
+        external: those outside of it, for the models in the configuration's `backends`.
+        gate: bounds the open requests.
+        sessions: recorded sessions.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        replicas: Replicas,
+        external: Replicas,
+        gate: Gate,
+        sessions: SessionRecords,
+    ) -> None:
+        self._endpoint, self._replicas, self._external = endpoint, replicas, external
+        self._gate, self._sessions = gate, sessions
+        self._external_models = {backend.model for backend in replicas.config.backends}
+        self._log = AccessLog(replicas.config.access_log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request until it is answered or the client is gone."""
+        config = self._replicas.config
+        record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
+        scope[LOGGED] = True
+        answer, status = _Answer(send, config.client_write_s), "disconnected"
+        headers = dict(Headers(scope=scope))
+        TRACE.set(trace_headers(headers, begin=config.tracing))
+        try:
+            raw = await read_body(receive, config)
+            status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
+        except RequestFailed as refusal:
+            status = refusal.kind
+            await answer.fail(refusal)
+        finally:
+            record.close(status)
+
+    async def _serve(
+        self, headers: Mapping[str, str], raw: bytes, answer: "_Answer", record: RequestRecord
+    ) -> str:
+        try:
+            with self._gate:
+                ask = ClientRequest.parse(
+                    self._endpoint,
+                    parsed(raw),
+                    headers,
+                    max_choices=self._replicas.config.max_choices,
+                    caller=record.key or "",
+                )
+                record.asks(ask)
+                async with SessionCall(self._sessions, ask.session) as call:
+                    if ask.model in self._external_models:
+                        check_needs_no_journal(ask)
+                        passing = PassThrough(ask, "this model", self._external)
+                        record.served_by(passing)
+                        await self._pass_on(passing, ask, answer)
+                        return "ok"
+                    try:
+                        await self._answer(ask, call, answer, record)
+                    except Unjournaled as found:
+                        ask.check_needs_no_journal(found.name, recorded=call.recorded)
+                        passing = PassThrough(ask, found.name, self._replicas)
+                        record.served_by(passing)
+                        await self._pass_on(passing, ask, answer)
+            return "ok"
+        except RequestFailed as failure:
+            await answer.fail(failure)
+            return failure.kind
+        except Exception:  # noqa: BLE001  the request's outer edge; counted as internal_error
+            _LOG.exception("request_crashed", endpoint=self._endpoint)
+            await answer.fail(
+                RequestFailed(500, "internal_error", "the router failed; see its log")
+            )
+            return "internal_error"
+
+    async def _answer(
+        self, ask: ClientRequest, call: SessionCall, answer: "_Answer", record: RequestRecord
+    ) -> None:
+        if ask.unjournaled is not None:
+            raise Unjournaled(ask.unjournaled)
+        request = OpenRequest(ask, self._replicas, recorded=call.recorded)
+        record.served_by(request)
+        async with aclosing(call.watched(request)) as pieces:
+            try:
+                await (self._stream if ask.stream else self._whole)(request, pieces, answer)
+            except RequestFailed as failure:
+                AnswerWriter(request).tell_generated(failure)
+                raise
+
+    async def _pass_on(self, passing: PassThrough, ask: ClientRequest, answer: "_Answer") -> None:
+        if not ask.stream:
+            whole = await passing.whole()
+            await answer.whole(200, whole, _choice_headers(passing))
+            return
+        async with aclosing(passing.events()) as events:
+            async for event in events:
+                if not answer.begun:
+                    await answer.begin_stream(_choice_headers(passing))
+                await answer.event(event.encode())
+        await answer.end_stream()
+
+    async def _whole(
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+    ) -> None:
+        async for _ in pieces:
+            pass
+        await answer.whole(200, AnswerWriter(request).whole(), _choice_headers(request))
+
+    async def _stream(
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+    ) -> None:
+        writer = AnswerWriter(request)
+        async for piece in pieces:
+            if not answer.begun:
+                await answer.begin_stream(_choice_headers(request))
+            event = writer.event(piece)
+            if event is not None:
+                await answer.event(_json(event))
+        if request.ask.include_usage:
+            await answer.event(_json(writer.usage_event()))
+        await answer.end_stream()
+
+
+class _Answer:
+    """Writes an HTTP response, and knows how long the client has for the current write."""
+
+    def __init__(self, send: Send, write_s: float) -> None:
+        self._send, self._write_s = send, write_s
+        self._writing_since: float | None = None
+        self.begun = False
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until the client is overdue, if it takes nothing until then."""
+        if self._writing_since is None:
+            return self._write_s
+        return self._writing_since + self._write_s - time.monotonic()
+
+    async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """A complete JSON response."""
+        payload = _json(body)
+        fixed = {"content-type": "application/json", "content-length": str(len(payload))}
+        await self._begin(status, fixed | headers)
+        await self._write(payload, more=False)
+
+    async def begin_stream(self, headers: dict[str, str]) -> None:
+        """Start of a stream of server-sent events."""
+        fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        await self._begin(200, fixed | headers)
+
+    async def event(self, data: bytes) -> None:
+        """One server-sent event."""
+        await self._write(b"data: %b\n\n" % data, more=True)
+
+    async def end_stream(self) -> None:
+        """The end marker."""
+        await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def fail(self, failure: RequestFailed) -> None:
+        """An error, as a response or, inside a stream, as an event."""
+        if self.begun:
+            await self.event(_json(failure.body))
+            await self.end_stream()
+            return
+        after = failure.retry_after_s
+        await self.whole(failure.status, failure.body, {"retry-after": str(after)} if after else {})
+
+    async def _begin(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        self._writing_since = time.monotonic()
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._writing_since = None
+
+
+async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -> str:
+    """Run `work` to its end, or cancel it when the client is gone or stuck or we are cancelled."""
+    worker = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(_disconnected(receive))
+    try:
+        done: set[asyncio.Future[Any]] = set()
+        while not done:
+            # One timer for all writes: a timer for each would cost more than the write.
+            if (left_s := answer.patience_s) <= 0:
+                return "client_stuck"
+            done, _ = await asyncio.wait(
+                {worker, watcher}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
+            )
+        return worker.result() if worker.done() else "disconnected"
+    finally:
+        worker.cancel()
+        watcher.cancel()
+        await asyncio.gather(worker, watcher, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:  # half a character of the client's, which only JSON can spell
+        return json.dumps(body).encode()
+
+
+def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
+    seat = request.first_seat
+    if seat is None:
+        return {}
+    headers = {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}
+    return headers | ({JOURNAL_HEADER: "none"} if isinstance(request, PassThrough) else {})

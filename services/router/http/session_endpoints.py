@@ -1,0 +1,144 @@
+"""`/v1/sessions`: make, read, finish, list and delete recorded sessions."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, ValidationError
+
+from services.protocol.session import (
+    SessionDeleted,
+    SessionFields,
+    SessionList,
+    SessionState,
+    SessionSummary,
+)
+from services.protocol.strict import StrictModel, first_problem
+from services.router.errors import RequestFailed, bad_request
+from services.router.http.openapi import ERRORS, json_body, query
+from services.router.trajectories.sessions import SessionRecords
+
+_MAX_BODY_BYTES = 64 * 1024
+_Model = TypeVar("_Model", bound=StrictModel)
+
+
+class _NewSession(StrictModel):
+    """Body of POST /v1/sessions; its metadata has OpenAI's bounds."""
+
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default={}, max_length=16)
+    )
+
+
+class _Finish(StrictModel):
+    """Body of POST /v1/sessions/{id}/finish."""
+
+    reward: float | None = None
+    return_trajectories: bool = False
+
+
+class _Part(StrictModel):
+    """Query of GET /v1/sessions/{id}: which trajectories, all by default."""
+
+    first: int = Field(default=0, ge=0)
+    count: int | None = Field(default=None, ge=0)
+
+
+class _Listing(StrictModel):
+    """Query of GET /v1/sessions."""
+
+    state: SessionState = "finished"
+    after: int = Field(default=0, ge=0)
+    limit: int = Field(default=100, ge=1, le=1000)
+    wait_s: float = Field(default=0.0, ge=0)
+
+
+def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None]) -> APIRouter:
+    """The routes; `forget_home` is told of every session that ends."""
+    routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
+
+    made_of = json_body(_NewSession.model_json_schema())
+    chosen_by = query(_Listing.model_json_schema())
+    ended_by = json_body(_Finish.model_json_schema())
+    in_part = query(_Part.model_json_schema())
+
+    @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
+    async def make(request: Request) -> Response:
+        """Make a session; its id goes into the session header of every call."""
+        asked = _checked(_NewSession, await _body(request))
+        return _json(await sessions.create(asked.metadata))
+
+    @routes.get("", response_model=SessionList, openapi_extra=chosen_by)
+    async def listing(request: Request) -> Response:
+        """Sessions of a state, the finished ones in the order of finishing."""
+        asked = _checked(_Listing, dict(request.query_params))
+        found = await sessions.listed(asked.state, asked.after, asked.limit, asked.wait_s)
+        return _json(SessionList(data=found))
+
+    @routes.get("/{name}", response_model=SessionFields, openapi_extra=in_part)
+    async def read(name: str, request: Request) -> Response:
+        """A session with its trajectories, or some of them, finished or not."""
+        part = _checked(_Part, dict(request.query_params))
+        return await _whole(await sessions.get(name, part.first, part.count))
+
+    @routes.post(
+        "/{name}/finish", response_model=SessionSummary | SessionFields, openapi_extra=ended_by
+    )
+    async def finish(name: str, request: Request) -> Response:
+        """Close a session, with or without a reward; again, it changes nothing."""
+        asked = _checked(_Finish, await _body(request))
+        finished = await sessions.finish(name, asked.reward)
+        forget_home(name)
+        if asked.return_trajectories:
+            return await _whole(await sessions.get(name))
+        return _json(finished)
+
+    @routes.delete("/{name}", response_model=SessionDeleted)
+    async def delete(name: str) -> Response:
+        """Forget a session: whoever read it says so."""
+        await sessions.delete(name)
+        forget_home(name)
+        return _json(SessionDeleted(id=name))
+
+    return routes
+
+
+async def _body(request: Request) -> Any:
+    """The parsed body; none at all means no fields."""
+    raw = b""
+    async for part in request.stream():
+        raw += part
+        if len(raw) > _MAX_BODY_BYTES:
+            message = f"the body is larger than {_MAX_BODY_BYTES} bytes"
+            raise RequestFailed(413, "body_too_large", message)
+    try:
+        return json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        raise bad_request("the body is not JSON") from None
+
+
+def _checked(model: type[_Model], data: Any) -> _Model:
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problem = first_problem(error, "request")
+        field = problem.field.removeprefix("request: ")
+        message = f"{field}: {problem.value!r:.200} is not usable. {problem.fix}"
+        raise bad_request(message, field) from None
+
+
+async def _whole(session: SessionFields) -> Response:
+    """In a thread and piece by piece, so that streams need not wait for megabytes of JSON."""
+
+    def written() -> str:
+        summary = session.model_dump_json(exclude={"trajectories"})
+        trajectories = ",".join(one.model_dump_json() for one in session.trajectories)
+        return f'{summary[:-1]},"trajectories":[{trajectories}]}}'
+
+    return Response(await asyncio.to_thread(written), media_type="application/json")
+
+
+def _json(content: BaseModel) -> Response:
+    return Response(content.model_dump_json(), media_type="application/json")

@@ -1,0 +1,204 @@
+"""Which replica gets a request: a pure policy, without clock, network or Ray.
+
+Sticky first; otherwise near those that begin alike, as far as that does not unbalance; and
+otherwise least in flight. Load is counted when the choice is made, never scraped, so a burst
+of requests spreads evenly.
+"""
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal
+
+from services.router.config import RouterConfig
+from services.router.placement.health import ReplicaHealth
+from services.router.placement.prompt_prefix import NO_PREFIX, PromptPrefix
+from services.router.placement.session_table import SessionTable
+
+ChoiceKind = Literal["hit", "new", "moved", "spilled", "free"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A replica was chosen.
+
+    Attributes:
+        kind: `hit` home replica of the session, `new` first call of a session, `moved` the
+            home is not available, `spilled` the home is too loaded, `free` no session. A
+            call without session that goes on with a conversation has a home, too.
+        trial: the replica is ejected and tried with this; see `ReplicaHealth.over`.
+    """
+
+    replica_id: str
+    kind: ChoiceKind
+    trial: object | None = None
+
+
+class ReplicaChooser:
+    """Chooses replicas and keeps the counts and the session table that it needs.
+
+    `now` is always a reading of one monotonic clock in seconds.
+
+    Attributes:
+        homes: which replica each session was given last.
+        nameless: the same of conversations without a session; other routers are not told of
+            them, and they push no session out.
+        groups: which replica requests that begin alike were given last.
+        elsewhere: sequences that other routers have in flight, by replica.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._in_flight: dict[str, int] = {}
+        self._health: dict[str, ReplicaHealth] = {}
+        self._turn: dict[str, int] = {}
+        self._choices = 0
+        self.homes = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.nameless = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.groups = SessionTable(bound=config.max_sessions, idle_s=config.session_idle_s)
+        self.elsewhere: Mapping[str, int] = {}
+
+    def choose(
+        self,
+        candidates: Sequence[str],
+        *,
+        session: str | None,
+        weight: int,
+        now: float,
+        prefix: PromptPrefix = NO_PREFIX,
+        full: Collection[str] = (),
+    ) -> Choice | None:
+        """Choose among leased replicas and count `weight` sequences there.
+
+        What runs none, such as parsing, leaves no trace, and tries no ejected replica out.
+
+        Args:
+            candidates: replicas with a lease.
+            session: requests of one session have one home.
+            weight: sequences the request will run at once.
+            now: the time.
+            prefix: how the prompt begins.
+            full: candidates that may not be given more now.
+
+        Returns:
+            None when none of the candidates may be given work now.
+        """
+        usable = [
+            replica
+            for replica in candidates
+            if replica not in full and self.health(replica).admits(now)
+        ]
+        if not usable:
+            return None
+        choice = self._pick(usable, full, session, prefix, now)
+        if not weight:
+            return choice
+        replica = choice.replica_id
+        if session is not None:
+            self.homes.set(session, replica, now)
+        elif prefix.whole is not None:
+            self.nameless.set(prefix.whole, replica, now)
+        self._choices += 1
+        self._turn[replica] = self._choices
+        self._in_flight[replica] = self.in_flight(replica) + weight
+        return dataclasses.replace(choice, trial=self.health(replica).chosen())
+
+    def _pick(
+        self,
+        usable: list[str],
+        full: Collection[str],
+        session: str | None,
+        prefix: PromptPrefix,
+        now: float,
+    ) -> Choice:
+        if session is not None:
+            home = self.homes.get(session, now)
+        else:
+            earlier = (self.nameless.get(key, now) for key in prefix.earlier)
+            home = next(filter(None, earlier), None)
+        kind: ChoiceKind = "free" if session is None else "new"
+        if home in usable:
+            lowest = min(self.load(replica) for replica in usable)
+            config = self._config
+            if self.load(home) - lowest <= max(config.spill_threshold, config.spill_ratio * lowest):
+                return Choice(replica_id=home, kind="hit")
+            kind = "spilled"
+        elif home is not None:
+            kind = "spilled" if home in full else "moved"
+        return Choice(replica_id=self._near(usable, session, prefix.group, now), kind=kind)
+
+    def _near(self, usable: list[str], session: str | None, group: str | None, now: float) -> str:
+        """The least loaded replica, or that of the group while it is hardly more loaded."""
+        order = {replica: self._order(replica, now) for replica in usable}
+        lowest = min(load for load, _ in order.values())
+        slack = max(self._config.group_slack, self._config.group_ratio * lowest)
+        common = None if group is None else self.groups.get(group, now)
+        if common in order and order[common][0] - lowest <= slack:
+            return common
+        key = group or session
+        if key is None:
+            return min(usable, key=order.__getitem__)
+        # Of those that are as good as any, the one that every router would take first.
+        near = [replica for replica in usable if order[replica][0] <= lowest + 1]
+        best = max(near, key=lambda replica: _rank(key, replica))
+        if group is not None:
+            self.groups.set(group, best, now)
+        return best
+
+    def _order(self, replica: str, now: float) -> tuple[float, int]:
+        # Among equally loaded replicas the one whose last turn is longest ago.
+        load = self.health(replica).effective_load(self.load(replica), now)
+        return load, self._turn.get(replica, 0)
+
+    def release(self, replica_id: str, weight: int) -> None:
+        """The request that was counted with `weight` is over on this replica."""
+        left = self.in_flight(replica_id) - weight
+        if left > 0:
+            self._in_flight[replica_id] = left
+        else:
+            self._in_flight.pop(replica_id, None)
+
+    def in_flight(self, replica_id: str) -> int:
+        """Sequences that this router counts on a replica."""
+        return self._in_flight.get(replica_id, 0)
+
+    def load(self, replica_id: str) -> int:
+        """Sequences that all routers count on a replica, as far as this one knows."""
+        return self._in_flight.get(replica_id, 0) + self.elsewhere.get(replica_id, 0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Sequences that this router counts, by replica."""
+        return dict(self._in_flight)
+
+    def forget(self, session: str) -> None:
+        """The session is over: nothing of it will come again."""
+        self.homes.forget(session)
+
+    def health(self, replica_id: str) -> ReplicaHealth:
+        """What has been seen of a replica."""
+        if replica_id not in self._health:
+            self._health[replica_id] = ReplicaHealth(self._config)
+        return self._health[replica_id]
+
+    def next_chance(self, candidates: Sequence[str]) -> float | None:
+        """When the first of the ejected candidates may be probed, None if none waits."""
+        chances = [self.health(replica).next_chance for replica in candidates]
+        return min((chance for chance in chances if chance is not None), default=None)
+
+    def keep_only(self, known: set[str]) -> None:
+        """Forget health and turns of replicas that are gone; open counts stay."""
+        for table in (self._health, self._turn):
+            for replica in [name for name in table if name not in known]:
+                del table[replica]
+
+    @property
+    def sessions(self) -> int:
+        """Sessions remembered."""
+        return len(self.homes)
+
+
+def _rank(key: str, replica: str) -> bytes:
+    """How much a key likes a replica: the same on every router, whoever else is there."""
+    return blake2b(f"{key}\n{replica}".encode(), digest_size=8).digest()

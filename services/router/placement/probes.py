@@ -1,0 +1,135 @@
+"""The router's own looks at replicas: does an idle one answer, how full is a busy one.
+
+What serves requests shows by that that it lives. Of an idle or ejected replica nobody would
+know before a client's request went there.
+"""
+
+import asyncio
+import contextlib
+import time
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
+from services.protocol.weight_bus import Member
+from services.router.config import RouterConfig
+from services.router.placement.seats import Seats
+from services.router.placement.sequence_cap import Pressure
+
+_LOG = Log("router")
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
+_KV_USAGE = "vllm:kv_cache_usage_perc"
+_NAMES = (_RUNNING, _WAITING, _KV_USAGE)
+
+
+class Probes:
+    """One look at each leased replica at a time, each with a deadline."""
+
+    def __init__(self, config: RouterConfig, seats: Seats) -> None:
+        self._config, self._seats = config, seats
+        self._task: asyncio.Task[None] | None = None
+        self._looks: dict[str, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        """Begin to look; needs a running event loop."""
+        self._task = asyncio.create_task(self._run(), name="probes")
+
+    async def stop(self) -> None:
+        """Stop looking and wait until the tasks have ended."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        # Of its own, so that looks never wait for a connection behind requests.
+        timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            try:
+                while True:
+                    await asyncio.sleep(self._config.probe_s)
+                    for member in self._seats.membership.leased(None).values():
+                        self._begin(session, member)
+            finally:
+                looks = list(self._looks.values())
+                for look in looks:
+                    look.cancel()
+                await asyncio.gather(*looks, return_exceptions=True)
+
+    def _begin(self, session: aiohttp.ClientSession, member: Member) -> None:
+        """Look at a replica, unless the last look at it still waits: nobody waits for that."""
+        replica = member.replica_id
+        if replica in self._looks:
+            return
+        look = asyncio.create_task(self._guarded(session, member), name=f"probe {replica}")
+        self._looks[replica] = look
+        look.add_done_callback(lambda _: self._looks.pop(replica))
+
+    async def _guarded(self, session: aiohttp.ClientSession, member: Member) -> None:
+        try:
+            await self.look(session, member)
+        except Exception:  # noqa: BLE001  one look's outer edge; counted
+            RouterMetrics.probes.inc(tags={"kind": "look", "result": "crashed"})
+            _LOG.exception("probe_failed", replica=member.replica_id)
+
+    async def look(self, session: aiohttp.ClientSession, member: Member) -> None:
+        """Look at one replica, in the way that its state asks for."""
+        health = self._seats.chooser.health(member.replica_id)
+        if health.ejected or not self._seats.chooser.load(member.replica_id):
+            await self._see_whether_it_answers(session, member)
+        else:
+            await self._see_how_full_it_is(session, member)
+
+    async def _see_whether_it_answers(self, session: aiohttp.ClientSession, member: Member) -> None:
+        replica, result = member.replica_id, "ok"
+        try:
+            async with session.get(f"{member.address}/health") as response:
+                if response.status >= 500:
+                    result = f"status_{response.status}"
+        except TimeoutError:
+            result = "timeout"
+        except (aiohttp.ClientError, OSError):
+            result = "connection"
+        RouterMetrics.probes.inc(tags={"kind": "health", "result": result})
+        # What has happened since says more: a lease that ended, a request that runs there.
+        busy = self._seats.chooser.load(replica) > 0
+        if busy or not self._seats.membership.holds_lease(replica):
+            return
+        if result != "ok":
+            self._seats.failed(replica, by="probe")
+        elif self._seats.chooser.health(replica).reached(time.monotonic()):
+            self._seats.queue.advance()
+
+    async def _see_how_full_it_is(self, session: aiohttp.ClientSession, member: Member) -> None:
+        pressure = None
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
+            async with session.get(f"{member.address}/metrics") as response:
+                pressure = read_pressure(await response.text())
+        result = "unknown" if pressure is None else "ok"
+        RouterMetrics.probes.inc(tags={"kind": "pressure", "result": result})
+        if pressure is not None:
+            cap = self._seats.cap(member.replica_id)
+            cap.observe(pressure, self._seats.chooser.load(member.replica_id))
+            self._seats.queue.advance()
+
+
+def read_pressure(page: str) -> Pressure | None:
+    """How full an engine says that it is; None when its metrics do not.
+
+    Raises:
+        ValueError: a line of vLLM's is not what Prometheus defines.
+    """
+    lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
+    seen: dict[str, list[float]] = {}
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            seen.setdefault(sample.name, []).append(sample.value)
+    if any(name not in seen for name in _NAMES):
+        return None
+    # Of several engines behind one address the fullest decides.
+    return Pressure(
+        running=sum(seen[_RUNNING]), waiting=sum(seen[_WAITING]), kv_usage=max(seen[_KV_USAGE])
+    )

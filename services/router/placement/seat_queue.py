@@ -1,0 +1,223 @@
+"""Everybody who waits for a seat, and how long they do."""
+
+import asyncio
+import heapq
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from services.observability.metrics import RouterMetrics
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed
+from services.router.placement.fair_queue import FairQueue, Waiter
+from services.router.placement.needs import Needs
+
+if TYPE_CHECKING:
+    from services.router.placement.seats import Seat
+
+
+_LOOK_S = 0.1
+_Kind = Literal["begun", "full", "unserved"]
+"""Why somebody waits: with an answer that was begun; because replicas are full; or because none
+may serve it at all, for want of a lease or a version. Each kind leaves the others their room."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeatRequest:
+    """A seat that somebody wants.
+
+    Attributes:
+        model: served model name, None for any.
+        session: value of the session header.
+        weight: sequences the request will run at once.
+        avoid: a replica to leave out while another one can be had.
+        urgent: it goes on with an answer that was begun.
+        needs: what else the request needs.
+    """
+
+    model: str | None
+    session: str | None
+    weight: int
+    avoid: str | None
+    urgent: bool
+    needs: Needs
+
+    @property
+    def place(self) -> tuple[str | None, int | None]:
+        """Those with one place could all be given the same replicas, so they share a queue."""
+        return self.model, self.needs.min_version
+
+
+class _Queue(FairQueue):
+    """One queue.
+
+    Attributes:
+        turn: number of its last turn, or of the last one before it began.
+        hope_at: when there was last a replica that only was too full.
+    """
+
+    def __init__(self, turn: int) -> None:
+        super().__init__()
+        self.turn, self.hope_at = turn, 0.0
+
+    def __lt__(self, other: "_Queue") -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[tuple[bool, int], int]:
+        assert self.first is not None
+        return self.first.rank, self.turn
+
+
+class SeatQueue:
+    """Lets requests wait for seats, in order, each with a deadline.
+
+    Args:
+        config: the router's settings.
+        take: a seat for a request if one is free now.
+        refusal: why a request can never be met, None if it can; raised.
+        hopeful: whether some replica may meet the request, if only it were less full.
+        hindrance: what to tell a request that was never hopeful.
+        next_chance: when an ejected replica may be tried again for a request.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        take: Callable[[SeatRequest], "Seat | None"],
+        refusal: Callable[[str | None], RequestFailed | None],
+        hopeful: Callable[[SeatRequest], bool],
+        hindrance: Callable[[SeatRequest], RequestFailed],
+        next_chance: Callable[[SeatRequest], float | None],
+    ) -> None:
+        self._config, self._take, self._refusal = config, take, refusal
+        self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
+        self._queues: dict[tuple[str | None, int | None], _Queue] = {}
+        self._turns = 0
+        self._waiting: Counter[_Kind] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._queues.values()))
+
+    def stands(self, request: SeatRequest) -> bool:
+        """Whether somebody waits for the same already."""
+        return request.place in self._queues
+
+    async def wait(self, request: SeatRequest) -> "Seat":
+        """Wait for a turn and a seat.
+
+        Raises:
+            RequestFailed: 429 when too many wait or the wait was too long, 503 when no
+                replica held a lease for too long, 404 when the model has gone.
+        """
+        began = time.monotonic()
+        seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        waiter = Waiter(
+            priority=request.needs.priority,
+            flow=request.needs.flow,
+            urgent=request.urgent,
+            content=(request, seat),
+        )
+        queue, kind = self._enter(request, waiter)
+        try:
+            self.advance()
+            while not seat.done():
+                patience = self._patience(queue, request, began)
+                await asyncio.wait({seat}, timeout=patience)
+            return seat.result()
+        except BaseException as error:
+            if seat.done() and not seat.cancelled() and seat.exception() is None:
+                # The turn came as the client went: the seat is for the next one.
+                seat.result().__exit__(type(error), error, None)
+            raise
+        finally:
+            queue.leave(waiter)
+            self._waiting[kind] -= 1
+            if not queue and self._queues.get(request.place) is queue:
+                del self._queues[request.place]
+            RouterMetrics.queue_wait.observe(time.monotonic() - began)
+
+    def _enter(self, request: SeatRequest, waiter: Waiter) -> tuple[_Queue, _Kind]:
+        kind: _Kind = (
+            "begun" if request.urgent else "full" if self._hopeful(request) else "unserved"
+        )
+        bound = self._config.max_queued_requests
+        if kind != "begun" and self._waiting[kind] >= bound:
+            RouterMetrics.queue_refusals.inc(tags={"reason": "queue_full"})
+            why = "every replica is full" if kind == "full" else "no replica may serve it now"
+            message = f"{why}, and {bound} requests wait already"
+            raise RequestFailed(429, "queue_full", message, retry_after_s=1)
+        self._waiting[kind] += 1
+        queue = self._queues.setdefault(request.place, _Queue(self._turns))
+        queue.enter(waiter)
+        return queue, kind
+
+    def _patience(self, queue: _Queue, request: SeatRequest, began: float) -> float:
+        now, hopeful = time.monotonic(), self._hopeful(request)
+        if hopeful:
+            queue.hope_at = now
+        unleased = max(began, queue.hope_at) + self._config.lease_wait_s - now
+        if unleased <= 0 and not hopeful:
+            RouterMetrics.unleased_refusals.inc()
+            raise self._hindrance(request)
+        full = began + self._config.queue_wait_s - now
+        if full <= 0:
+            RouterMetrics.queue_refusals.inc(tags={"reason": "queue_timeout"})
+            message = f"every replica was full for {self._config.queue_wait_s:g} s"
+            raise RequestFailed(429, "queue_timeout", message, retry_after_s=1)
+        return min(max(unleased, _LOOK_S), full)
+
+    def advance(self) -> None:
+        """To be called when a seat may have become free: give seats to whoever is next.
+
+        Of all queues, that whose first is ahead of the firsts of the others; queues take turns.
+        """
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for (model, _), queue in self._queues.items():
+            gone = self._refusal(model)
+            for hopeless in list(queue) if gone is not None else ():
+                queue.leave(hopeless)
+                hopeless.content[1].set_exception(gone)
+        queues = [queue for queue in self._queues.values() if queue]
+        heapq.heapify(queues)
+        while queues:
+            queue = queues[0]
+            if queue.first is not None and self._serve(queue, queue.first) and queue:
+                heapq.heapreplace(queues, queue)
+            else:
+                heapq.heappop(queues)
+
+    def _serve(self, queue: _Queue, waiter: Waiter) -> bool:
+        request, future = waiter.content
+        seat = self._take(request)
+        if seat is not None:
+            queue.serve(waiter)
+            self._turns += 1
+            queue.turn = self._turns
+            future.set_result(seat)
+            return True
+        now = time.monotonic()
+        if self._hopeful(request):
+            queue.hope_at = now
+        chance = self._next_chance(request)
+        if chance is not None:
+            self._call_in(max(chance - now, 0.001))
+        return False
+
+    def _call_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + seconds:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self.advance)
+
+    def stop(self) -> None:
+        """Nobody is served any more."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,319 @@
+"""A seat: one request's place on one leased replica, counted from choice to end."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
+from services.protocol.router import MIN_VERSION_HEADER
+from services.protocol.weight_bus import Member
+from services.router.config import RouterConfig
+from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.placement.choice import Choice, ReplicaChooser
+from services.router.placement.membership import Membership, TableSource
+from services.router.placement.needs import NO_NEEDS, Needs
+from services.router.placement.replica_gauges import ReplicaGauges
+from services.router.placement.seat_queue import SeatQueue, SeatRequest
+from services.router.placement.sequence_cap import SequenceCap
+
+_LOG = Log("router")
+_NO_FAULT = ("lease_lost", "abort")
+"""Ends of a request that say nothing of the replica's health: a lease ends, and a weight update
+aborts, for the weight bus's reasons."""
+
+
+class Seat:
+    """A place on a replica; used as a context manager that gives it back.
+
+    Attributes:
+        replica_id: the replica.
+        address: its `http://host:port`.
+        model: the model it serves.
+        kind: why this replica was chosen.
+        trial: see `Choice`.
+    """
+
+    def __init__(self, seats: "Seats", member: Member, choice: Choice, weight: int) -> None:
+        self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
+        self.kind, self.trial = choice.kind, choice.trial
+        self._seats, self._weight = seats, weight
+        self._waiting: asyncio.Timeout | None = None
+        self._break_stream: Callable[[UpstreamBroken], None] | None = None
+        self._lost = False
+        self._answered = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._seats.give_back(self, self._weight, error)
+
+    def check_lease(self) -> None:
+        """To be called right before work is sent.
+
+        Raises:
+            UpstreamBroken: the replica's lease has ended since it was chosen.
+        """
+        if self._lost or not self._seats.membership.holds_lease(self.replica_id):
+            raise UpstreamBroken("lease_lost", self.replica_id)
+
+    def answered(self) -> None:
+        """The first token has come."""
+        if not self._answered:
+            self._answered = True
+            self._seats.answered(self)
+
+    def shrink(self) -> None:
+        """One of the request's sequences has ended; the last one ends with the seat."""
+        if self._weight > 1:
+            self._weight -= 1
+            self._seats.chooser.release(self.replica_id, 1)
+            self._seats.queue.advance()
+
+    def limit(self, seconds: float) -> "_Limit":
+        """A deadline for one wait on the replica, cut short when the replica is lost."""
+        return _Limit(self, seconds)
+
+    def when_lost(self, break_stream: Callable[[UpstreamBroken], None]) -> None:
+        """Have an open stream broken when the replica is lost, at once if it already is."""
+        self._break_stream = break_stream
+        if self._lost:
+            self.lose()
+
+    def lose(self) -> None:
+        """The replica is gone: break the wait in progress and allow no other."""
+        self._lost = True
+        if self._break_stream is not None:
+            self._break_stream(UpstreamBroken("lease_lost", self.replica_id))
+        if self._waiting is not None and not self._waiting.expired():
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+
+class _Limit:
+    """`asyncio.timeout` that says which of the two happened."""
+
+    def __init__(self, seat: Seat, seconds: float) -> None:
+        self._seat, self._seconds = seat, seconds
+
+    async def __aenter__(self) -> None:
+        if self._seat._lost:
+            raise UpstreamBroken("lease_lost", self._seat.replica_id)
+        self._timeout = asyncio.timeout(self._seconds)
+        await self._timeout.__aenter__()
+        self._seat._waiting = self._timeout
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._seat._waiting = None
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            if self._seat._lost:
+                raise UpstreamBroken("lease_lost", self._seat.replica_id) from None
+            raise UpstreamBroken("stalled", f"nothing for {self._seconds:g} s") from None
+
+
+class Seats:
+    """Gives out seats on leased replicas and knows all that are taken.
+
+    Args:
+        config: the router's settings.
+        bus: where the member table comes from.
+        measured: whether the gauges show these replicas; of two tables only one may.
+    """
+
+    def __init__(self, config: RouterConfig, bus: TableSource, *, measured: bool = True) -> None:
+        self._config = config
+        self._gauges = ReplicaGauges() if measured else None
+        self._taken: dict[str, set[Seat]] = {}
+        self._caps: dict[str, SequenceCap] = {}
+        self.chooser = ReplicaChooser(config)
+        self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
+        self.queue = SeatQueue(
+            config,
+            take=self._try,
+            refusal=self._unknown,
+            hopeful=self._hopeful,
+            hindrance=self._unleased,
+            next_chance=lambda request: self.chooser.next_chance(list(self._leased(request))),
+        )
+
+    async def take(
+        self,
+        model: str | None,
+        *,
+        session: str | None,
+        weight: int,
+        avoid: str | None = None,
+        urgent: bool = False,
+        needs: Needs = NO_NEEDS,
+    ) -> Seat:
+        """A seat on a leased replica that serves `model`, after a wait if there is none.
+
+        Args:
+            model: served model name, None for any.
+            session: value of the session header.
+            weight: sequences the request will run at once.
+            avoid: a replica to leave out while another one can be had.
+            urgent: it goes on with an answer that was begun, ahead of all new ones.
+            needs: what else the request needs.
+
+        Raises:
+            RequestFailed: 404 when members are known and none serves the model; 503 when
+                no lease came in time; 429 when too many wait, or every replica was full for
+                too long.
+        """
+        unknown = self._unknown(model)
+        if unknown is not None:
+            raise unknown
+        request = SeatRequest(
+            model=model, session=session, weight=weight, avoid=avoid, urgent=urgent, needs=needs
+        )
+        seat = None
+        if urgent or not weight or not self.queue.stands(request):
+            seat = self._try(request)
+        return seat or await self.queue.wait(request)
+
+    def _leased(self, request: SeatRequest) -> dict[str, Member]:
+        least = request.needs.min_version
+        leased = self.membership.leased(request.model).items()
+        return {
+            name: member
+            for name, member in leased
+            if least is None or (member.committed_version or 0) >= least
+        }
+
+    def _try(self, request: SeatRequest) -> Seat | None:
+        leased = self._leased(request)
+        others = [name for name in leased if name != request.avoid]
+        choice = self._choose(request, others)
+        if choice is None and len(others) < len(leased):
+            # Rather there than nowhere: while it waited, so would everybody behind it.
+            choice = self._choose(request, list(leased))
+        if choice is None:
+            return None
+        if request.weight:
+            RouterMetrics.choices.inc(tags={"kind": choice.kind})
+        seat = Seat(self, leased[choice.replica_id], choice, request.weight)
+        self._taken.setdefault(choice.replica_id, set()).add(seat)
+        return seat
+
+    def _choose(self, request: SeatRequest, candidates: list[str]) -> Choice | None:
+        return self.chooser.choose(
+            candidates,
+            session=request.session,
+            weight=request.weight,
+            now=time.monotonic(),
+            prefix=request.needs.prefix,
+            # What runs no sequence, such as parsing, fits anywhere.
+            full=[name for name in candidates if request.weight and self.full(name)],
+        )
+
+    def cap(self, replica_id: str) -> SequenceCap:
+        """What the replica may have in flight."""
+        return self._caps.setdefault(replica_id, SequenceCap(self._config))
+
+    def full(self, replica_id: str) -> bool:
+        """Whether the replica has in flight what it may have."""
+        return self.chooser.load(replica_id) >= self.cap(replica_id).limit
+
+    def _hopeful(self, request: SeatRequest) -> bool:
+        now = time.monotonic()
+        return any(self.chooser.health(name).admits(now) for name in self._leased(request))
+
+    def _unknown(self, model: str | None) -> RequestFailed | None:
+        served = {member.model for member in self.membership.members.values()}
+        outside = {backend.model for backend in self._config.backends}
+        # Where there are only backends, no replica will ever come that one could wait for.
+        if not served and not (outside and self.membership.busless):
+            return None
+        if model in served or (model is None and served):
+            return None
+        listed = ", ".join(sorted(served | outside))
+        what = "name a model" if model is None else f"the model {model!r} does not exist"
+        message = f"{what}; served: {listed}"
+        return RequestFailed(404, "model_not_found", message, param="model")
+
+    def _unleased(self, request: SeatRequest) -> RequestFailed:
+        least, waited = request.needs.min_version, f"within {self._config.lease_wait_s:g} s"
+        leased = self.membership.leased(request.model)
+        if self._leased(request):
+            message = f"every replica with a lease is failing, and none came back {waited}"
+        elif least is not None and leased:
+            seen = sorted({member.committed_version or 0 for member in leased.values()})
+            message = f"no replica reached version {least} {waited}; versions seen: {seen}"
+            return RequestFailed(
+                503, "version_not_served", message, param=MIN_VERSION_HEADER, retry_after_s=1
+            )
+        else:
+            message = f"no replica held a lease {waited}"
+        return RequestFailed(503, "no_lease", message, retry_after_s=1)
+
+    def answered(self, seat: Seat) -> None:
+        """A seat's first token has come; an ejected replica is back with it."""
+        health = self.chooser.health(seat.replica_id)
+        if health.ejected:
+            health.answered(time.monotonic())
+            self.queue.advance()
+
+    def give_back(self, seat: Seat, weight: int, error: BaseException | None) -> None:
+        """Count a seat as free and remember how its request ended."""
+        self.chooser.release(seat.replica_id, weight)
+        seats = self._taken.get(seat.replica_id, set())
+        seats.discard(seat)
+        if not seats:
+            self._taken.pop(seat.replica_id, None)
+        health = self.chooser.health(seat.replica_id)
+        health.over(seat.trial)
+        if error is None and weight:
+            health.completed(time.monotonic())
+        elif isinstance(error, UpstreamBroken) and _is_fault(error, weight):
+            self.failed(seat.replica_id, by="request")
+        self.queue.advance()
+
+    def failed(self, replica_id: str, *, by: str) -> None:
+        """A request, or a look by the router itself, has failed on a replica."""
+        health = self.chooser.health(replica_id)
+        if health.failed(time.monotonic(), unreachable=by == "probe"):
+            RouterMetrics.ejections.inc(tags={"replica": replica_id, "by": by})
+            _LOG.warning("replica_ejected", replica=replica_id, by=by)
+
+    def _lose(self, gone: set[str]) -> None:
+        for replica in gone:
+            for seat in list(self._taken.get(replica, ())):
+                seat.lose()
+
+    def _news(self) -> None:
+        known = set(self.membership.members) | set(self._taken)
+        self.chooser.keep_only(known)
+        for replica in self._caps.keys() - known:
+            del self._caps[replica]
+        self.queue.advance()
+        if self._gauges is not None:
+            self._gauges.show(
+                self.chooser,
+                known=self.membership.members,
+                leased=self.membership.leased(None),
+                cap=lambda replica: self.cap(replica).limit,
+                waiting=len(self.queue),
+            )
+
+
+def _is_fault(error: UpstreamBroken, weight: int) -> bool:
+    """Whether it says something of the engine's health.
+
+    What ran no sequence says nothing of whether others would: a parser fails by itself.
+    """
+    return error.reason not in _NO_FAULT if weight else error.reason == "connection"

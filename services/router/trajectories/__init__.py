@@ -1,0 +1,1 @@
+"""Sessions: calls that are joined into token-exact trajectories."""
