@@ -1,5 +1,6 @@
 """The router as a Serve application."""
 
+import os
 from typing import Any
 
 from fastapi import FastAPI
@@ -42,16 +43,18 @@ class Router:
 
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
-    several: dict[str, Any] = {"request_router_class": _BY_SESSION} if config.replicas > 1 else {}
-    routing = RequestRouterConfig(**several)
+    routing: dict[str, Any] = {}
+    # HAProxy chooses routers by itself, and Serve refuses to be told how beside it.
+    if config.replicas > 1 and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        routing["request_router_config"] = RequestRouterConfig(request_router_class=_BY_SESSION)
     deployment = serve.deployment(
         name="router",
         num_replicas=config.replicas,
-        request_router_config=routing,
         max_ongoing_requests=_UNBOUNDED,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_timeout_s=30.0,
         ray_actor_options={"num_cpus": config.num_cpus},
+        **routing,
     )(serve.ingress()(Router))
     if config.replicas == 1:
         return deployment.bind(config)
