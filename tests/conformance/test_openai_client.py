@@ -166,7 +166,6 @@ LONG = {**CHAT, "max_tokens": 450, "extra_body": {"ignore_eos": True}}
 async def test_a_stream_that_is_closed_early_ends_the_work(router):
     stream = await router.client.chat.completions.create(**LONG, stream=True)
     await anext(aiter(stream))
-    assert router.seats.chooser.counts
     await stream.close()
     await until_idle(router)
 

@@ -19,6 +19,8 @@ def test_deadlines_of_calls_are_those_of_the_configuration(monkeypatch: pytest.M
         monkeypatch.setattr(
             app, name, lambda *, timeout_s, name=name: waited_s.update({name: timeout_s})
         )
+    # Asking a Serve that does not run would start a Ray in this process.
+    monkeypatch.setattr(app, "http_host", lambda: "127.0.0.1")
     config = OrchestratorConfig(trainer_call_timeout_s=2100, score_timeout_s=77)
     app.Orchestrator(config)._runs._peers()
     assert waited_s == {"TrainerPeer": 2100, "RewardPeer": 77}

@@ -266,7 +266,7 @@ async def test_nothing_is_left_behind_by_a_long_hostile_run(
     scores = await asyncio.wait_for(scoring.score(jobs), 120)
     assert not any(score.verdict in (Verdict.ACCEPTED, Verdict.INFRA_ERROR) for score in scores)
     assert processes_of(scoring) == before
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 def _on_disk() -> list[str]:

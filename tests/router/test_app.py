@@ -31,6 +31,16 @@ def test_several_routers_get_the_calls_of_one_session_each(replicas):
     assert by_session == (replicas > 1)
 
 
+def test_under_haproxy_nobody_is_told_how_to_choose_a_router(monkeypatch):
+    # Serve refuses to deploy an ingress with a choice of its own beside HAProxy's.
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+    app = call_user_app_builder_with_args_if_necessary(build, {"replicas": 3})
+    deployments = build_app(app, name="router").deployments
+    (deployment,) = (one for one in deployments if one.name == "router")
+    routing = deployment._deployment_config.request_router_config
+    assert routing.get_request_router_class().__name__ != "ConsistentHashRouter"
+
+
 def test_an_unknown_setting_is_refused():
     with pytest.raises(ValidationError, match="max_retry"):
         call_user_app_builder_with_args_if_necessary(build, {"max_retry": 2})

@@ -71,6 +71,8 @@ def _command(model, port, *more):
         *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), *map(str, more)),
         *("--model", str(model), "--served-model-name", MODEL, ALIAS),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
+        # As in a replica: vLLM's own keeps a second process busy with waiting.
+        *("--distributed-executor-backend", "services.rollout_server.engine_process.OneWorker"),
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
         *("--enable-prompt-tokens-details", "--structured-outputs-config", _GRAMMARS),
