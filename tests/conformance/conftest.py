@@ -4,6 +4,7 @@ Every test ends with nothing left in flight: a client that goes takes its work a
 """
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -47,28 +48,30 @@ async def _until(true):
             await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-async def router(vllm):
-    """Before vLLM's application without parsers: what the model says is the answer."""
-    cluster = await before(vllm.plain)
+@contextlib.asynccontextmanager
+async def _routed(url):
+    cluster = await before(url)
     yield cluster
     await until_idle(cluster)
     await cluster.close()
+
+
+@pytest.fixture
+async def router(vllm):
+    """Before vLLM's application without parsers: what the model says is the answer."""
+    async with _routed(vllm.plain) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 async def parsing(vllm):
     """Before the one with a tool parser and a reasoning parser."""
-    cluster = await before(vllm.parsing)
-    yield cluster
-    await until_idle(cluster)
-    await cluster.close()
+    async with _routed(vllm.parsing) as cluster:
+        yield cluster
 
 
 @pytest.fixture
 async def calling(vllm):
     """Before the one with a tool parser only."""
-    cluster = await before(vllm.tools)
-    yield cluster
-    await until_idle(cluster)
-    await cluster.close()
+    async with _routed(vllm.tools) as cluster:
+        yield cluster

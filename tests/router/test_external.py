@@ -15,6 +15,8 @@ from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEAD
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
+from .conftest import MODEL as CLUSTER_MODEL
+
 MODEL = "elsewhere"
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -297,9 +299,31 @@ async def test_where_there_are_only_backends_no_other_model_is_waited_for(
 
     monkeypatch.setattr(cluster.bus, "watch", watch)
     backends = await outside(Backend("first"))
-    await cluster.start(replicas=0, backends=backends, lease_wait_s=60)
+    await cluster.start(replicas=0, backends=backends, lease_wait_s=0)
     body = {"messages": ASK} | ({"model": model} if model else {})
     url = f"{cluster.url}/v1/chat/completions"
     got = await asyncio.wait_for(cluster.http.post(url, json=body), 10)
     assert (got.status_code, got.json()["error"]["param"]) == (404, "model")
     assert f"served: {MODEL}" in got.json()["error"]["message"]
+
+
+async def test_a_model_of_the_cluster_is_waited_for_while_the_bus_may_still_come(
+    cluster, outside, monkeypatch
+):
+    watch, absent = cluster.bus.watch, asyncio.Event()
+
+    async def miss(revision, wait_s):
+        absent.set()
+        raise NotReady("the weight bus is not up yet")
+
+    monkeypatch.setattr(cluster.bus, "watch", miss)
+    backends = await outside(Backend("first"))
+    await cluster.start(replicas=1, backends=backends, lease_wait_s=60)
+    await asyncio.wait_for(absent.wait(), 10)
+    call = asyncio.create_task(_chat(cluster, model=CLUSTER_MODEL))
+    async with asyncio.timeout(10):
+        while not len(cluster.seats.queue):
+            assert not call.done(), "it was refused"
+            await asyncio.sleep(0.001)
+    monkeypatch.setattr(cluster.bus, "watch", watch)
+    assert (await asyncio.wait_for(call, 20)).parse().choices[0].message.content

@@ -80,7 +80,7 @@ class ExternalBackends:
         try:
             async with asyncio.timeout(self._config.probe_timeout_s):
                 url, headers = f"{backend.url}/v1/models", _authorization(self._keys.get(name))
-                async with http.get(url, headers=headers) as response:
+                async with http.get(url, headers=headers, allow_redirects=False) as response:
                     if response.status != 200:
                         return f"{url} answers {response.status}"
                     models = await response.json(content_type=None)

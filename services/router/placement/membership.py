@@ -53,6 +53,7 @@ class Membership:
         self._members: dict[str, Member] = {}
         self._bus_id, self._revision = "", -1
         self._missed = False
+        self._started_at = time.monotonic()
         self._lease_s = 0.0
         self._news_at = 0.0
         self._changed = asyncio.Event()
@@ -60,6 +61,7 @@ class Membership:
 
     def start(self) -> None:
         """Begin to watch the bus."""
+        self._started_at = time.monotonic()
         self._task = asyncio.create_task(self._watch(), name="membership")
 
     async def stop(self) -> None:
@@ -95,8 +97,12 @@ class Membership:
 
     @property
     def busless(self) -> bool:
-        """Whether no bus has ever answered, though it was asked: there seems to be none."""
-        return self._missed and not self._bus_id
+        """Whether no bus has ever answered, though it was asked for long: there seems to be none.
+
+        One that is only slower to start than the router is waited for like a lease.
+        """
+        waited_s = time.monotonic() - self._started_at
+        return self._missed and not self._bus_id and waited_s >= self._config.lease_wait_s
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Return when the table changes, or after `timeout_s`."""
