@@ -311,6 +311,7 @@ async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
     service = await open_service(bus, FakeGroup())
     await service.start_run(make_start())
     await service.train(batch(1))
+    await until(lambda: [version for version, _ in bus.canaries] == [0, 1])
     bus.restart()
     await until(lambda: bus.versions == [1])
     await until(lambda: [version for version, _ in bus.canaries] == [1])
