@@ -1,9 +1,13 @@
 """What holds for every test."""
 
+import gc
 import os
 import signal
 
 import pytest
+
+# Half of the time of importing all tests went into looking for garbage in what was imported.
+gc.disable()
 
 # Models of tests are tiny, and several processes share the cores: with more threads most time
 # goes to waiting for one that has no core. Before anything imports torch.
@@ -12,6 +16,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Tests that were started in the background of a shell ignore Ctrl-C, and so would every
 # command that a test starts in order to interrupt it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

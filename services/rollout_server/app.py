@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from services.observability.garbage import heavy_imports
 from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
@@ -36,10 +37,11 @@ class RolloutServer:
         os.environ.update(environment(config))
         # Heavy, and only after the environment is set: Serve imports this module wherever
         # the application is built.
-        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+        with heavy_imports():
+            from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
-        from services.rollout_server.pressure_gauges import PressureGauges
-        from services.rollout_server.replica import RolloutReplica
+            from services.rollout_server.pressure_gauges import PressureGauges
+            from services.rollout_server.replica import RolloutReplica
 
         self._replica: RolloutReplica | None = RolloutReplica(
             config,

@@ -8,9 +8,9 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from services.observability.garbage import collect_rarely
 from services.peers import BusPeer, SessionsPeer, http_host
 from services.router.config import RouterConfig
-from services.router.http.garbage import collect_rarely
 from services.router.http_app import build_http
 from services.router.placement.table_actor import TableActorPoint
 from services.router.trajectories.sessions import Sessions

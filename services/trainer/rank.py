@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
+from services.observability.garbage import heavy_imports
 from services.peers import BusPeer
 from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.weight_bus import TrainerHello
@@ -115,7 +116,8 @@ class TrainerRank:
 
 
 def _import_torch() -> None:
-    import services.trainer.learner  # noqa: F401  (seconds to import; done ahead of time)
+    with heavy_imports():
+        import services.trainer.learner  # noqa: F401  (seconds to import; done ahead of time)
 
 
 def _open_store(address: str) -> Any:

@@ -13,12 +13,7 @@ from services.trainer import rank_group
 from tests.chaos.scene import FORKS, REPLICAS, TOOL_TOKENS, Scene
 from tests.rollout_server.conftest import build_model, policy
 
-PRELOADED = [
-    "tests.chaos.children",
-    # What an engine would import in each of its processes after they were forked.
-    "vllm.v1.worker.cpu_worker",
-    "vllm.model_executor.models.qwen3",
-]
+PRELOADED = ["tests.chaos.preloaded"]
 
 
 def make_model(folder: Path) -> Path:

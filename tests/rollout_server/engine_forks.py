@@ -4,10 +4,13 @@ A fork's parent is that process and not the one that asked for the engine, so an
 would end itself at once. It ends with the server of forks, and so with the tests.
 """
 
-import vllm.model_executor.models.qwen3
-import vllm.v1.engine.core
-import vllm.v1.worker.cpu_worker  # noqa: F401
+from services.observability.garbage import heavy_imports
 
-from services.rollout_server import engine_process
+with heavy_imports():
+    import vllm.model_executor.models.qwen3
+    import vllm.v1.engine.core
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+
+    from services.rollout_server import engine_process
 
 engine_process.die_with_parent = lambda: None

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.observability.garbage import heavy_imports
 from services.protocol.weight_bus import Orders, ReplicaHello
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
@@ -57,7 +58,8 @@ def socket_files() -> list[str]:
 async def main(model: str) -> dict[str, Any]:
     config = RolloutServerConfig(model=model, max_model_len=256, kv_cache_gb=0.05, max_num_seqs=4)
     os.environ.update(environment(config))
-    from services.rollout_server.replica import RolloutReplica
+    with heavy_imports():
+        from services.rollout_server.replica import RolloutReplica
 
     bus, ended = QuietBus(), asyncio.Event()
     replica = RolloutReplica(config, replica_id="r", node_ip="127.0.0.1", bus=bus, on_end=ended.set)

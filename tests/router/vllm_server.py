@@ -9,23 +9,31 @@ import asyncio
 import copy
 import sys
 
-import uvicorn
-from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-from vllm.entrypoints.launchers.api_server.entry import (
-    build_and_serve,
-    build_async_engine_client,
-)
-from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server
-from vllm.utils.argparse_utils import FlexibleArgumentParser
+from services.observability.garbage import heavy_imports
 
-from services.rollout_server.version_spans import put_spans_on_every_output
+with heavy_imports():
+    import uvicorn
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from services.rollout_server.engine_fork import fork_engine_processes
+    from services.rollout_server.version_spans import put_spans_on_every_output
 
 
 async def _serve(args, ports):
     address, sock = setup_server(args, reuse_port=False)
-    async with build_async_engine_client(args) as engine:
+    usage = UsageContext.OPENAI_API_SERVER
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage)
+    fork_engine_processes()  # a spawned one would import everything again
+    engine = AsyncLLM.from_vllm_config(config, usage_context=usage)
+    try:
         more = [
             asyncio.create_task(_serve_parsing(engine, copy.copy(args), port, reasoning))
             for port, reasoning in zip(ports, ("deepseek_r1", ""), strict=True)
@@ -33,6 +41,8 @@ async def _serve(args, ports):
         await (await build_and_serve(engine, address, sock, args))
         for application in more:
             application.cancel()
+    finally:
+        engine.shutdown()
 
 
 async def _serve_parsing(engine, args, port, reasoning):

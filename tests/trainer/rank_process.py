@@ -4,11 +4,14 @@ import sys
 from multiprocessing.connection import Client
 from typing import Any
 
-import torch
-from torch.distributed import TCPStore
+from services.observability.garbage import heavy_imports
 
-from services.trainer.config import TrainerConfig
-from services.trainer.learner import Learner, join_group, open_store
+with heavy_imports():
+    import torch
+    from torch.distributed import TCPStore
+
+    from services.trainer.config import TrainerConfig
+    from services.trainer.learner import Learner, join_group, open_store
 
 
 class RankProcess:

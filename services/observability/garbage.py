@@ -1,0 +1,36 @@
+"""Python's garbage collector, set for what a process of a service does."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_YOUNG = 50_000
+_GENERATIONS = 20
+
+
+def collect_rarely() -> None:
+    """Leave alone what lives as long as the process, and look at the rest less often.
+
+    Open streams survive every collection, so with Python's own thresholds half of the CPU of
+    2,048 of them went into looking at them again. Requests leave few cycles behind.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, _GENERATIONS, _GENERATIONS)
+
+
+@contextmanager
+def heavy_imports() -> Iterator[None]:
+    """Import many modules without collecting, and never look at them again.
+
+    Modules live as long as the process, yet each collection walks all that there are so far:
+    a quarter of the CPU of importing an engine. Processes forked later share them untouched.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
