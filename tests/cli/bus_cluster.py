@@ -1,4 +1,4 @@
-"""A private Ray with a weight bus and one scripted replica, in a process of its own.
+"""A private Ray that asks for a token, with a weight bus and one scripted replica.
 
 Prints the cluster's address when the replica has weights; ends when its input does.
 """
@@ -81,9 +81,9 @@ async def obey(bus: BusPeer) -> None:
             )
 
 
-def main(auth_mode: str) -> None:
+def main() -> None:
     with PrivateCluster(num_cpus=1) as cluster:
-        os.environ["RAY_AUTH_MODE"] = auth_mode  # which Ray has read before
+        os.environ["RAY_AUTH_MODE"] = "token"  # which Ray has read before
         cluster.start()
         bus = (
             ray.remote(WeightBusActor)
@@ -95,4 +95,4 @@ def main(auth_mode: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

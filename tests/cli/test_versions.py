@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ TOKEN = "0123456789abcdef0123456789abcdef"
 START_S, COMMAND_S = 120.0, 90.0
 
 
-def environment(auth_mode: str, token: str = TOKEN) -> dict[str, str]:
+def environment(auth_mode: str = "token", token: str = TOKEN) -> dict[str, str]:
     changes = {
         "RAY_AUTH_MODE": auth_mode,
         "RAY_AUTH_TOKEN": token,
@@ -30,13 +29,13 @@ def environment(auth_mode: str, token: str = TOKEN) -> dict[str, str]:
     return os.environ | changes
 
 
-@contextmanager
-def cluster(auth_mode: str) -> Iterator[str]:
-    """A bus on a Ray of its own; yields the address."""
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """Of a Ray of its own that asks for a token and has a bus with one replica."""
     script = str(Path(__file__).with_name("bus_cluster.py"))
     process = subprocess.Popen(
-        [sys.executable, script, auth_mode],
-        env=environment(auth_mode),
+        [sys.executable, script],
+        env=environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -48,50 +47,49 @@ def cluster(auth_mode: str) -> Iterator[str]:
         process.communicate(timeout=START_S)
 
 
-def millrace(*arguments: str, auth_mode: str, token: str = TOKEN) -> subprocess.CompletedProcess:
+def millrace(*arguments: str, **access: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "services.cli.main", *arguments]
     return subprocess.run(
         command,
-        env=environment(auth_mode, token),
+        env=environment(**access),
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
     )
 
 
-def test_versions_are_shown_and_only_to_who_may_join_the_cluster() -> None:
-    with cluster("token") as address:
-        shown = millrace("versions", "--address", address, auth_mode="token")
-        assert shown.returncode == 0, shown.stderr
-        heading, first, second = shown.stdout.splitlines()
-        assert heading.split()[:3] == ["version", "step", "base"]
-        assert first.split()[:5] == ["4", "-", "-", "-", "1"]
-        assert second.split()[:3] == ["5", "9", "4"]
+def test_versions_are_shown_and_only_to_who_may_join_the_cluster(address: str) -> None:
+    shown = millrace("versions", "--address", address)
+    assert shown.returncode == 0, shown.stderr
+    heading, first, second = shown.stdout.splitlines()
+    assert heading.split()[:3] == ["version", "step", "base"]
+    assert first.split()[:5] == ["4", "-", "-", "-", "1"]
+    assert second.split()[:3] == ["5", "9", "4"]
 
-        def intrude(mode: str, token: str) -> subprocess.CompletedProcess:
-            return millrace("versions", "--address", address, auth_mode=mode, token=token)
+    def intrude(auth_mode: str, token: str) -> subprocess.CompletedProcess:
+        return millrace("versions", "--address", address, auth_mode=auth_mode, token=token)
 
-        with ThreadPoolExecutor() as both:  # each waits until joining has its deadline
-            intruders = list(both.map(intrude, ("disabled", "token"), ("", TOKEN[::-1])))
-        for refused in intruders:
-            assert refused.returncode in (1, 2), refused.stdout
-            assert "version  step" not in refused.stdout
-            assert refused.stderr.splitlines()[-1].startswith("error: "), refused.stderr
+    with ThreadPoolExecutor() as both:  # each waits until joining has its deadline
+        intruders = list(both.map(intrude, ("disabled", "token"), ("", TOKEN[::-1])))
+    for refused in intruders:
+        assert refused.returncode in (1, 2), refused.stdout
+        assert "version  step" not in refused.stdout
+        assert refused.stderr.splitlines()[-1].startswith("error: "), refused.stderr
 
 
-def test_an_operator_controls_a_replica_and_every_refusal_names_field_value_and_fix() -> None:
-    with cluster("disabled") as address:
+def test_an_operator_controls_a_replica_and_every_refusal_names_field_value_and_fix(
+    address: str,
+) -> None:
+    def replica(*arguments: str) -> tuple[int, str]:
+        done = millrace("replica", *arguments, "--address", address)
+        return done.returncode, (done.stdout or done.stderr).strip()
 
-        def replica(*arguments: str) -> tuple[int, str]:
-            done = millrace("replica", *arguments, "--address", address, auth_mode="disabled")
-            return done.returncode, (done.stdout or done.stderr).strip()
-
-        assert replica("r1", "pause") == (0, "r1: pause done in 0.25 s; it is paused")
-        code, shown = replica()
-        assert code == 0
-        assert shown.splitlines()[1].split()[:4] == ["r1", "paused", "4", "no"]
-        assert replica("r1", "sleep") == (2, "error: action: 'sleep' -> Only engines on GPUs can.")
-        assert replica("r9", "pause") == (2, "error: replica: 'r9' -> Use one of: r1.")
+    assert replica("r1", "pause") == (0, "r1: pause done in 0.25 s; it is paused")
+    code, shown = replica()
+    assert code == 0
+    assert shown.splitlines()[1].split()[:4] == ["r1", "paused", "4", "no"]
+    assert replica("r1", "sleep") == (2, "error: action: 'sleep' -> Only engines on GPUs can.")
+    assert replica("r9", "pause") == (2, "error: replica: 'r9' -> Use one of: r1.")
 
 
 def test_an_unknown_action_is_refused_without_a_cluster(

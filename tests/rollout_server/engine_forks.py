@@ -12,5 +12,7 @@ with heavy_imports():
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
     from services.rollout_server import engine_process
+    from services.rollout_server.engine_fork import fork_engine_processes
 
 engine_process.die_with_parent = lambda: None
+fork_engine_processes()  # of tensor-parallel workers
