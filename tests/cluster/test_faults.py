@@ -51,12 +51,12 @@ def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
 def test_every_admitted_sample_group_closes_exactly_once(cluster: Cluster) -> None:
     """A rollout server is killed in the middle of a run; the run ends, the ledger balances."""
     with RunsClient(cluster.url) as client:
-        run_id = client.start(cluster.run_config(steps=12)).run_id
+        run_id = client.start(cluster.run_config(steps=6)).run_id
         cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
         os.kill(cluster.table().leased[0].pid, signal.SIGKILL)
         status = cluster.follow(client, run_id)
     assert status.state == RunState.FINISHED, status.detail
-    assert status.step == 12
+    assert status.step == 6
     assert balances(status.ledger)
     assert status.ledger.in_flight == 0
     assert status.ledger.failed == 0
@@ -74,8 +74,8 @@ def assert_no_prompt_was_skipped_or_trained_twice(run_dir: Path, counts: LedgerC
 
 def test_a_run_resumes_after_its_trainer_died(cluster: Cluster) -> None:
     with RunsClient(cluster.url) as client:
-        run_id = client.start(cluster.run_config(steps=12)).run_id
-        cluster.wait_for(lambda: client.status(run_id).step >= 4, "four train steps")
+        run_id = client.start(cluster.run_config(steps=6)).run_id
+        cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
         version = cluster.table().newest_version
         assert version is not None
         ranks = cluster.processes("ray::TrainerRank")
@@ -83,7 +83,7 @@ def test_a_run_resumes_after_its_trainer_died(cluster: Cluster) -> None:
         ranks[0].kill()
         status = cluster.follow(client, run_id)
     assert status.state == RunState.FINISHED, status.detail
-    assert status.step == 12
+    assert status.step == 6
     assert balances(status.ledger)
     assert status.ledger.in_flight == 0
     assert status.policy_version is not None
