@@ -15,7 +15,7 @@ demo: .venv/ready
 test: .venv/ready
 	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
 
-CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli/test_versions.py
+CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
 
 test-clusters:
 	$(BIN)/pytest $(CLUSTERS)
