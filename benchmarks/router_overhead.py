@@ -9,6 +9,7 @@ streams open. CPU is that of all processes but the clients', less what they use 
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import sys
@@ -148,8 +149,9 @@ def _above_plain(results: Results, load: str, way: str, figure: str = "cpu_ms") 
 
 
 def _ratio(results: Results, load: str, way: str, figure: str) -> float:
+    """Over plain vLLM in the same round; not a number where nothing was answered."""
     pairs = zip(results[load][way], results[load][PLAIN], strict=True)
-    return statistics.median(one[figure] / plain[figure] for one, plain in pairs)
+    return statistics.median(one.get(figure, math.nan) / plain[figure] for one, plain in pairs)
 
 
 def _missed(results: Results) -> list[str]:
