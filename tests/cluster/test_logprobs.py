@@ -61,7 +61,7 @@ def test_every_token_knows_its_policy_version(cluster: Cluster) -> None:
 
     samplers = [threading.Thread(target=keep_sampling) for _ in range(3)]
     with RunsClient(cluster.url) as client:
-        run_id = client.start(cluster.run_config(steps=8)).run_id
+        run_id = client.start(cluster.run_config(steps=5)).run_id
         for sampler in samplers:
             sampler.start()
         status = cluster.follow(client, run_id)
