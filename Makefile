@@ -11,7 +11,7 @@ BIN := .venv/bin
 demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
-# Two halves at a time: tests of whole clusters mostly wait, the others mostly compute.
+# Two halves of about equal length at a time: those that start processes to be killed, and the others.
 test: .venv/ready
 	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-# Half of the time of importing all tests went into looking for garbage in what was imported.
+# Nearly half of the time of importing all tests went into looking for garbage in what was imported.
 gc.disable()
 
 # Models of tests are tiny, and several processes share the cores: with more threads most time

@@ -13,7 +13,7 @@ from services.cli.served import Served
 from services.protocol.errors import NotReady
 
 _STATES_S, _LEASES_S = 1.0, 0.25
-"""Serve takes a tenth of a CPU second to say how far it is, while others need the CPU."""
+"""Serve takes much CPU to say how far it is, which those that start need more."""
 _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 

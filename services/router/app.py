@@ -43,11 +43,12 @@ class Router:
 
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
-    several: dict[str, Any] = {"request_router_class": _BY_SESSION}
     routing: dict[str, Any] = {}
     # HAProxy chooses routers by itself, and Serve refuses to be told how beside it.
     if config.replicas > 1 and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
-        routing["request_router_config"] = RequestRouterConfig(**several)
+        routing["request_router_config"] = RequestRouterConfig(
+            request_router_class=_BY_SESSION  # type: ignore[arg-type]  # Ray names a wrong type
+        )
     deployment = serve.deployment(
         name="router",
         num_replicas=config.replicas,

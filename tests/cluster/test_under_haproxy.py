@@ -1,6 +1,7 @@
 """Two routers under Serve, with HAProxy in place of Serve's own proxy."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -92,7 +93,8 @@ async def client(backend):
                 yield client
         finally:
             routers.stdin.close()
-            await routers.communicate()
+            async with asyncio.timeout(60):
+                await routers.communicate()
 
 
 def _haproxy(folder):
@@ -113,11 +115,10 @@ async def _until_served(client):
     """HAProxy listens before it knows the routers, and they before they know the backend."""
     async with asyncio.timeout(60):
         while True:
-            try:
+            with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError):
                 if (await client.models.list()).data:
                     return
-            except (openai.APIConnectionError, openai.InternalServerError):
-                await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)
 
 
 def _free_port():
