@@ -12,13 +12,8 @@ import ray
 from weight_push_actors import Rank, Replica
 
 from services.peers import BusPeer
-from services.protocol.trainer import (
-    AlgorithmConfig,
-    RunStart,
-    ScoredTrajectory,
-    TrainBatch,
-    TrainGroup,
-)
+from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.protocol.weight_bus import ReplicaState
 from services.protocol.weights import WeightManifest

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-from services.protocol.trainer import ALGORITHM_PRESETS
+from services.protocol.algorithm import ALGORITHM_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"

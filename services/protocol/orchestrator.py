@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.strict import StrictModel
 from services.protocol.task import TaskSource
-from services.protocol.trainer import AlgorithmConfig
 
 
 class ScheduleConfig(StrictModel):

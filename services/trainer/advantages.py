@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.protocol.trainer import AdvantageKind
+from services.protocol.algorithm import AdvantageKind
 from services.trainer.algorithms.dr_grpo import dr_grpo_advantages
 from services.trainer.algorithms.grpo import grpo_advantages
 from services.trainer.algorithms.reinforce_plus_plus import whitened

@@ -8,8 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import Trajectory
 from services.trainer.advantages import batch_advantages, learns_from_equal_rewards
 from services.trainer.algorithms.dapo import overlong_penalty

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig, RunStart, TrainBatch
+from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
 from services.trainer.batching import (

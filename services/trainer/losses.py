@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.protocol.trainer import AlgorithmConfig
+from services.protocol.algorithm import AlgorithmConfig
 from services.trainer.algorithms.cispo import cispo_loss
 from services.trainer.algorithms.clip import clipped_surrogate
 from services.trainer.algorithms.correction import Correction, correct, mismatch_ratio

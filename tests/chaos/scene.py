@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import NotReady
-from services.protocol.trainer import AlgorithmConfig, RunStart
+from services.protocol.trainer import RunStart
 from services.protocol.weight_bus import Member, MemberTable
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig

@@ -12,13 +12,8 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.protocol.trainer import (
-    AlgorithmConfig,
-    RunStart,
-    ScoredTrajectory,
-    TrainBatch,
-    TrainGroup,
-)
+from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.protocol.algorithm import ALGORITHM_PRESETS
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import ALGORITHM_PRESETS, TrainBatch
+from services.protocol.trainer import TrainBatch
 
 ROOT = Path(__file__).parents[2]
 CHOICES: dict[str, dict[str, Any]] = {

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from services.trainer.batching import (
     Row,
     left_out_fraction,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from services.protocol.trainer import AlgorithmConfig
+from services.protocol.algorithm import AlgorithmConfig
 from services.trainer.algorithms.clip import clipped_surrogate
 from services.trainer.algorithms.correction import correct
 from services.trainer.algorithms.kl import kl_from_sampled

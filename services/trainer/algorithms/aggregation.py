@@ -8,7 +8,7 @@ result depends neither on the number of ranks nor on how the work was cut.
 import torch
 from torch import Tensor
 
-from services.protocol.trainer import AlgorithmConfig
+from services.protocol.algorithm import AlgorithmConfig
 
 
 def token_shares(weight: Tensor, sequence: Tensor, sequences: int, aggregation: str) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.protocol.trainer import AlgorithmConfig
+from services.protocol.algorithm import AlgorithmConfig
 from services.trainer.algorithms.log_ratio import ratio_of
 from services.trainer.algorithms.tokens import ScoredTokens
 

@@ -15,8 +15,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig
 from services.trainer.algorithms.tokens import ScoredTokens
 
 UserLoss = Callable[[ScoredTokens, AlgorithmConfig], Tensor]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.protocol.trainer import AlgorithmConfig
+from services.protocol.algorithm import AlgorithmConfig
 from services.trainer.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.aggregation import token_shares
 from services.trainer.algorithms.dapo import overlong_penalty

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import AlgorithmConfig
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import load_user_loss
 from services.trainer.losses import policy_losses

@@ -1,0 +1,158 @@
+"""How a train batch becomes an update: the `algorithm` of a run file."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from services.protocol.strict import StrictModel
+
+AdvantageKind = Literal[
+    "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
+
+ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
+    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence_mean"},
+    "dr_grpo": {
+        "advantage": "dr_grpo",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+        "aggregation": "fixed_length",
+    },
+    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
+    "gspo": {
+        "loss": "gspo",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+        "aggregation": "sequence_mean",
+    },
+    "cispo": {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
+    "rloo": {
+        "advantage": "rloo",
+        "loss": "reinforce",
+        "aggregation": "fixed_length",
+        "fixed_length": 1,
+    },
+    "reinforce_plus_plus": {
+        "advantage": "reinforce_plus_plus",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    },
+    "reinforce_plus_plus_baseline": {
+        "advantage": "reinforce_plus_plus_baseline",
+        "clip_low": 0.2,
+        "clip_high": 0.2,
+    },
+}
+"""What `preset` stands for; a key that is given as well wins."""
+
+LOSSES = ("clip", "gspo", "cispo", "reinforce")
+"""Losses that are built in."""
+
+
+class AlgorithmConfig(StrictModel):
+    """How a batch becomes an update.
+
+    Attributes:
+        preset: fills in what a published algorithm chooses; keys that are given win. See
+            `ALGORITHM_PRESETS`.
+        advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
+            `rloo` takes the mean of the others, `reinforce_plus_plus` normalises over the
+            batch, its `_baseline` variant after subtracting the group's mean.
+        loss: `clip` (PPO's surrogate), `gspo`, `cispo`, `reinforce`, or the user's own as
+            `file.py:function` or `module:function`.
+        aggregation: `token_mean` divides by all tokens, `sequence_mean` averages each
+            answer first, `fixed_length` divides by answers times `fixed_length`.
+        fixed_length: tokens, for `fixed_length` only.
+        ratio_anchor: `behaviour` clips the ratio current/behaviour; `proximal` is decoupled
+            PPO: clips current/proximal and weights by the mismatch ratio, corrected.
+        clip_low: lower clip distance.
+        clip_high: upper clip distance.
+        mismatch_correction: for `proximal` only: `truncate` the mismatch ratio at the cap,
+            `mask` what lies outside floor and cap, or `none` to leave the ratio out.
+        mismatch_level: of the mismatch ratio: `token`, `sequence` (its product over the
+            answer) or `geometric` (its geometric mean over the answer).
+        mismatch_floor: lower bound of the mismatch ratio, for `mask` only.
+        mismatch_cap: upper bound of the mismatch ratio, for `proximal` only.
+        mask_truncated: leave answers that hit the length limit out of the loss (DAPO's
+            overlong filtering); they still count for their group's statistics.
+        overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
+            punishment); None lowers none.
+        overlong_buffer: tokens below `overlong_limit` over which that begins.
+        minibatches: optimizer steps per train step.
+        learning_rate: AdamW's.
+        warmup_steps: optimizer steps over which the rate rises linearly from 0.
+        weight_decay: AdamW's.
+        grad_clip: largest global gradient norm.
+    """
+
+    preset: (
+        Literal[
+            "grpo",
+            "dr_grpo",
+            "dapo",
+            "gspo",
+            "cispo",
+            "rloo",
+            "reinforce_plus_plus",
+            "reinforce_plus_plus_baseline",
+        ]
+        | None
+    ) = None
+    advantage: AdvantageKind = "grpo"
+    loss: str = "clip"
+    aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
+    fixed_length: int | None = Field(default=None, ge=1)
+    ratio_anchor: Literal["behaviour", "proximal"] = "behaviour"
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    clip_high: float = Field(default=0.28, gt=0)
+    mismatch_correction: Literal["truncate", "mask", "none"] = "truncate"
+    mismatch_level: Literal["token", "sequence", "geometric"] = "token"
+    mismatch_floor: float = Field(default=0.0, ge=0, le=1)
+    mismatch_cap: float = Field(default=2.0, ge=1)
+    mask_truncated: bool = False
+    overlong_limit: int | None = Field(default=None, ge=1)
+    overlong_buffer: int = Field(default=0, ge=0)
+    minibatches: int = Field(default=1, ge=1, le=64)
+    learning_rate: float = Field(default=1e-6, gt=0, le=1)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("preset"), str):
+            return data
+        preset = dict(ALGORITHM_PRESETS.get(data["preset"], {}))
+        if "aggregation" in data:
+            preset.pop("fixed_length", None)  # belongs to the aggregation that is replaced
+        return preset | data
+
+    @field_validator("loss")
+    @classmethod
+    def _known_or_a_function(cls, value: str) -> str:
+        place, _, name = value.rpartition(":")
+        if value not in LOSSES and not (place and name.isidentifier()):
+            raise ValueError(
+                f"Choose {', '.join(LOSSES)}, or your own as file.py:function or module:function"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _refuse_what_would_do_nothing(self) -> Self:
+        if (self.aggregation == "fixed_length") != (self.fixed_length is not None):
+            raise ValueError("fixed_length goes with aggregation: fixed_length, in tokens")
+        if self.ratio_anchor != "proximal" and (
+            self.mismatch_correction != "truncate"
+            or self.mismatch_level != "token"
+            or self.mismatch_floor
+        ):
+            raise ValueError(
+                "mismatch_* need ratio_anchor: proximal; around the behaviour policy the ratio "
+                "already holds the whole correction"
+            )
+        if self.mismatch_floor and self.mismatch_correction != "mask":
+            raise ValueError("mismatch_floor needs mismatch_correction: mask")
+        if self.overlong_buffer > (self.overlong_limit or 0):
+            raise ValueError("overlong_buffer must be at most overlong_limit")
+        return self
