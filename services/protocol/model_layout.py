@@ -6,9 +6,11 @@ from services.protocol.weights import WeightManifest
 def first_difference(manifest: WeightManifest, served: WeightManifest) -> str | None:
     """What of `manifest` does not fit an engine that has loaded `served`, in words.
 
-    Names, shapes and element types must be the same; the order, the buckets and how many
-    ranks hold them may differ.
+    Names, shapes and element types must be the same, and what an adapter is added to; the
+    order, the buckets and how many ranks hold them may differ.
     """
+    if manifest.adapter != served.adapter:
+        return f"they are for {manifest.adapter}, but {served.adapter} is served"
     offered = {spec.name: (spec.shape, spec.dtype) for spec in manifest.tensors}
     wanted = {spec.name: (spec.shape, spec.dtype) for spec in served.tensors}
     for name in sorted(offered.keys() | wanted.keys()):

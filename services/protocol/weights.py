@@ -52,6 +52,24 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """What the tensors of a LoRA adapter are to be added to, and how.
+
+    A linear layer with weight W computes `(W + alpha / rank * B A) x`, where A and B travel
+    under the names of the PEFT format.
+
+    Attributes:
+        rank: rows of every A and columns of every B.
+        alpha: see above.
+        base: digest of the checkpoint that W comes from; receivers have it already.
+    """
+
+    rank: int
+    alpha: float
+    base: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightManifest:
     """Everything a receiver needs to take and check one policy version.
 
@@ -63,6 +81,7 @@ class WeightManifest:
         digests: blake3 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
         canary: token sequences that trainer and replicas score under these weights, to prove
             the delivery; empty: nothing is asked.
+        adapter: set when the tensors are a LoRA adapter's; None: they are all of the model's.
     """
 
     version: int
@@ -71,6 +90,7 @@ class WeightManifest:
     buckets: tuple[tuple[int, int], ...]
     digests: tuple[tuple[str, ...], ...]
     canary: tuple[tuple[int, ...], ...] = ()
+    adapter: Adapter | None = None
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,25 @@ from services.protocol.strict import StrictModel
 MIB = 1 << 20
 
 
+class LoraConfig(StrictModel):
+    """Train a low-rank difference to a frozen model instead of the model.
+
+    Attributes:
+        rank: of every difference.
+        alpha: the difference is scaled by alpha / rank.
+        targets: names of the linear layers that get one, such as `q_proj`; `all`: every
+            linear layer of the decoder layers.
+        push: `merged` adds it to the weights that travel, so that engines need to know
+            nothing of it; `adapter` sends only the difference, to rollout servers that have
+            the model already (`rollout_server.lora_rank`).
+    """
+
+    rank: int = Field(ge=1, le=512)
+    alpha: float = Field(gt=0)
+    targets: Literal["all"] | tuple[str, ...] = Field(default="all", min_length=1)
+    push: Literal["merged", "adapter"] = "merged"
+
+
 class TrainerConfig(StrictModel):
     """How a group of FSDP2 ranks holds and updates one model.
 
@@ -19,6 +38,7 @@ class TrainerConfig(StrictModel):
         dtype: of forward passes and of weights on the wire; master weights, gradients
             and optimizer moments are always float32.
         seed: of parameters that the checkpoint lacks.
+        lora: train a LoRA adapter and leave the model frozen, in `dtype`.
         activation_checkpointing: recompute decoder layers in the backward pass.
         max_tokens_per_microbatch: largest rows times padded width of one forward pass; a
             longer trajectory gets a forward pass of its own.
@@ -41,6 +61,7 @@ class TrainerConfig(StrictModel):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
+    lora: LoraConfig | None = None
     activation_checkpointing: bool = False
     max_tokens_per_microbatch: int = Field(default=8192, ge=16)
     bucket_mb: float = Field(default=64.0, gt=0, le=4096)

@@ -1,6 +1,5 @@
 """The torch side of one rank: model, optimizer, run. Used by one thread, in step with its peers."""
 
-import math
 import os
 import time
 from dataclasses import replace
@@ -35,6 +34,7 @@ from services.trainer.collate import collate_sequences
 from services.trainer.config import TrainerConfig
 from services.trainer.model import load_policy
 from services.trainer.network import interface_of
+from services.trainer.outgoing import outgoing
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
 from services.trainer.step import TrainStep
@@ -98,7 +98,7 @@ class Learner:
     def model(self) -> RankModel:
         """What was loaded."""
         return RankModel(
-            parameters=sum(math.prod(spec.shape) for spec in self._layout.tensors),
+            parameters=sum(one.numel() for one in self._policy.parameters()),
             tensors=self._layout.tensors,
             buckets=self._layout.buckets,
             canary=self._canary,
@@ -107,9 +107,9 @@ class Learner:
     def snapshot(self, version: int) -> RankSnapshot:
         """Copy the weights as they are under the name `version`."""
         self._policy.reshard_all()
-        parameters = [parameter for _, parameter in self._policy.checkpoint_parameters()]
+        shards = (one.shard() for one in outgoing(self._policy, self._config.lora))
         dtype = getattr(torch, self._dtype.value)
-        taken = take_snapshot(version, parameters, self._layout.parameters, dtype, self._pool)
+        taken = take_snapshot(version, shards, self._layout.parameters, dtype, self._pool)
         self.shelf.put(taken)
         return RankSnapshot(digests=taken.digests)
 
@@ -231,7 +231,7 @@ class Learner:
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(
-            self._policy.parameters(),
+            self._policy.trained_parameters(),
             lr=self._algorithm.learning_rate,
             betas=BETAS,
             weight_decay=self._algorithm.weight_decay,
@@ -239,10 +239,10 @@ class Learner:
         )
 
     def _describe(self) -> list[tuple[TensorSpec, ...]]:
-        parameters = list(self._policy.checkpoint_parameters())
-        mine = [parameter.to_local().numel() for _, parameter in parameters]
+        tensors = outgoing(self._policy, self._config.lora)
+        mine = [one.parameter.to_local().numel() for one in tensors]
         numels: list[list[int]] = [[] for _ in range(dist.get_world_size())]
         dist.all_gather_object(numels, mine)
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in parameters]
+        shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
         names = CheckpointNames(self._policy.model_type)
         return tensor_specs(shapes, numels, names, self._dtype)

@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.trainer.config import TrainerConfig
+from services.trainer.lora import ADAPTER_PARAMETERS, add_lora
 
 _PREFIX = "causal."
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -59,10 +60,16 @@ class Policy(nn.Module):
         self.set_requires_gradient_sync(now)
 
     def checkpoint_parameters(self) -> Iterator[tuple[str, DTensor]]:
-        """Sharded parameters under their checkpoint names; a tied head is left out."""
+        """Sharded parameters under their checkpoint names; a tied head is left out, and so is
+        an adapter."""
         for name, parameter in self.named_parameters():
             assert isinstance(parameter, DTensor), f"{name} is not sharded"
-            yield name.removeprefix(_PREFIX), parameter
+            if name.rpartition(".")[2] not in ADAPTER_PARAMETERS:
+                yield name.removeprefix(_PREFIX), parameter
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What an optimizer is to change: the adapter's parameters if there is one, else all."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     @property
     def model_type(self) -> str:
@@ -78,15 +85,18 @@ class Policy(nn.Module):
 def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
     """Load the checkpoint with float32 master weights and shard it over `mesh`.
 
+    What an adapter leaves frozen is held in the element type that is computed with.
+
     Raises:
-        InvalidInput: the checkpoint is missing, is not a causal model, or transforms its
-            logits in a way that `Policy` does not.
+        InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
+            in a way that `Policy` does not, or lacks a layer that an adapter is for.
     """
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
+    held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     try:
         causal = AutoModelForCausalLM.from_pretrained(
-            name_or_path(config.model), dtype=torch.float32, attn_implementation="sdpa"
+            name_or_path(config.model), dtype=held, attn_implementation="sdpa"
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
@@ -94,6 +104,8 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     remove_dropout(causal)
+    if config.lora is not None:
+        add_lora(causal, decoder_layers(causal), config.lora)
     causal.train()
     policy = Policy(causal)
     mixed = MixedPrecisionPolicy()

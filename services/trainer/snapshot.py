@@ -3,13 +3,12 @@
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.checkpoint_names import CheckpointNames, Part
@@ -113,25 +112,25 @@ class SnapshotSource:
 
 def take_snapshot(
     version: int,
-    parameters: Sequence[DTensor],
+    shards: Iterable[Tensor],
     buckets: Sequence[tuple[int, int]],
     dtype: torch.dtype,
     pool: BufferPool,
 ) -> Snapshot:
-    """Copy local shards into host memory; no collective.
+    """Copy local shards into host memory.
 
     Args:
         version: name of the copy.
-        parameters: resharded, in the manifest's order.
-        buckets: half-open ranges of indexes into `parameters`.
+        shards: this rank's part of every parameter, in the manifest's order.
+        buckets: half-open ranges of indexes into `shards`.
         dtype: element type on the wire.
         pool: gives the memory, and gets it back when nobody holds the snapshot any more.
     """
-    shards = [one.to_local().detach().reshape(-1) for one in parameters]
-    ends = list(accumulate((shard.numel() * dtype.itemsize for shard in shards), initial=0))
+    copied = [shard.reshape(-1).to("cpu", dtype) for shard in shards]
+    ends = list(accumulate((shard.numel() * dtype.itemsize for shard in copied), initial=0))
     buffer = pool.take(ends[-1])
     flat = buffer.bytes.view(dtype)
-    torch.cat([shard.to("cpu", dtype) for shard in shards], out=flat)
+    torch.cat(copied, out=flat)
     copies = tuple(buffer.bytes[ends[first] : ends[last]] for first, last in buckets)
     snapshot = Snapshot(
         version=version,

@@ -12,6 +12,7 @@ with heavy_imports():
 
     from services.trainer.config import TrainerConfig
     from services.trainer.learner import Learner, join_group, open_store
+    from services.trainer.lora import adapter_off
 
 
 class RankProcess:
@@ -38,6 +39,25 @@ class RankProcess:
     def full_tensors(self) -> dict[str, Any]:
         named = self._learner._policy.checkpoint_parameters()
         return {name: parameter.full_tensor().detach().numpy() for name, parameter in named}
+
+    def adapter(self) -> dict[str, Any]:
+        named = self._learner._policy.named_parameters()
+        return {
+            name.removeprefix("causal."): parameter.full_tensor().detach().numpy()
+            for name, parameter in named
+            if parameter.requires_grad
+        }
+
+    def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
+        with adapter_off(self._learner._policy):
+            return self._learner.logprobs(sequences)
+
+    def optimizer_elements(self) -> int:
+        """Of both moments, on this rank."""
+        state = self._learner._optimizer.state.values()
+        return sum(
+            one[key].to_local().numel() for one in state for key in ("exp_avg", "exp_avg_sq")
+        )
 
     def draw(self) -> float:
         return float(torch.rand(()))
