@@ -55,12 +55,13 @@ class LoraLinear(nn.Linear):
     def merged_shard(self) -> Tensor:
         """This rank's rows of `W + alpha / rank * B A`, float32. Collective: gathers A."""
         weight, a, b = self.weight, self.lora_A, self.lora_B
-        if isinstance(weight, DTensor):
-            assert isinstance(a, DTensor), "sharded with the weight"
-            assert isinstance(b, DTensor), "sharded with the weight"
-            # Rows of B are rows of W, and all ranks split rows of either in the same way.
-            weight, a, b = weight.to_local(), a.full_tensor(), b.to_local()
-        return torch.addmm(weight.float(), b.float(), a.float(), alpha=self.scale)
+        assert isinstance(weight, DTensor), "the model is sharded"
+        assert isinstance(a, DTensor), "sharded with the weight"
+        assert isinstance(b, DTensor), "sharded with the weight"
+        # Rows of B are rows of W, and all ranks split rows of either in the same way.
+        return torch.addmm(
+            weight.to_local().float(), b.to_local(), a.full_tensor(), alpha=self.scale
+        )
 
 
 def add_lora(causal: Any, layers: nn.ModuleList, config: LoraConfig) -> None:
