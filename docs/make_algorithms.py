@@ -11,6 +11,7 @@ PAGE = ROOT / "docs" / "algorithms.md"
 TRAINER = ROOT / "services" / "trainer"
 PARTS = {
     "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
+    "Advantages by token": ("gae",),
     "Losses": ("clip", "gspo", "cispo", "reinforce", "user_loss"),
     "Sums": ("aggregation",),
     "Importance corrections": ("correction",),

@@ -49,6 +49,43 @@ LOSSES = ("clip", "gspo", "cispo", "reinforce")
 """Losses that are built in."""
 
 
+class KlConfig(StrictModel):
+    """The penalty that holds the policy near a frozen reference model.
+
+    Attributes:
+        coefficient: how much a nat costs; 0 has no penalty and loads no reference.
+        estimator: `k1`, `k2` or `k3`, see `docs/algorithms.md`.
+        where: `loss` adds it to the loss of each token, `reward` takes it from the reward.
+        weighted: for `loss` only: times the ratio current/behaviour, gradient included.
+    """
+
+    coefficient: float = Field(default=0.0, ge=0)
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    where: Literal["loss", "reward"] = "loss"
+    weighted: bool = False
+
+    @model_validator(mode="after")
+    def _refuse_what_would_not_hold_it(self) -> Self:
+        if self.weighted and self.where != "loss":
+            raise ValueError("weighted needs where: loss")
+        if (self.estimator, self.where, self.weighted) == ("k1", "loss", False):
+            raise ValueError(
+                "the gradient of k1 in the loss is zero in expectation; use k2 or k3, "
+                "weighted: true, or where: reward"
+            )
+        return self
+
+    @property
+    def in_loss(self) -> bool:
+        """There is a penalty, and it belongs to the loss."""
+        return self.coefficient > 0 and self.where == "loss"
+
+    @property
+    def in_reward(self) -> bool:
+        """There is a penalty, and it belongs to the reward."""
+        return self.coefficient > 0 and self.where == "reward"
+
+
 class AlgorithmConfig(StrictModel):
     """How a batch becomes an update.
 
@@ -78,6 +115,8 @@ class AlgorithmConfig(StrictModel):
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
             punishment); None lowers none.
         overlong_buffer: tokens below `overlong_limit` over which that begins.
+        kl: a penalty for leaving a reference model.
+        gamma: discount per token, for the `reinforce_plus_plus` kinds.
         minibatches: optimizer steps per train step.
         learning_rate: AdamW's.
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
@@ -112,6 +151,8 @@ class AlgorithmConfig(StrictModel):
     mask_truncated: bool = False
     overlong_limit: int | None = Field(default=None, ge=1)
     overlong_buffer: int = Field(default=0, ge=0)
+    kl: KlConfig = KlConfig()
+    gamma: float = Field(default=1.0, gt=0, le=1)
     minibatches: int = Field(default=1, ge=1, le=64)
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
     warmup_steps: int = Field(default=0, ge=0)
@@ -155,4 +196,22 @@ class AlgorithmConfig(StrictModel):
             raise ValueError("mismatch_floor needs mismatch_correction: mask")
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
+        if self.gamma != 1 and not self.by_token:
+            raise ValueError("gamma needs an advantage that goes by token: reinforce_plus_plus")
+        if self.mask_truncated and self.kl.in_reward and not self.by_token:
+            raise ValueError(
+                "mask_truncated leaves out answers whose KL their group's mean would need; "
+                "use kl.where: loss, or advantage: reinforce_plus_plus"
+            )
         return self
+
+    @property
+    def by_token(self) -> bool:
+        """Whether tokens of one answer can have different advantages."""
+        discounted = self.gamma != 1 or self.kl.in_reward
+        return discounted and self.advantage.startswith("reinforce_plus_plus")
+
+    @property
+    def learns_from_equal_rewards(self) -> bool:
+        """Whether a sample group whose rewards are all equal can have a gradient."""
+        return self.kl.coefficient > 0 or self.advantage.startswith("reinforce_plus_plus")

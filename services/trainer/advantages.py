@@ -64,8 +64,3 @@ def batch_advantages(
         return groups
     values = iter(whitened(flat, counts).tolist())
     return [[next(values) for _ in group] for group in groups]
-
-
-def learns_from_equal_rewards(kind: AdvantageKind) -> bool:
-    """Whether a group of equal rewards can have a gradient."""
-    return kind in _OVER_THE_BATCH

@@ -6,13 +6,13 @@ passes (FSDP hangs when they differ) and on the global token counts without a co
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import Trajectory
-from services.trainer.advantages import batch_advantages, learns_from_equal_rewards
+from services.trainer.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.dapo import overlong_penalty
 
 MicroBatches = tuple[tuple[int, ...], ...]
@@ -25,11 +25,14 @@ class Row:
 
     Attributes:
         group_id: of its sample group.
+        index: of its trajectory in the group.
         trajectory: token-exact.
-        advantage: the same for each of its trained tokens.
+        advantage: the same for each of its trained tokens; where the algorithm goes by token,
+            what the whole answer earned.
     """
 
     group_id: int
+    index: int
     trajectory: Trajectory
     advantage: float
 
@@ -62,8 +65,8 @@ class Minibatch:
 def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
     """The rows of a batch; what has no gradient under `algorithm` is left out.
 
-    That is groups of equal rewards, where the group's mean is the baseline, and with
-    `mask_truncated` answers that hit the length limit.
+    That is groups of equal rewards, where the group's mean is the baseline and there is no
+    KL penalty, and with `mask_truncated` answers that hit the length limit.
 
     Raises:
         InvalidInput: a group of fewer than two, or a trajectory without a prompt.
@@ -72,16 +75,35 @@ def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
         _check(group)
     rewards = [[_reward(one, algorithm) for one in group.trajectories] for group in batch.groups]
     tokens = [[sum(one.trajectory.loss_mask) for one in g.trajectories] for g in batch.groups]
-    advantages = batch_advantages(rewards, tokens, algorithm.advantage)
-    keep_equal = learns_from_equal_rewards(algorithm.advantage)
+    if algorithm.by_token:  # `credit` goes on with these
+        advantages = [group_advantages(own, algorithm.advantage) for own in rewards]
+    else:
+        advantages = batch_advantages(rewards, tokens, algorithm.advantage)
+    keep_equal = algorithm.learns_from_equal_rewards
     return tuple(
-        Row(group_id=group.group_id, trajectory=one.trajectory, advantage=advantage)
+        Row(group_id=group.group_id, index=index, trajectory=one.trajectory, advantage=advantage)
         for group, own, values in zip(batch.groups, rewards, advantages, strict=True)
         if keep_equal or min(own) != max(own)
-        for one, advantage in zip(group.trajectories, values, strict=True)
+        for index, (one, advantage) in enumerate(zip(group.trajectories, values, strict=True))
         if any(one.trajectory.loss_mask)
         and not (algorithm.mask_truncated and one.trajectory.finish_reason == "length")
     )
+
+
+def lowered(batch: TrainBatch, rows: Sequence[Row], penalties: Sequence[float]) -> TrainBatch:
+    """The batch with the reward of each row's trajectory lowered by the row's penalty."""
+    paid = {(row.group_id, row.index): cost for row, cost in zip(rows, penalties, strict=True)}
+    groups = [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(one, reward=one.reward - paid.get((group.group_id, index), 0.0))
+                for index, one in enumerate(group.trajectories)
+            ),
+        )
+        for group in batch.groups
+    ]
+    return replace(batch, groups=tuple(groups))
 
 
 def left_out_fraction(batch: TrainBatch, rows: Sequence[Row]) -> float:

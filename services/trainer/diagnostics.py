@@ -10,6 +10,7 @@ Means are over trained tokens unless another base is named; probabilities are na
   KL(behaviour || current).
 - `kl_proximal`: the same against the proximal policy, with `ratio_anchor: proximal`.
 - `kl_reference`: k3 against the reference model, where there is one.
+- `kl_penalty`: what the penalty adds to the loss of a token, or takes from its reward.
 - `effective_sample_size`: `(sum w)^2 / (N sum w^2)` with `w = exp(current - behaviour)`; 1
   when all tokens weigh the same, near 0 when a few outweigh the rest.
 - `truncated_fraction`, `masked_fraction`: tokens that the importance correction capped, and
@@ -45,6 +46,7 @@ MEANS = (
     "kl_behaviour",
     "kl_proximal",
     "kl_reference",
+    "kl_penalty",
     "advantage_mean_abs",
     "truncated_fraction",
     "masked_fraction",
@@ -54,7 +56,7 @@ MEANS = (
 """Sums that become means over the trained tokens."""
 
 _SUMS = (*MEANS, "loss", "tokens", "mismatch_tokens", "ratio", "ratio_squared")
-_OPTIONAL = ("kl_proximal", "kl_reference")
+_OPTIONAL = ("kl_proximal", "kl_reference", "kl_penalty")
 _LAGS = 9
 _BINS, _SMALLEST, _DECADES = 256, -7.0, 9.0
 _PERCENTILES = (50, 90, 99)
@@ -81,6 +83,7 @@ class StepDiagnostics:
         losses: PolicyLosses,
         entropy: Tensor,
         shares: Tensor,
+        kl_penalty: Tensor | None,
     ) -> None:
         """Count one micro-batch; `shares` are what each token's loss counts."""
         current, weight = tokens.current.detach(), micro.weight
@@ -95,6 +98,8 @@ class StepDiagnostics:
             self._add(weight, "kl_proximal", kl_from_sampled(tokens.proximal, current))
         if tokens.reference is not None:
             self._add(weight, "kl_reference", KL_ESTIMATES["k3"](current, tokens.reference))
+        if kl_penalty is not None:
+            self._add(weight, "kl_penalty", kl_penalty)
         log_ratio = current - tokens.behaviour
         self._add(weight, "log_ratio_limited_fraction", beyond_limit(log_ratio))
         self._add(weight, "nonfinite_fraction", (~losses.tokens.loss.isfinite()).double())

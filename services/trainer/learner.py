@@ -31,6 +31,7 @@ from services.trainer.checkpoint import (
 )
 from services.trainer.checkpoint_names import CheckpointNames
 from services.trainer.collate import collate_sequences
+from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
 from services.trainer.model import load_policy
 from services.trainer.network import interface_of
@@ -91,6 +92,7 @@ class Learner:
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
         self._user_loss: UserLoss | None = None
+        self._companions = Companions()
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
 
@@ -120,8 +122,9 @@ class Learner:
             InvalidInput: the user's own loss cannot be used.
         """
         self._user_loss = load_user_loss(start.algorithm)
-        torch.manual_seed(start.seed)
         self._start, self._algorithm = start, start.algorithm
+        self._companions = Companions.load(self._algorithm, self._config, self._mesh)
+        torch.manual_seed(start.seed)
         checkpoint = newest_checkpoint(Path(start.checkpoint_dir))
         if checkpoint is None and self._touched:
             self._policy = load_policy(self._config, self._mesh)
@@ -157,8 +160,9 @@ class Learner:
             self._device,
             temperature=start.temperature,
             user_loss=self._user_loss,
+            companions=self._companions,
         )
-        done = step.run(rows, minibatches, held_version, self._progress.optimizer_steps)
+        done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
         snapshot = self.snapshot(next_version)
         self._progress = Progress(

@@ -14,6 +14,7 @@ from services.trainer.algorithms.cispo import cispo_loss
 from services.trainer.algorithms.clip import clipped_surrogate
 from services.trainer.algorithms.correction import Correction, correct, mismatch_ratio
 from services.trainer.algorithms.gspo import gspo_surrogate
+from services.trainer.algorithms.kl import kl_in_loss
 from services.trainer.algorithms.reinforce import reinforce_loss
 from services.trainer.algorithms.tokens import ScoredTokens, TokenLosses
 from services.trainer.algorithms.user_loss import UserLoss, checked_user_loss
@@ -21,15 +22,18 @@ from services.trainer.algorithms.user_loss import UserLoss, checked_user_loss
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLosses:
-    """The loss of each token, corrected, and what was done to it.
+    """The loss of each token, corrected and penalised, and what was done to it.
 
     Attributes:
         tokens: loss and clips.
         corrected: what the correction did; None without one.
+        kl_penalty: `[N]`, the part of the loss that is the KL penalty, without gradient; None
+            without one.
     """
 
     tokens: TokenLosses
     corrected: Correction | None = None
+    kl_penalty: Tensor | None = None
 
 
 def policy_losses(
@@ -39,7 +43,8 @@ def policy_losses(
 
     With `ratio_anchor: behaviour` the clip is centred on the policy that sampled the
     token, so the trust region also covers staleness. With `proximal` it is decoupled PPO
-    (arXiv 2110.00641): clip around the proximal policy, times the mismatch weight.
+    (arXiv 2110.00641): clip around the proximal policy, times the mismatch weight. A KL
+    penalty in the loss is added after that, so that no mask or cap takes it away.
 
     Args:
         tokens: logprobs and advantages.
@@ -47,9 +52,21 @@ def policy_losses(
         user_loss: in place of the built-in one.
 
     Raises:
-        ValueError: proximal logprobs are missing, or the user's loss has a wrong shape.
+        ValueError: proximal or reference logprobs are missing, or the user's loss has a wrong
+            shape.
         TypeError: the user's loss is no tensor of floats.
     """
+    losses = _corrected(tokens, algorithm, user_loss)
+    if not algorithm.kl.in_loss:
+        return losses
+    penalty = kl_in_loss(tokens, algorithm.kl)
+    penalised = replace(losses.tokens, loss=losses.tokens.loss + penalty)
+    return replace(losses, tokens=penalised, kl_penalty=penalty.detach())
+
+
+def _corrected(
+    tokens: ScoredTokens, algorithm: AlgorithmConfig, user_loss: UserLoss | None
+) -> PolicyLosses:
     if algorithm.ratio_anchor == "behaviour":
         return PolicyLosses(tokens=_losses(tokens, tokens.behaviour, algorithm, user_loss))
     if tokens.proximal is None:

@@ -10,11 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.trainer import TrainBatch
 from services.trainer.algorithms.aggregation import denominator, token_shares
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import UserLoss
 from services.trainer.batching import Minibatch, Row
 from services.trainer.collate import MicroBatch, collate
+from services.trainer.companions import Companions
+from services.trainer.credit import Prepared, assign_credit
 from services.trainer.diagnostics import StepDiagnostics
 from services.trainer.losses import policy_losses
 from services.trainer.model import Policy
@@ -63,10 +66,12 @@ class TrainStep:
         *,
         temperature: float,
         user_loss: UserLoss | None = None,
+        companions: Companions,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
         self._algorithm, self._device = algorithm, device
         self._temperature, self._user_loss = temperature, user_loss
+        self._companions = companions
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics = StepDiagnostics(device)
@@ -76,6 +81,7 @@ class TrainStep:
         self,
         rows: Sequence[Row],
         minibatches: Sequence[Minibatch],
+        batch: TrainBatch,
         held_version: int,
         optimizer_steps: int,
     ) -> StepOutcome:
@@ -84,6 +90,7 @@ class TrainStep:
         Args:
             rows: what the minibatches index.
             minibatches: the plan of all ranks.
+            batch: what the rows come from.
             held_version: policy version of the weights as they are now.
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
@@ -91,29 +98,30 @@ class TrainStep:
         self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
-            [collate([rows[i] for i in micro], held_version).to(self._device) for micro in mine]
-            for mine in (minibatch.ranks[self._rank] for minibatch in minibatches)
+            [self._prepared(micro, rows, held_version) for micro in minibatch.ranks[self._rank]]
+            for minibatch in minibatches
         ]
-        proximal = self._proximal(work)
+        work = assign_credit(work, rows, batch, self._algorithm)
         self._clock["forward_backward"] += time.perf_counter() - started
         for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
-            bad = self._accumulate(minibatch, micros, proximal[index], first=index == 0)
+            bad = self._accumulate(minibatch, micros, first=index == 0)
             if not self._update(optimizer_steps + index, bad):
                 self._blame(rows, minibatch, bad)
         return self._outcome(minibatches)
 
-    def _proximal(self, work: list[list[MicroBatch]]) -> list[list[Tensor | None]]:
-        """Logprobs before the first update, where the algorithm wants them."""
-        if self._algorithm.ratio_anchor != "proximal":
-            return [[None] * len(micros) for micros in work]
-        scored: list[list[Tensor | None]] = []
-        with torch.no_grad():
-            for micros in work:
-                logprobs = [self._score(micro)[0] for micro in micros]
-                for micro, values in zip(micros, logprobs, strict=True):
-                    self._diagnostics.note_mismatch(micro, values)
-                scored.append(list(logprobs))
-        return scored
+    def _prepared(
+        self, chosen: tuple[int, ...], rows: Sequence[Row], held_version: int
+    ) -> Prepared:
+        """Collate rows, and score them before the first update where the algorithm wants it."""
+        micro = collate([rows[i] for i in chosen], held_version).to(self._device)
+        proximal = reference = None
+        if self._algorithm.ratio_anchor == "proximal":
+            with torch.no_grad():
+                proximal = self._score(micro)[0]
+            self._diagnostics.note_mismatch(micro, proximal)
+        if self._companions.reference is not None:
+            reference = self._companions.reference.logprobs(micro, self._temperature)
+        return Prepared(rows=chosen, micro=micro, proximal=proximal, reference=reference)
 
     def _score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         return self._policy(
@@ -123,8 +131,7 @@ class TrainStep:
     def _accumulate(
         self,
         minibatch: Minibatch,
-        micros: list[MicroBatch],
-        proximal: list[Tensor | None],
+        work: Sequence[Prepared],
         *,
         first: bool,
     ) -> list[Tensor]:
@@ -144,10 +151,11 @@ class TrainStep:
             minibatch.tokens, minibatch.sequences, self._algorithm
         )
         bad = []
-        for index, (micro, anchor) in enumerate(zip(micros, proximal, strict=True)):
-            self._policy.reduce_gradients(index == len(micros) - 1)
+        for index, prepared in enumerate(work):
+            micro = prepared.micro
+            self._policy.reduce_gradients(index == len(work) - 1)
             current, entropy = self._score(micro)
-            tokens = _scored(micro, current, anchor)
+            tokens = _scored(prepared, current)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
                 micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
@@ -156,7 +164,8 @@ class TrainStep:
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             if note:
                 self._diagnostics.note_mismatch(micro, current)
-            self._diagnostics.add(micro, tokens, losses, entropy, shares)
+            penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
+            self._diagnostics.add(micro, tokens, losses, entropy, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
         self._clock["forward_backward"] += time.perf_counter() - started
         return bad
@@ -218,12 +227,14 @@ class TrainStep:
         )
 
 
-def _scored(micro: MicroBatch, current: Tensor, proximal: Tensor | None) -> ScoredTokens:
+def _scored(prepared: Prepared, current: Tensor) -> ScoredTokens:
+    micro = prepared.micro
     return ScoredTokens(
         current=current,
         behaviour=micro.behaviour,
         advantage=micro.advantage,
         sequence=micro.row,
         sequences=micro.sequences,
-        proximal=proximal,
+        proximal=prepared.proximal,
+        reference=prepared.reference,
     )

@@ -14,6 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.trainer import TrainBatch
 
 ROOT = Path(__file__).parents[2]
+KL_IN_REWARD = {"coefficient": 0.5, "estimator": "k1", "where": "reward"}
 CHOICES: dict[str, dict[str, Any]] = {
     name: {"preset": name} | ({"fixed_length": 24} if name == "dr_grpo" else {})
     for name in ALGORITHM_PRESETS
@@ -32,6 +33,14 @@ CHOICES: dict[str, dict[str, Any]] = {
         "mismatch_correction": "mask",
         "mismatch_level": "geometric",
         "mismatch_floor": 0.6,
+    },
+    "KL in the loss": {"preset": "grpo", "kl": {"coefficient": 0.5}},
+    "KL in rewards of answers": {"preset": "rloo", "kl": KL_IN_REWARD},
+    "KL in rewards of tokens": {
+        "preset": "reinforce_plus_plus_baseline",
+        "kl": KL_IN_REWARD,
+        "gamma": 0.9,
+        "ratio_anchor": "proximal",
     },
 }
 

@@ -54,7 +54,7 @@ def test_tokens_are_balanced_over_ranks() -> None:
 
 def rows_with_tokens(make_trajectory, count: int) -> list[Row]:
     return [
-        Row(group_id=i, trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0)
+        Row(group_id=i, index=0, trajectory=make_trajectory([1], [2] * (1 + i % 9)), advantage=1.0)
         for i in range(count)
     ]
 

@@ -8,7 +8,7 @@ from services.trainer.collate import collate, collate_sequences
 
 
 def row(trajectory: Trajectory, advantage: float = 1.0) -> Row:
-    return Row(group_id=0, trajectory=trajectory, advantage=advantage)
+    return Row(group_id=0, index=0, trajectory=trajectory, advantage=advantage)
 
 
 def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajectory) -> None:

@@ -98,6 +98,7 @@ def _try(function: UserLoss, algorithm: AlgorithmConfig) -> None:
         sequence=torch.tensor([0, 0, 0, 1, 1]),
         sequences=2,
         proximal=other.clone() if algorithm.ratio_anchor == "proximal" else None,
+        reference=other.clone() if algorithm.kl.coefficient else None,
     )
     try:
         loss = checked_user_loss(function, tokens, algorithm)
