@@ -170,6 +170,7 @@ class RunMetrics:
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")
+    refills = _counter("run_refills", "Places of groups of equal rewards", "run", "outcome")
     ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
     end_failures = _counter("run_end_failures", "Last steps of a run that failed", "run", "part")

@@ -200,7 +200,8 @@ class Groups:
             tokens = answers.add(index, trajectory, score)
             self._progress.tokens += tokens
             RunMetrics.tokens.inc(tokens, self._tags)
-            self._schedule.sampled(group.group_id, trajectory.oldest_version)
+            versions = trajectory.oldest_version, trajectory.newest_version
+            self._schedule.sampled(group.group_id, *versions)
 
         self._barrier.enter()
         try:
@@ -208,6 +209,8 @@ class Groups:
         finally:
             self._barrier.leave()
         rolled_out = time.monotonic()
+        self._schedule.rolled_out(group.group_id)
+        self._changes.notify()
         await self._barrier.passed()
         graded, ungraded = await answers.scores()
         return GroupResult(
@@ -246,10 +249,19 @@ class Groups:
             self.barren.add(result)
             if self.barren.shows_newest:
                 self._record.show([result], step=self._progress.step)
-        if not result.trainable and self._run.schedule.dynamic_sampling:
-            self._ledger.close_group(group_id, "filtered", reason="equal rewards")
-            self._schedule.close(group_id)
-            RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
+        if not result.trainable and self._refill(group_id):
             return
         self._results[group_id] = result
         self._schedule.ready(group_id, oldest, trainable=result.trainable)
+
+    def _refill(self, group_id: int) -> bool:
+        """Give the place of a group of equal rewards to another prompt, if that is wanted."""
+        if not self._run.schedule.dynamic_sampling:
+            return False
+        if not self._schedule.refill(group_id):
+            RunMetrics.refills.inc(1, self._tags | {"outcome": "exhausted"})
+            return False
+        self._ledger.close_group(group_id, "filtered", reason="equal rewards")
+        RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
+        RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})
+        return True

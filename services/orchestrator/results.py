@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.orchestrator.ledger import LedgerGroup
+from services.orchestrator.stale_tokens import without_stale_tokens
 from services.protocol.reward_service import Score
 from services.protocol.task import Task
 from services.protocol.trainer import ScoredTrajectory, TrainGroup
@@ -47,12 +48,15 @@ class GroupResult:
         """Rewards differ: a group of equal rewards has no gradient."""
         return len({graded.reward for graded in self.graded}) > 1
 
-    def as_train_group(self) -> TrainGroup:
-        """What the trainer takes."""
+    def as_train_group(self, min_version: int) -> TrainGroup:
+        """What the trainer takes; tokens of versions before this one carry no gradient."""
         return TrainGroup(
             group_id=self.group.group_id,
             trajectories=tuple(
-                ScoredTrajectory(trajectory=graded.trajectory, reward=graded.reward)
+                ScoredTrajectory(
+                    trajectory=without_stale_tokens(graded.trajectory, min_version),
+                    reward=graded.reward,
+                )
                 for graded in self.graded
             ),
         )

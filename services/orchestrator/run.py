@@ -255,7 +255,7 @@ class Run:
     async def _stages(self) -> None:
         progress = self.progress
         progress.enter(RunState.STARTING, "waiting for the weight bus")
-        bound, patience_s = self._run.schedule.staleness_bound, self._config.replicas_timeout_s
+        bound, patience_s = self._run.schedule.max_staleness, self._config.replicas_timeout_s
         await self._fleet.bound_lag(bound, patience_s)
         progress.detail = "waiting for the trainer"
         state = await start_trainer(self._peers.trainer, self._start, self._config, progress)

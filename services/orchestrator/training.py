@@ -209,7 +209,7 @@ class TrainingLoop:
         version = self._fleet.live_version
         open_groups = {group.group_id: group for group in self._ledger.in_flight()}
         for group_id in overdue:
-            if self._run.schedule.on_stale == "drop":
+            if self._run.schedule.on_stale in ("drop", "mask"):
                 self._groups.close(group_id, "expired", reason="stale")
             elif version is not None:
                 self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
@@ -219,7 +219,7 @@ class TrainingLoop:
         step = self._progress.step + 1
         self._progress.detail = f"training step {step}"
         trained = results[: len(batch.train)]
-        groups = tuple(result.as_train_group() for result in trained)
+        groups = tuple(result.as_train_group(batch.min_version) for result in trained)
         lost: TrainerLost | None = None
         async with self.stepping:
             work = TrainBatch(run_id=self._progress.run_id, step=step, groups=groups)

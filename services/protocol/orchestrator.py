@@ -1,46 +1,13 @@
 """What the orchestrator receives over `/v1/runs` and answers."""
 
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.schedule import ScheduleConfig
 from services.protocol.strict import StrictModel
 from services.protocol.task import TaskSource
-
-
-class ScheduleConfig(StrictModel):
-    """A point in the scheduling space.
-
-    Attributes:
-        preset: `sync` (staleness 0, one batch in flight), `one_step_off` (1, two batches)
-            or `async` (`max_staleness` k, k + 1 batches).
-        max_staleness: for `async`: trainer version minus the oldest version in a
-            trajectory, at consumption. The other presets fix it.
-        on_stale: what happens to a group that would exceed it: `wait` trains it in time,
-            `drop` closes it as expired.
-        batch_barrier: score only when the whole batch is rolled out, to measure what
-            per-sample overlap is worth.
-        dynamic_sampling: replace groups whose rewards are all equal instead of letting
-            them count towards the batch.
-    """
-
-    preset: Literal["sync", "one_step_off", "async"] = "sync"
-    max_staleness: int = Field(default=2, ge=1, le=64)
-    on_stale: Literal["wait", "drop"] = "wait"
-    batch_barrier: bool = False
-    dynamic_sampling: bool = False
-
-    @property
-    def staleness_bound(self) -> int:
-        """Largest allowed staleness under the preset."""
-        return {"sync": 0, "one_step_off": 1, "async": self.max_staleness}[self.preset]
-
-    @property
-    def batches_in_flight(self) -> int:
-        """Batches of groups that may be admitted and not yet trained and live."""
-        return self.staleness_bound + 1
 
 
 class SamplingConfig(StrictModel):

@@ -63,3 +63,8 @@ class Trajectory:
     def oldest_version(self) -> int:
         """The smallest policy version in the trajectory."""
         return min(span.version for span in self.spans)
+
+    @property
+    def newest_version(self) -> int:
+        """The largest policy version in the trajectory."""
+        return max(span.version for span in self.spans)

@@ -23,6 +23,7 @@ PRESETS = [
     {"preset": "one_step_off"},
     {"preset": "async", "max_staleness": 3},
 ]
+ALL_PRESETS = [*PRESETS, {"preset": "stream"}, {"preset": "partial"}]
 
 
 async def until(run: Run, condition: Callable[[RunStatus], bool]) -> None:
@@ -44,7 +45,7 @@ def slow_some(asked, index: int) -> float:
     return 0.03 if slow else 0.003
 
 
-@pytest.mark.parametrize("schedule", PRESETS, ids=lambda schedule: schedule["preset"])
+@pytest.mark.parametrize("schedule", ALL_PRESETS, ids=lambda schedule: schedule["preset"])
 async def test_every_admitted_sample_group_closes_exactly_once(tmp_path: Path, schedule) -> None:
     async with world(tmp_path, commit_delay_s=0.005) as cluster:
         cluster.router.delay = slow_some
@@ -76,7 +77,7 @@ async def test_no_trajectory_is_trained_above_max_staleness(
             for version, batch in cluster.trainer.batches
             for one in trajectories(batch)
         ]
-        assert max(staleness) <= config.schedule.staleness_bound
+        assert max(staleness) <= config.schedule.max_staleness
         assert max(line["staleness_max"] for line in metric_lines(status)) == max(staleness)
         if on_stale == "wait":
             assert status.ledger.expired == 0
@@ -348,7 +349,7 @@ async def test_a_dead_trainer_comes_back_and_no_prompt_is_lost_or_trained_twice(
         for version, batch in cluster.trainer.batches:
             for one in trajectories(batch):
                 lag = version - one.trajectory.oldest_version
-                assert lag <= config.schedule.staleness_bound
+                assert lag <= config.schedule.max_staleness
 
 
 async def test_what_was_in_flight_when_the_weights_went_back_is_rolled_out_again(

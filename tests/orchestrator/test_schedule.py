@@ -5,15 +5,24 @@ import random
 import pytest
 
 from services.orchestrator.schedule import Schedule, Selection
-from services.protocol.orchestrator import ScheduleConfig
+from services.protocol.schedule import ScheduleConfig
 
 PRESETS = [
     ScheduleConfig(preset="sync"),
     ScheduleConfig(preset="one_step_off"),
     ScheduleConfig(preset="async", max_staleness=2),
     ScheduleConfig(preset="async", max_staleness=5),
+    ScheduleConfig(preset="stream"),
+    ScheduleConfig(preset="stream", max_staleness=1, on_stale="wait"),
+    ScheduleConfig(preset="partial"),
+    ScheduleConfig(preset="partial", oversample=1.0, on_stale="withhold"),
+    ScheduleConfig(preset="async", max_staleness=1, on_stale="mask"),
 ]
 BATCH = 3
+
+
+def name(config: ScheduleConfig) -> str:
+    return f"{config.preset}-{config.max_staleness}-{config.on_stale}"
 
 
 class Simulation:
@@ -29,12 +38,14 @@ class Simulation:
         self.next_id = 0
         self.sampled: dict[int, int] = {}
         self.rolling: list[int] = []
+        self.scoring: list[int] = []
         self.batches: list[Selection] = []
         self.closed: dict[int, str] = {}
         self.most_open = 0
 
     def run(self) -> None:
-        moves = [self.admit, self.finish, self.finish, self.fail, self.go_live, self.train]
+        moves = [self.admit, self.fail, self.go_live, self.train]
+        moves += 2 * [self.roll_out, self.score]
         for _ in range(20_000):
             if len(self.batches) == self.steps:
                 return
@@ -42,7 +53,7 @@ class Simulation:
         raise AssertionError(f"stuck after {len(self.batches)} of {self.steps} batches")
 
     def admit(self) -> None:
-        if self.config.preset == "sync" and self.live < self.version:
+        if self.config.max_staleness == 0 and self.live < self.version:
             return
         for _ in range(self.schedule.free_slots(steps_left=self.steps - len(self.batches))):
             self.schedule.admit(self.next_id, self.live)
@@ -52,12 +63,19 @@ class Simulation:
         charged = self.schedule.open_groups
         self.most_open = max(self.most_open, charged)
 
-    def finish(self) -> None:
+    def roll_out(self) -> None:
         # A heavy tail: one group in four only finishes when nothing else is left.
         quick = [group for group in self.rolling if group % 4] or self.rolling
         if quick:
             group = self.chance.choice(quick)
             self.rolling.remove(group)
+            self.scoring.append(group)
+            self.schedule.sampled(group, self.sampled[group], self.live)
+            self.schedule.rolled_out(group)
+
+    def score(self) -> None:
+        if self.scoring:
+            group = self.scoring.pop(self.chance.randrange(len(self.scoring)))
             trainable = self.chance.random() < 0.8
             self.schedule.ready(group, self.sampled[group], trainable=trainable)
 
@@ -74,9 +92,10 @@ class Simulation:
 
     def train(self) -> None:
         for group in self.schedule.overdue(self.version):
-            assert self.config.on_stale == "drop"
-            if group in self.rolling:
-                self.rolling.remove(group)
+            assert self.config.on_stale in ("drop", "mask")
+            for groups in (self.rolling, self.scoring):
+                if group in groups:
+                    groups.remove(group)
             self.schedule.close(group)
             self.close(group, "expired")
         batch = self.schedule.select(self.version)
@@ -84,7 +103,11 @@ class Simulation:
             return
         for group in batch.train + batch.filtered:
             self.close(group, "batch")
-        assert batch.staleness == tuple(self.version - self.sampled[g] for g in batch.train)
+        assert batch.min_version == self.version - self.config.max_staleness
+        oldest = [max(batch.min_version, self.sampled[group]) for group in batch.train]
+        assert batch.staleness == tuple(self.version - version for version in oldest)
+        if self.config.on_stale != "mask":
+            assert all(self.sampled[group] >= batch.min_version for group in batch.train)
         self.batches.append(batch)
         if batch.train:
             self.version += 1
@@ -95,22 +118,22 @@ class Simulation:
         self.closed[group] = ending
 
 
-@pytest.mark.parametrize("config", PRESETS, ids=lambda c: f"{c.preset}-{c.staleness_bound}")
-@pytest.mark.parametrize("on_stale", ["wait", "drop"])
-def test_staleness_never_exceeds_the_bound_in_any_order_of_events(
-    config: ScheduleConfig, on_stale: str
-) -> None:
-    config = config.model_copy(update={"on_stale": on_stale})
-    for seed in range(40):
+def also_dropping(configs: list[ScheduleConfig]) -> list[ScheduleConfig]:
+    return configs + [c.model_copy(update={"on_stale": "drop"}) for c in configs[:4]]
+
+
+@pytest.mark.parametrize("config", also_dropping(PRESETS), ids=name)
+def test_staleness_never_exceeds_the_bound_in_any_order_of_events(config: ScheduleConfig) -> None:
+    for seed in range(30):
         simulation = Simulation(config, seed, steps=30)
         simulation.run()
         worst = max((s for batch in simulation.batches for s in batch.staleness), default=0)
-        assert worst <= config.staleness_bound
-        if on_stale == "wait":
+        assert worst <= config.max_staleness
+        if config.on_stale in ("wait", "withhold"):
             assert "expired" not in simulation.closed.values()
 
 
-@pytest.mark.parametrize("config", PRESETS, ids=lambda c: f"{c.preset}-{c.staleness_bound}")
+@pytest.mark.parametrize("config", PRESETS, ids=name)
 def test_every_group_is_taken_once_and_none_is_left_when_the_steps_are_done(
     config: ScheduleConfig,
 ) -> None:
@@ -121,12 +144,12 @@ def test_every_group_is_taken_once_and_none_is_left_when_the_steps_are_done(
         assert simulation.schedule.open_groups == 0
 
 
-@pytest.mark.parametrize("config", PRESETS, ids=lambda c: f"{c.preset}-{c.staleness_bound}")
+@pytest.mark.parametrize("config", PRESETS, ids=name)
 def test_no_more_groups_are_open_than_there_are_slots(config: ScheduleConfig) -> None:
     for seed in range(20):
         simulation = Simulation(config, seed, steps=20)
         simulation.run()
-        assert BATCH <= simulation.most_open <= BATCH * config.batches_in_flight
+        assert BATCH <= simulation.most_open <= config.groups_in_flight(BATCH)
 
 
 def test_waiting_longer_never_makes_a_slow_group_less_likely_to_be_trained() -> None:
@@ -159,8 +182,11 @@ def test_the_oldest_ready_groups_go_first() -> None:
     assert batch.train == (2, 4, 5)
 
 
+LOOSE = ScheduleConfig(preset="one_step_off", unfinished="continue")
+
+
 def test_a_batch_waits_for_the_group_that_would_become_too_stale() -> None:
-    schedule = started(PRESETS[1], 6)
+    schedule = started(LOOSE, 6)
     for group in (1, 2, 3, 4, 5):
         schedule.ready(group, 1, trainable=True)
     assert schedule.select(1) is not None
@@ -175,7 +201,7 @@ def test_a_batch_waits_for_the_group_that_would_become_too_stale() -> None:
 
 
 def test_a_batch_grows_rather_than_leave_a_group_to_become_too_stale() -> None:
-    schedule = Schedule(PRESETS[1], batch_groups=BATCH)
+    schedule = Schedule(LOOSE, batch_groups=BATCH)
     for group in range(5):
         schedule.admit(group, 1)
         schedule.ready(group, 1, trainable=True)
@@ -203,14 +229,14 @@ def test_a_batch_that_trains_nothing_frees_its_slots_at_once() -> None:
     for group in range(BATCH):
         schedule.ready(group, 1, trainable=False)
     batch = schedule.select(1)
-    assert batch == Selection(train=(), filtered=(0, 1, 2), staleness=())
+    assert batch == Selection(train=(), filtered=(0, 1, 2), staleness=(), min_version=1)
     schedule.published(None)
     assert schedule.free_slots(steps_left=10) == BATCH
 
 
 def test_a_token_older_than_admission_promised_makes_the_group_overdue_not_trained() -> None:
     schedule = started(PRESETS[0], BATCH, version=4)
-    schedule.sampled(1, 3)
+    schedule.sampled(1, 3, 4)
     for group in (0, 2):
         schedule.ready(group, 4, trainable=True)
     schedule.ready(1, 3, trainable=True)
@@ -227,3 +253,133 @@ def test_the_last_steps_admit_no_group_that_nobody_will_train() -> None:
     schedule = Schedule(PRESETS[3], batch_groups=BATCH)
     assert schedule.free_slots(steps_left=1) == BATCH
     assert schedule.free_slots(steps_left=100) == BATCH * 6
+
+
+def test_a_batch_that_waits_is_the_oldest_groups_in_the_order_of_admission() -> None:
+    schedule = started(PRESETS[1], 6)
+    for group in (1, 2, 3, 4, 5):
+        schedule.ready(group, 1, trainable=True)
+    assert schedule.awaited(1) == [0]
+    assert schedule.select(1) is None
+    schedule.ready(0, 1, trainable=True)
+    batch = schedule.select(1)
+    assert batch is not None
+    assert batch.train == (0, 1, 2)
+
+
+STREAM = ScheduleConfig(preset="stream")
+
+
+def test_a_streamed_batch_takes_along_what_is_rolled_out_and_waits_for_its_scores() -> None:
+    schedule = started(STREAM, 5)
+    for group in range(4):
+        schedule.sampled(group, 1, 1)
+        schedule.rolled_out(group)
+    for group in range(3):
+        schedule.ready(group, 1, trainable=True)
+    assert schedule.awaited(1) == [3], "later, none of its tokens would be young enough"
+    assert schedule.select(1) is None
+    schedule.ready(3, 1, trainable=True)
+    batch = schedule.select(1)
+    assert batch is not None
+    assert batch.train == (0, 1, 2, 3)
+    assert schedule.unfinished == [4]
+    assert schedule.overdue(2) == []
+
+
+def test_an_interrupted_group_keeps_its_place_and_is_trained_on_what_is_young_enough() -> None:
+    schedule = started(STREAM, 4)
+    for group in (0, 1, 2):
+        schedule.sampled(group, 1, 1)
+        schedule.ready(group, 1, trainable=True)
+    assert schedule.select(1) is not None
+    schedule.published(2)
+    schedule.live(2)
+    schedule.admit(4, 2)
+    schedule.admit(5, 2)
+    schedule.sampled(3, 1, 2)
+    for group in (3, 4, 5):
+        schedule.ready(group, 1 if group == 3 else 2, trainable=True)
+    batch = schedule.select(2)
+    assert batch is not None
+    assert (batch.train, batch.staleness, batch.min_version) == ((3, 4, 5), (0, 0, 0), 2)
+
+
+def test_a_group_without_a_token_that_is_young_enough_is_given_up() -> None:
+    schedule = started(STREAM, 1)
+    schedule.sampled(0, 1, 1)
+    assert schedule.overdue(2) == [], "it is still being sampled"
+    schedule.rolled_out(0)
+    assert schedule.overdue(2) == [0]
+
+
+def test_withholding_admits_no_group_that_would_make_a_batch_grow() -> None:
+    config = ScheduleConfig(preset="async", max_staleness=2, on_stale="withhold")
+    schedule = started(config, 3)
+    for version in (1, 2):
+        schedule.live(1)
+        for group in range(3):
+            schedule.ready(3 * (version - 1) + group, 1, trainable=True)
+        assert schedule.select(version) is not None
+        for group in range(3):
+            schedule.admit(3 * version + group, 1)
+        schedule.published(version + 1)
+    # Sampled from version 1, only the batch at version 3 may still hold them.
+    assert schedule.free_slots(steps_left=10) == 0
+    waiting = ScheduleConfig(preset="async", max_staleness=2)
+    assert waiting.groups_in_flight(BATCH) == config.groups_in_flight(BATCH) == 9
+
+
+def test_a_place_is_filled_again_as_often_as_it_may_be() -> None:
+    config = ScheduleConfig(dynamic_sampling=True, max_refills=2)
+    schedule = started(config, BATCH)
+    for group in range(BATCH):
+        schedule.ready(group, 1, trainable=group != 1)
+    assert schedule.refill(1)
+    assert schedule.free_slots(steps_left=10) == 1
+    schedule.admit(3, 1)
+    assert schedule.refill(3)
+    schedule.admit(4, 1)
+    assert not schedule.refill(4), "it was the second refill"
+    schedule.ready(4, 1, trainable=False)
+    batch = schedule.select(1)
+    assert batch is not None
+    assert (batch.train, batch.filtered) == ((0, 2), (4,))
+
+
+def test_slots_are_told_by_what_they_are_used_for() -> None:
+    schedule = started(PRESETS[2], 8)
+    for group in range(4):
+        schedule.ready(group, 1, trainable=True)
+    schedule.rolled_out(4)
+    assert schedule.select(1) is not None
+    used = schedule.slots
+    assert (used.sampling, used.scoring, used.ready) == (3, 1, 1)
+    assert (used.training, used.updating, used.free) == (3, 0, 1)
+    schedule.published(2)
+    assert (schedule.slots.training, schedule.slots.updating) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"preset": "sync", "batches_in_flight": 2}, "max_staleness of at least 1"),
+        ({"preset": "stream", "on_stale": "wait"}, "unfinished: interrupt keeps tokens"),
+        ({"preset": "sync", "oversample": 0.5}, "oversample leaves groups over"),
+        ({"preset": "sync", "oversample": 0.5, "on_stale": "drop"}, "only to throw them away"),
+        ({"preset": "stream", "batch_barrier": True}, "batch_barrier waits for"),
+        ({"preset": "sync", "max_refills": 3}, "needs dynamic_sampling"),
+    ],
+)
+def test_contradictions_are_refused_with_the_reason(keys: dict, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        ScheduleConfig(**keys)
+
+
+def test_a_preset_fills_in_and_what_is_given_wins() -> None:
+    stream = ScheduleConfig(preset="stream", oversample=0.25)
+    assert (stream.unfinished, stream.on_stale, stream.oversample) == ("interrupt", "mask", 0.25)
+    assert stream.groups_in_flight(8) == 10
+    assert ScheduleConfig(preset="async", max_staleness=3).groups_in_flight(8) == 32
+    again = ScheduleConfig.model_validate(stream.model_dump(mode="json"))
+    assert again == stream

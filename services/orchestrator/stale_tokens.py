@@ -1,0 +1,20 @@
+"""Leaving tokens that are too old out of the gradient."""
+
+from dataclasses import replace
+
+from services.protocol.trajectory import Trajectory
+
+
+def without_stale_tokens(trajectory: Trajectory, min_version: int) -> Trajectory:
+    """The trajectory with loss mask 0 for tokens sampled under versions before `min_version`.
+
+    Nothing else changes: they stay what the later tokens were sampled after, and its reward
+    stays in its group's statistics.
+    """
+    if trajectory.oldest_version >= min_version:
+        return trajectory
+    mask = list(trajectory.loss_mask)
+    for span in trajectory.spans:
+        if span.version < min_version:
+            mask[span.start : span.end] = [0] * (span.end - span.start)
+    return replace(trajectory, loss_mask=tuple(mask))
