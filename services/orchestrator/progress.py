@@ -44,7 +44,7 @@ class Progress:
     detail: str = "starting"
     summary: RunSummary | None = None
     elapsed_before_s: float = 0.0
-    _started: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=lambda: time.monotonic())
     _ended: float | None = None
     _rate_from: tuple[float, int] | None = None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, start_trainer
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
-from services.orchestrator.sampler import run_sampler
+from services.orchestrator.sampler import RunSampler, run_sampler
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
 from services.orchestrator.task_table import TaskTable
@@ -37,11 +38,12 @@ from services.protocol.weight_bus import WeightBus
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The services a run works with, besides the router."""
+    """The services a run works with; `rollouts` makes its way to the router."""
 
     trainer: Trainer
     reward: RewardService
     bus: WeightBus
+    rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
 
 
 class Run:
@@ -67,7 +69,7 @@ class Run:
         self._changes = Changes()
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
-        self._client = run_sampler(run, config, run_id)
+        self._client = peers.rollouts(run, config, run_id)
         self._record = RunRecord(
             directory=directory,
             ledger=self._ledger,
