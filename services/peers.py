@@ -18,7 +18,14 @@ from ray.serve.handle import DeploymentHandle
 from services.protocol.errors import NotReady
 from services.protocol.replica_control import ControlOutcome
 from services.protocol.reward_service import Score, ScoreJob
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+)
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import (
     BUS_ACTOR,
@@ -80,9 +87,11 @@ class TrainerPeer(_ServePeer):
         """See `services.protocol.trainer.Trainer`."""
         return await self._call("train", batch, timeout_s=self._timeout_s)
 
-    async def save(self, run_id: str) -> int:
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
         """See `services.protocol.trainer.Trainer`."""
-        return await self._call("save", run_id, timeout_s=self._timeout_s)
+        return await self._call("save", run_id, frontier, wait, timeout_s=self._timeout_s)
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """See `services.protocol.trainer.Trainer`."""

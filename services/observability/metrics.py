@@ -183,6 +183,9 @@ class TrainerMetrics:
     steps = _counter("trainer_steps", "Train steps done", "run")
     tokens = _counter("trainer_tokens", "Response tokens trained on", "run")
     restarts = _counter("trainer_restarts", "Times lost ranks were replaced")
+    checkpoints = _counter(
+        "trainer_checkpoints", "Checkpoints: written, failed, refused when loaded", "run", "result"
+    )
     skipped_updates = _counter("trainer_skipped_updates", "Updates that were not finite", "run")
     mismatch = _gauge("trainer_mismatch_max", "Largest same-version logprob difference", "run")
     grad_norm = _gauge("trainer_grad_norm", "Global gradient norm", "run")

@@ -49,10 +49,13 @@ class RunEnding:
         lost = self._progress.state is RunState.RECOVERING
         if lost or self._progress.step <= self._progress.saved_step:
             return
+        save = self._trainer.save(self._progress.run_id, self._ledger.frontier())
         try:
-            self._progress.saved_step, _ = await ask(self._trainer.save(self._progress.run_id))
+            report, _ = await ask(save)
         except TrainerLost as error:
             self.failed("checkpoint", error)
+        else:
+            self._progress.saved_step = report.saved_step
 
     async def release_replicas(self) -> None:
         """Take the run's staleness bound off the rollout servers."""

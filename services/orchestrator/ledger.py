@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.protocol.orchestrator import LedgerCounts
+from services.protocol.trainer import LedgerFrontier
 
 Ending = Literal["trained", "filtered", "expired", "failed"]
 
@@ -225,6 +226,10 @@ class Ledger:
     def next_position(self) -> int:
         """The first position of the prompt order that was never admitted."""
         return int(self._one("SELECT COALESCE(MAX(position) + 1, 0) FROM groups"))
+
+    def frontier(self) -> LedgerFrontier:
+        """How far the ledger is, for a checkpoint of the train step that closed last."""
+        return LedgerFrontier(next_position=self.next_position(), trained=self.counts().trained)
 
     def last_step(self) -> int:
         """The newest train step that closed a group, 0 before the first."""

@@ -9,7 +9,7 @@ from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.progress import Progress
 from services.protocol.errors import NotReady
-from services.protocol.trainer import RunStart, Trainer, TrainerState
+from services.protocol.trainer import CheckpointReport, RunStart, Trainer, TrainerState
 
 T = TypeVar("T")
 _log = Log("orchestrator")
@@ -38,6 +38,17 @@ async def ask(call: Awaitable[T]) -> tuple[T, float]:
         raise TrainerLost(repr(error)) from error
 
 
+def saved_step(report: CheckpointReport, *, at_least: int) -> int:
+    """The train step of the newest checkpoint on disk.
+
+    Raises:
+        RunFailed: it is older than it must be.
+    """
+    if report.saved_step < at_least:
+        raise RunFailed(report.problem or f"there is no checkpoint of step {at_least}")
+    return report.saved_step
+
+
 async def start_trainer(
     trainer: Trainer, start: RunStart, config: OrchestratorConfig, progress: Progress
 ) -> TrainerState:
@@ -56,7 +67,10 @@ async def start_trainer(
     while True:
         try:
             if (await trainer.state()).ready:
-                return await trainer.start_run(start)
+                state = await trainer.start_run(start)
+                for why in state.refused_checkpoints:
+                    _log.warning("checkpoint_refused", run=start.run_id, why=why)
+                return state
             problem = "its ranks are not all up"
         except NotReady as error:
             problem = str(error)

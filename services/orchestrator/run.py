@@ -16,7 +16,7 @@ from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import RunFailed, start_trainer
+from services.orchestrator.recovery import RunFailed, saved_step, start_trainer
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
 from services.orchestrator.sampler import RunSampler, run_sampler
@@ -273,7 +273,8 @@ class Run:
         ending = "all steps done"
         if progress.step < self._run.steps:
             ending = progress.detail
-            progress.saved_step = await self._peers.trainer.save(progress.run_id)
+            report = await self._peers.trainer.save(progress.run_id, self._ledger.frontier())
+            progress.saved_step = saved_step(report, at_least=progress.step)
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
         # Without a train step the weights are those of the first evaluation.

@@ -20,7 +20,13 @@ from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
 from services.orchestrator.progress import Progress
 from services.orchestrator.prompts import Mixture
 from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
+from services.orchestrator.recovery import (
+    RunFailed,
+    TrainerLost,
+    ask,
+    saved_step,
+    start_trainer,
+)
 from services.orchestrator.results import GroupResult
 from services.orchestrator.schedule import Schedule, Selection
 from services.protocol.orchestrator import RunConfig, RunState
@@ -227,13 +233,18 @@ class TrainingLoop:
             self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
             self._progress.step = step
             self._progress.policy_version = self._trainer_version = report.policy_version
+            self._progress.saved_step = report.checkpoint.saved_step
             self._schedule.published(report.policy_version)
             self._changes.notify()
             seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
             if step % self._run.checkpoint.every == 0 or step == self._run.steps:
+                # The last one must be on disk; any other is written behind the next steps.
+                wait, frontier = step == self._run.steps, self._ledger.frontier()
                 try:
-                    save = self._trainer.save(self._progress.run_id)
-                    self._progress.saved_step, seconds["save"] = await ask(save)
+                    save = self._trainer.save(self._progress.run_id, frontier, wait)
+                    saved, seconds["save"] = await ask(save)
+                    needed = step if wait else 0
+                    self._progress.saved_step = saved_step(saved, at_least=needed)
                 except TrainerLost as error:
                     lost = error
         self._recoveries_in_row = 0

@@ -44,6 +44,32 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LedgerFrontier:
+    """How far a run's ledger was when a checkpoint was taken.
+
+    Attributes:
+        next_position: first position of the prompt order that was not admitted yet.
+        trained: sample groups trained.
+    """
+
+    next_position: int
+    trained: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointReport:
+    """What became of a run's checkpoints.
+
+    Attributes:
+        saved_step: train step of the newest one that is complete on disk, 0 for none.
+        problem: why one that was begun is not there, told once; empty when all are.
+    """
+
+    saved_step: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainReport:
     """What one train step did.
 
@@ -57,6 +83,7 @@ class TrainReport:
             advantage_mean_abs and the rest of docs/algorithms.md.
         seconds: wall time by phase: `forward_backward`, `optimizer`, `snapshot`, `total`.
         skipped_groups: sample groups whose update was left out because it was not finite.
+        checkpoint: what became of checkpoints begun before.
     """
 
     step: int
@@ -65,6 +92,7 @@ class TrainReport:
     metrics: dict[str, float]
     seconds: dict[str, float]
     skipped_groups: tuple[int, ...] = ()
+    checkpoint: CheckpointReport
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +127,8 @@ class TrainerState:
         policy_version: version of the weights it holds, None before its first publish.
         world_size: number of FSDP2 ranks.
         parameters: parameters of the model.
+        frontier: where the ledger was at the checkpoint that was loaded, None without one.
+        refused_checkpoints: newer ones that could not be loaded, each with the reason.
     """
 
     ready: bool
@@ -107,22 +137,33 @@ class TrainerState:
     policy_version: int | None
     world_size: int
     parameters: int
+    frontier: LedgerFrontier | None = None
+    refused_checkpoints: tuple[str, ...] = ()
 
 
 class Trainer(Protocol):
     """The trainer's interface. Every call may raise `NotReady` while ranks restart."""
 
     async def start_run(self, start: RunStart) -> TrainerState:
-        """Load the run's newest checkpoint or the initial weights, and publish them.
+        """Load the run's newest good checkpoint or the initial weights, and publish them.
 
         Calling it again for the same run goes back to the newest checkpoint.
+
+        Raises:
+            InvalidInput: there are checkpoints and none of them is good.
         """
 
     async def train(self, batch: TrainBatch) -> TrainReport:
         """Do one train step and publish the result as a new policy version."""
 
-    async def save(self, run_id: str) -> int:
-        """Write a checkpoint of the current step; returns the step."""
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
+        """Write a checkpoint of the current step, with where the ledger is.
+
+        Without `wait` it returns when the state is copied; what became of the checkpoint is
+        in the reports that follow.
+        """
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """Current logprobs of tokens 1.. of each sequence, natural log, temperature 1."""

@@ -4,7 +4,14 @@ from ray import serve
 
 from services.peers import BusPeer
 from services.protocol.model_source import model_folder, on_hub
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+)
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
 from services.trainer.service import TrainerService
@@ -36,9 +43,11 @@ class TrainerDeployment:
         """See `Trainer.train`."""
         return await self._service.train(batch)
 
-    async def save(self, run_id: str) -> int:
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
         """See `Trainer.save`."""
-        return await self._service.save(run_id)
+        return await self._service.save(run_id, frontier, wait)
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """See `Trainer.logprobs`."""

@@ -1,115 +1,127 @@
-"""Checkpoints that can be loaded on any number of ranks, complete or not there at all.
+"""The tensors of a checkpoint: what is in it, and loading the newest one that is good."""
 
-A checkpoint is written into a folder of another name and renamed when every rank is done,
-so the highest `step-*` folder is always a complete one.
-"""
-
-import re
-import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from services.trainer.model import Policy
+from services.protocol.errors import InvalidInput
+from services.trainer.agreement import from_rank_0, gather, share
+from services.trainer.checkpoint_folder import CheckpointFolder
+from services.trainer.checkpoint_manifest import (
+    BadCheckpoint,
+    CheckpointManifest,
+    check_files,
+    read_manifest,
+)
 
-_COMPLETE = re.compile(r"step-(\d{8})")
+_RANDOM = "random"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """What a checkpoint holds besides tensors.
+class Part:
+    """A module that is trained, and what trains it."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+
+
+Parts = Mapping[str, Part]
+"""By the name under which a checkpoint keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that was loaded.
 
     Attributes:
-        step: train steps done.
-        optimizer_steps: optimizer updates done.
-        policy_version: version under which these weights were published.
+        manifest: what it says of itself.
+        refused: newer ones that were not good, each with the reason.
     """
 
-    step: int = 0
-    optimizer_steps: int = 0
-    policy_version: int = -1
+    manifest: CheckpointManifest
+    refused: tuple[str, ...]
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The complete checkpoint of the highest step, None when there is none."""
-    complete = _complete(folder)
-    return complete[-1] if complete else None
+def state_of(parts: Parts) -> dict[str, Any]:
+    """Parameters, optimizers and random state as they are now, sharded. Collective.
 
-
-def save_checkpoint(
-    folder: Path,
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    progress: Progress,
-    *,
-    kept: int,
-) -> Path:
-    """Write the ranks' state together and keep the newest `kept` checkpoints.
-
-    Collective: every rank calls it. An existing checkpoint of the same step is replaced.
+    The random state is the CPU's, the only place where the trainer draws, and the same on
+    all ranks.
     """
-    target = folder / f"step-{progress.step:08d}"
-    writing = folder / f".writing-{target.name}"
-    if dist.get_rank() == 0:
-        shutil.rmtree(writing, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    policy.reshard_all()
-    save(_state(policy, optimizer, progress), checkpoint_id=writing)
-    if dist.get_rank() == 0:
-        _replace(writing, target)
-        for stale in _complete(folder)[:-kept]:
-            shutil.rmtree(stale)
-    dist.barrier()
-    return target
+    state: dict[str, Any] = {_RANDOM: torch.get_rng_state()}
+    for name, part in parts.items():
+        model, optimizer = get_state_dict(part.module, part.optimizer)
+        state[name] = {"model": model, "optimizer": optimizer}
+    return state
 
 
-def load_checkpoint(path: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> Progress:
-    """Load a checkpoint written by any number of ranks. Collective.
+def load_newest(folder: CheckpointFolder, parts: Callable[[], Parts]) -> Loaded | None:
+    """Load the newest good checkpoint, written by any number of ranks. Collective.
 
-    The random state is restored on the CPU, the only place where the trainer draws.
+    Those that turn out not to be good are set aside, once a good one is found.
+
+    Args:
+        folder: the same for all ranks.
+        parts: gives what to load into; called when there is something to load.
+
+    Raises:
+        InvalidInput: there are checkpoints and none is good, or it is of another model.
     """
-    policy.reshard_all()
-    state = _state(policy, optimizer, Progress())
-    load(state, checkpoint_id=path)
-    set_state_dict(
-        policy.causal,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
-    torch.set_rng_state(state["rng"])
-    return Progress(**{name: int(value) for name, value in state["progress"].items()})
+    bad: dict[Path, str] = {}
+    for path in from_rank_0(folder.newest_first):
+        manifest, problem = _check(path)
+        if manifest is None:
+            bad[path] = f"{path.name}: {problem}"
+            continue
+        _load(path, parts())
+        if dist.get_rank() == 0:
+            folder.set_aside(list(bad))
+        return Loaded(manifest=manifest, refused=tuple(bad.values()))
+    if bad:
+        raise InvalidInput(
+            "checkpoint_dir",
+            str(folder.path),
+            f"No checkpoint in it can be loaded: {'; '.join(bad.values())}. Restore one of "
+            "them, or move them away to begin with the model's initial weights.",
+        )
+    return None
 
 
-def _state(policy: Policy, optimizer: torch.optim.Optimizer, progress: Progress) -> dict[str, Any]:
-    # The inner model, so that parameters have the names of a Hugging Face checkpoint.
-    model, optimizer_state = get_state_dict(policy.causal, optimizer)
-    return {
-        "model": model,
-        "optimizer": optimizer_state,
-        "rng": torch.get_rng_state(),
-        "progress": dict(vars(progress)),
-    }
+def _load(path: Path, parts: Parts) -> None:
+    state = state_of(parts)
+    try:
+        load(state, checkpoint_id=path)
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        fix = f"Its files are whole, but do not fit the model and algorithm: {first}"
+        raise InvalidInput("checkpoint_dir", str(path), fix) from None
+    for name, part in parts.items():
+        loaded = state[name]
+        set_state_dict(
+            part.module,
+            part.optimizer,
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optimizer"],
+        )
+    torch.set_rng_state(state[_RANDOM])
 
 
-def _complete(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _COMPLETE.fullmatch(path.name))
-
-
-def _replace(written: Path, target: Path) -> None:
-    """Rename into place; what was there is moved aside first, as folders do not overwrite."""
-    aside = target.with_name(f".replaced-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    if target.exists():
-        target.rename(aside)
-    written.rename(target)
-    shutil.rmtree(aside, ignore_errors=True)
+def _check(path: Path) -> tuple[CheckpointManifest | None, str]:
+    """The manifest of a good checkpoint, or why it is none; each rank reads its share."""
+    manifest, problem = None, ""
+    try:
+        manifest = read_manifest(path)
+        check_files(path, share(sorted(manifest.files.items())))
+    except BadCheckpoint as error:
+        problem = str(error)
+    problems = gather(problem)
+    found = next(filter(None, problems), "")
+    return (None, found) if found else (manifest, "")

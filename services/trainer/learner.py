@@ -2,9 +2,7 @@
 
 import os
 import time
-from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
 from services.trainer.batching import (
@@ -23,13 +21,11 @@ from services.trainer.batching import (
     rows_of,
 )
 from services.trainer.canary import canary_sequences
-from services.trainer.checkpoint import (
-    Progress,
-    load_checkpoint,
-    newest_checkpoint,
-    save_checkpoint,
-)
+from services.trainer.checkpoint import Part, Parts, load_newest
+from services.trainer.checkpoint_folder import CheckpointFolder
+from services.trainer.checkpoint_manifest import CheckpointManifest, Progress
 from services.trainer.checkpoint_names import CheckpointNames
+from services.trainer.checkpoint_writer import CheckpointWriter
 from services.trainer.collate import collate_sequences
 from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
@@ -95,6 +91,7 @@ class Learner:
         self._companions = Companions()
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
+        self._checkpoints = CheckpointWriter(config.call_timeout_s)
 
     @property
     def model(self) -> RankModel:
@@ -116,25 +113,31 @@ class Learner:
         return RankSnapshot(digests=taken.digests)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
-        """Load the newest checkpoint, else the initial weights, and take a snapshot.
+        """Load the newest good checkpoint, else the initial weights, and take a snapshot.
 
         Raises:
-            InvalidInput: the user's own loss cannot be used.
+            InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
+                is good.
         """
         self._user_loss = load_user_loss(start.algorithm)
         self._start, self._algorithm = start, start.algorithm
         self._companions = Companions.load(self._algorithm, self._config, self._mesh)
         torch.manual_seed(start.seed)
-        checkpoint = newest_checkpoint(Path(start.checkpoint_dir))
-        if checkpoint is None and self._touched:
+        self._checkpoints.settle()
+        loaded = load_newest(CheckpointFolder(start.checkpoint_dir), self._fresh_parts)
+        if loaded is None and self._touched:
             self._policy = load_policy(self._config, self._mesh)
             self._touched = False
-        self._optimizer = self._make_optimizer()
-        self._progress = Progress()
-        if checkpoint is not None:
-            self._touched = True
-            self._progress = load_checkpoint(checkpoint, self._policy, self._optimizer)
-        return RankRun(step=self._progress.step, snapshot=self.snapshot(version))
+        if loaded is None:
+            self._optimizer = self._make_optimizer()
+        self._progress = loaded.manifest.progress if loaded else Progress()
+        self._checkpoints.follow(self._progress.step)
+        return RankRun(
+            step=self._progress.step,
+            snapshot=self.snapshot(version),
+            frontier=loaded.manifest.frontier if loaded else None,
+            refused=loaded.refused if loaded else (),
+        )
 
     def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
         """Do one train step and take a snapshot named `next_version`.
@@ -176,20 +179,30 @@ class Learner:
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
             snapshot=snapshot,
             skipped_groups=done.skipped_groups,
+            checkpoint=self._checkpoints.report(),
         )
 
-    def save(self, version: int) -> int:
-        """Write a checkpoint of the current step; returns the step."""
+    def save(
+        self, version: int, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
+        """Begin a checkpoint of the current step, and `wait` until it is on disk."""
         start = self._started()
-        self._progress = replace(self._progress, policy_version=version)
-        save_checkpoint(
-            Path(start.checkpoint_dir),
-            self._policy,
-            self._optimizer,
-            self._progress,
-            kept=self._config.checkpoints_kept,
+        self._progress = self._progress.model_copy(update={"policy_version": version})
+        manifest = CheckpointManifest(
+            run_id=start.run_id,
+            progress=self._progress,
+            frontier=frontier,
+            world_size=dist.get_world_size(),
+            model=self._config.model,
+            dtype=self._dtype,
         )
-        return self._progress.step
+        folder = CheckpointFolder(start.checkpoint_dir)
+        kept = self._config.checkpoints_kept
+        self._policy.reshard_all()
+        self._checkpoints.begin(folder, self._parts(), manifest, kept=kept)
+        if wait:
+            self._checkpoints.settle()
+        return self._checkpoints.report()
 
     def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         """Score this rank's share of the sequences, at temperature 1; by sequence index."""
@@ -214,6 +227,17 @@ class Learner:
         # optimizer that is made next would train those and not the shards.
         self._policy.reshard_all()
         return scored
+
+    def _parts(self) -> Parts:
+        # The inner model, so that parameters have the names of a Hugging Face checkpoint.
+        return {"policy": Part(module=self._policy.causal, optimizer=self._optimizer)}
+
+    def _fresh_parts(self) -> Parts:
+        """What a checkpoint is loaded into."""
+        self._touched = True
+        self._policy.reshard_all()
+        self._optimizer = self._make_optimizer()
+        return self._parts()
 
     def _started(self) -> RunStart:
         if self._start is None:

@@ -14,7 +14,7 @@ import ray
 
 from services.observability.garbage import heavy_imports
 from services.peers import BusPeer
-from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weight_bus import TrainerHello
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
@@ -89,9 +89,11 @@ class TrainerRank:
         """See `Learner.train`."""
         return await self._in_torch(lambda: self._loaded().train(batch, held_version, next_version))
 
-    async def save(self, version: int) -> int:
+    async def save(
+        self, version: int, frontier: LedgerFrontier | None, wait: bool
+    ) -> CheckpointReport:
         """See `Learner.save`."""
-        return await self._in_torch(lambda: self._loaded().save(version))
+        return await self._in_torch(lambda: self._loaded().save(version, frontier, wait))
 
     async def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         """See `Learner.logprobs`."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.protocol.trainer import CheckpointReport, LedgerFrontier
 from services.protocol.weights import TensorSpec
 
 
@@ -40,10 +41,14 @@ class RankRun:
     Attributes:
         step: train steps done in it.
         snapshot: what was loaded.
+        frontier: of the ledger, as the checkpoint that was loaded has it.
+        refused: newer checkpoints that are not good, each with the reason.
     """
 
     step: int
     snapshot: RankSnapshot
+    frontier: LedgerFrontier | None = None
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,7 @@ class RankStep:
         seconds: `forward_backward`, `optimizer` and `snapshot`.
         snapshot: the result.
         skipped_groups: see `TrainReport`.
+        checkpoint: see `TrainReport`.
     """
 
     tokens: int
@@ -63,3 +69,4 @@ class RankStep:
     seconds: dict[str, float]
     snapshot: RankSnapshot
     skipped_groups: tuple[int, ...] = ()
+    checkpoint: CheckpointReport

@@ -9,12 +9,20 @@ from typing import Any, TypeVar
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+)
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
 from services.trainer.canary import CanaryScorer, by_sequence
 from services.trainer.config import TrainerConfig
 from services.trainer.group import Group
+from services.trainer.notes import note_checkpoint, note_refused, note_step
 from services.trainer.publisher import Publisher
 from services.trainer.rank_messages import RankRun, RankSnapshot, RankStep
 
@@ -30,6 +38,8 @@ class _Run:
 
     run_id: str
     step: int
+    saved_step: int
+    loaded: RankRun
 
 
 class TrainerService:
@@ -55,7 +65,7 @@ class TrainerService:
         self._group: Group | None = None
         self._run: _Run | None = None
         self._last_start: RunStart | None = None
-        self._restored: tuple[RunStart, int] | None = None  # what new ranks have loaded
+        self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
         self._unsettled = False  # the ranks may be ahead of what was published
         self._parameters = 0
 
@@ -97,6 +107,8 @@ class TrainerService:
             policy_version=self._publisher.version,
             world_size=self._config.world_size,
             parameters=self._parameters,
+            frontier=run.loaded.frontier if run else None,
+            refused_checkpoints=run.loaded.refused if run else (),
         )
 
     async def start_run(self, start: RunStart) -> TrainerState:
@@ -111,9 +123,11 @@ class TrainerService:
         """
         return await self._in_turn(lambda: self._train(batch))
 
-    async def save(self, run_id: str) -> int:
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
         """See `Trainer.save`."""
-        return await self._in_turn(lambda: self._save(run_id))
+        return await self._in_turn(lambda: self._save(run_id, frontier, wait))
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         """See `Trainer.logprobs`."""
@@ -122,25 +136,28 @@ class TrainerService:
     async def _start_run(self, start: RunStart) -> TrainerState:
         restored, self._restored = self._restored, None
         if restored is not None and restored[0] == start:
-            step = restored[1]
+            loaded = restored[1]
         else:
-            step = await self._load_and_publish(start)
+            loaded = await self._load_and_publish(start)
         self._last_start = start
-        self._run, self._unsettled = _Run(run_id=start.run_id, step=step), False
+        step = loaded.step
+        self._run = _Run(run_id=start.run_id, step=step, saved_step=step, loaded=loaded)
+        self._unsettled = False
         return await self.state()
 
-    async def _load_and_publish(self, start: RunStart) -> int:
-        """Load the run's newest checkpoint, publish it if it is not; returns its step."""
+    async def _load_and_publish(self, start: RunStart) -> RankRun:
+        """Load the run's newest good checkpoint and publish it if it is not."""
         await self._canary.score()  # before the weights change
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
+        note_refused(start.run_id, runs[0].refused)
         manifest = self._manifest(version, runs[0].step, [run.snapshot for run in runs])
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
             await self._publish(manifest)
-        return runs[0].step
+        return runs[0]
 
     async def _train(self, batch: TrainBatch) -> TrainReport:
         started = time.perf_counter()
@@ -157,7 +174,10 @@ class TrainerService:
             raise
         manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
         await self._publish(manifest)
-        self._run, self._unsettled = replace(run, step=batch.step), False
+        checkpoint = steps[0].checkpoint
+        saved_step = note_checkpoint(batch.run_id, run.saved_step, checkpoint)
+        self._run = replace(run, step=batch.step, saved_step=saved_step)
+        self._unsettled = False
         total = time.perf_counter() - started
         report = TrainReport(
             step=batch.step,
@@ -166,14 +186,19 @@ class TrainerService:
             metrics=steps[0].metrics,
             seconds=steps[0].seconds | {"total": total},
             skipped_groups=steps[0].skipped_groups,
+            checkpoint=checkpoint,
         )
-        _record(batch.run_id, report)
+        note_step(batch.run_id, report)
         return report
 
-    async def _save(self, run_id: str) -> int:
-        self._running("run_id", run_id)
-        steps: list[int] = await self._call("save", self._publisher.version)
-        return steps[0]
+    async def _save(
+        self, run_id: str, frontier: LedgerFrontier | None, wait: bool
+    ) -> CheckpointReport:
+        run = self._running("run_id", run_id)
+        version = self._publisher.version
+        reports: list[CheckpointReport] = await self._call("save", version, frontier, wait)
+        self._run = replace(run, saved_step=note_checkpoint(run_id, run.saved_step, reports[0]))
+        return reports[0]
 
     async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         parts: list[dict[int, list[float]]] = await self._call("logprobs", sequences)
@@ -264,8 +289,8 @@ class TrainerService:
         if self._publisher.holds_snapshots:
             return
         if self._last_start is not None:
-            step = await self._load_and_publish(self._last_start)
-            self._restored = self._last_start, step
+            loaded = await self._load_and_publish(self._last_start)
+            self._restored = self._last_start, loaded
             return
         if (await self._publisher.members()).newest_version is not None:
             # The bus raises it to what its members serve, too.
@@ -291,22 +316,3 @@ class TrainerService:
             digests=tuple(snapshot.digests for snapshot in snapshots),
             canary=model.canary,
         )
-
-
-def _record(run_id: str, report: TrainReport) -> None:
-    run = {"run": run_id}
-    TrainerMetrics.steps.inc(tags=run)
-    TrainerMetrics.tokens.inc(report.tokens, tags=run)
-    TrainerMetrics.mismatch.set(report.metrics["mismatch_max"], run)
-    TrainerMetrics.grad_norm.set(report.metrics["grad_norm"], run)
-    if report.skipped_groups:
-        TrainerMetrics.skipped_updates.inc(report.metrics["skipped_updates"], tags=run)
-        _log.warning(
-            "update_skipped",
-            why="loss or gradient not finite",
-            run=run_id,
-            step=report.step,
-            groups=report.skipped_groups,
-        )
-    for phase, seconds in report.seconds.items():
-        TrainerMetrics.phase.observe(seconds, tags=run | {"phase": phase})

@@ -19,7 +19,14 @@ from services.orchestrator.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.reward_service import Score, ScoreJob, Verdict
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+)
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from tests.orchestrator.fake_sessions import FakeSessions
 
@@ -141,6 +148,10 @@ class FakeTrainer:
         self._publish()
         return await self.state()
 
+    def _saved_step(self) -> int:
+        saved = self.checkpoints.get(self.starts[-1].checkpoint_dir, [(0, "")])
+        return saved[-1][0]
+
     def _publish(self) -> None:
         self.version = 1 if self.bus.newest is None else self.bus.newest + 1
         self.bus.publish_version(self.version)
@@ -169,6 +180,7 @@ class FakeTrainer:
             tokens=sum(len(t.trajectory.response_token_ids) for t in trajectories(batch)),
             metrics={"loss": 0.5},
             seconds={"total": 0.0},
+            checkpoint=CheckpointReport(saved_step=self._saved_step()),
         )
 
     def death(self) -> NotReady:
@@ -178,13 +190,15 @@ class FakeTrainer:
         asyncio.get_running_loop().call_later(0.05, setattr, self, "ready", True)
         return NotReady("a rank died")
 
-    async def save(self, run_id: str) -> int:
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
         if not self.ready:
             raise NotReady("ranks restart")
         start = next(start for start in reversed(self.starts) if start.run_id == run_id)
         saved = self.checkpoints.setdefault(start.checkpoint_dir, [])
         saved.append((self.step, self.weights))
-        return self.step
+        return CheckpointReport(saved_step=self.step)
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
         raise NotImplementedError

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from services.orchestrator.record import RunRecord
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.protocol.trainer import CheckpointReport
 from tests.orchestrator.fakes import World, run_to_end, world
 
 
@@ -58,7 +60,7 @@ async def test_a_stop_that_cannot_save_still_ends_the_run(
 ) -> None:
     async with world(tmp_path) as cluster:
 
-        async def save(run_id: str) -> int:
+        async def save(*_: Any) -> CheckpointReport:
             raise RuntimeError("No space left on device")
 
         cluster.trainer.save = save
@@ -77,7 +79,7 @@ async def test_a_run_whose_last_checkpoint_fails_ends_as_failed(
 ) -> None:
     async with world(tmp_path, barren_batches=1) as cluster:
 
-        async def save(run_id: str) -> int:
+        async def save(*_: Any) -> CheckpointReport:
             raise RuntimeError("No space left on device")
 
         cluster.trainer.save = save
@@ -133,9 +135,10 @@ def saves(cluster: World) -> Iterator[list[int]]:
     steps: list[int] = []
     save = cluster.trainer.save
 
-    async def noted(run_id: str) -> int:
-        steps.append(await save(run_id))
-        return steps[-1]
+    async def noted(*about: Any) -> CheckpointReport:
+        report = await save(*about)
+        steps.append(report.saved_step)
+        return report
 
     cluster.trainer.save = noted
     yield steps

@@ -155,7 +155,8 @@ class Ranks:
     def call(self, method: str, *args: Any) -> list[Any]:
         for connection in self._connections:
             connection.send((method, args))
-        return [self._answer(connection) for connection in self._connections]
+        answers = [self._receive(connection) for connection in self._connections]
+        return [self._result(*answer) for answer in answers]
 
     def load(self, model: Path, **settings: Any) -> Any:
         return self.call("load", self.config(model, **settings))[0]
@@ -167,8 +168,13 @@ class Ranks:
             child.wait(timeout=ANSWER_S)
 
     def _answer(self, connection: Any) -> Any:
+        return self._result(*self._receive(connection))
+
+    def _receive(self, connection: Any) -> tuple[bool, Any]:
         assert connection.poll(ANSWER_S), "a rank did not answer"
-        done, result = connection.recv()
+        return connection.recv()
+
+    def _result(self, done: bool, result: Any) -> Any:
         if not done:
             raise result
         return result

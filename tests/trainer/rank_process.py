@@ -1,6 +1,9 @@
 """One rank in a process of its own: does what the test at the other end of a socket asks."""
 
+import resource
+import signal
 import sys
+import threading
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -20,6 +23,7 @@ class RankProcess:
         self._rank = rank
         self._store: Any = None
         self._learner: Any = None
+        self._gate = threading.Event()
 
     def meet(self) -> int:
         self._store = open_store("127.0.0.1")
@@ -61,6 +65,20 @@ class RankProcess:
 
     def draw(self) -> float:
         return float(torch.rand(()))
+
+    def hold_checkpoints(self) -> None:
+        """Let the thread that writes them wait for `let_checkpoints_go`."""
+        self._gate.clear()
+        writer = self._learner._checkpoints
+        writer._thread.submit(self._gate.wait, 60.0)
+
+    def let_checkpoints_go(self) -> None:
+        self._gate.set()
+
+    def limit_files(self, size: int) -> None:
+        """No file may grow above `size` bytes, -1 for any size: as on a full disk."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._learner, method)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.trainer import TrainBatch
+from services.protocol.trainer import CheckpointReport, TrainBatch
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.protocol.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer import publisher
@@ -129,10 +129,16 @@ class FakeGroup:
         self.weights += rank  # once for both ranks
         snapshot = snapshot_of(rank, batch.step)
         metrics = {"loss": 0.5, "grad_norm": 1.0, "mismatch_max": 0.0}
-        return RankStep(tokens=3, metrics=metrics, seconds={"optimizer": 0.1}, snapshot=snapshot)
+        return RankStep(
+            tokens=3,
+            metrics=metrics,
+            seconds={"optimizer": 0.1},
+            snapshot=snapshot,
+            checkpoint=CheckpointReport(),
+        )
 
-    def save(self, rank: int, version: int) -> int:
-        return self.weights
+    def save(self, rank: int, version: int, frontier: Any, wait: bool) -> CheckpointReport:
+        return CheckpointReport(saved_step=self.weights)
 
     def logprobs(self, rank: int, sequences: list[list[int]]) -> dict[int, list[float]]:
         return {i: [float(-i)] for i in range(rank, len(sequences), 2)}
@@ -460,7 +466,7 @@ async def test_save_names_the_run_and_returns_the_step(open_service, make_start)
     service = await open_service(FakeBus(), FakeGroup())
     await service.start_run(make_start())
     await service.train(batch(1))
-    assert await service.save("run") == 1
+    assert (await service.save("run")).saved_step == 1
     with pytest.raises(InvalidInput, match="run_id"):
         await service.save("other")
 

@@ -1,0 +1,45 @@
+"""What the trainer tells people of its work: metrics and warnings."""
+
+from services.observability.log import Log
+from services.observability.metrics import TrainerMetrics
+from services.protocol.trainer import CheckpointReport, TrainReport
+
+_log = Log("trainer")
+
+
+def note_checkpoint(run_id: str, saved_step: int, report: CheckpointReport) -> int:
+    """Count what became of checkpoints since the newest was `saved_step`; returns the newest."""
+    if report.saved_step > saved_step:
+        TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "written"})
+        _log.info("checkpoint_written", run=run_id, step=report.saved_step)
+    if report.problem:
+        TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "failed"})
+        _log.warning("checkpoint_failed", run=run_id, why=report.problem)
+    return report.saved_step
+
+
+def note_refused(run_id: str, refused: tuple[str, ...]) -> None:
+    """Warn of checkpoints that were passed over because they are not good."""
+    for why in refused:
+        TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "refused"})
+        _log.warning("checkpoint_refused", run=run_id, why=why, instead="the one before")
+
+
+def note_step(run_id: str, report: TrainReport) -> None:
+    """Measure a train step; warn of updates that were left out."""
+    run = {"run": run_id}
+    TrainerMetrics.steps.inc(tags=run)
+    TrainerMetrics.tokens.inc(report.tokens, tags=run)
+    TrainerMetrics.mismatch.set(report.metrics["mismatch_max"], run)
+    TrainerMetrics.grad_norm.set(report.metrics["grad_norm"], run)
+    if report.skipped_groups:
+        TrainerMetrics.skipped_updates.inc(report.metrics["skipped_updates"], tags=run)
+        _log.warning(
+            "update_skipped",
+            why="loss or gradient not finite",
+            run=run_id,
+            step=report.step,
+            groups=report.skipped_groups,
+        )
+    for phase, seconds in report.seconds.items():
+        TrainerMetrics.phase.observe(seconds, tags=run | {"phase": phase})
