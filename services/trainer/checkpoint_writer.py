@@ -56,6 +56,7 @@ class CheckpointWriter:
         else:
             state = state_of(parts)
             saving = async_save(state, checkpoint_id=writing, process_group=self._group)
+            assert isinstance(saving, Future), "the state was copied before it returned"
             work = _Writing(folder, writing, manifest, kept, self._group)
             self._writing = step, self._thread.submit(work.finish, saving)
 
@@ -107,7 +108,8 @@ class _Writing:
         except CheckpointException as error:  # raised on all ranks
             first, _ = next(iter(error.failures.values()))
             return str(first)
-        everyones = gather(attempt(self._own_files, {}), self._group)
+        nothing: dict[str, FileDigest] = {}
+        everyones = gather(attempt(self._own_files, nothing), self._group)
         if problem := next(filter(None, (one for _, one in everyones)), ""):
             return problem
         files = {name: digest for part, _ in everyones for name, digest in part.items()}
