@@ -30,7 +30,7 @@ class OrchestratorConfig(StrictModel):
         score_queue: trajectories that may wait to be scored.
         score_timeout_s: deadline for a score, retries included, seconds; then it counts as an
             infrastructure failure.
-        evaluation_concurrency: held-out tasks rolled out at a time.
+        evaluation_concurrency: held-out tasks rolled out at a time, of all sets together.
         trainer_call_timeout_s: deadline for one call of the trainer, seconds; above the
             trainer's own `call_timeout_s` plus `bus_timeout_s`, so that the trainer gives up
             first and says why.

@@ -78,7 +78,7 @@ class RunEnding:
             detail = f"{detail}; its summary could not be written: {error!r}"
         else:
             self._progress.summary = summary
-            await self._draw(summary)
+            await self._draw()
         counts = self._close_ledger()
         self._record.forget()
         self._progress.enter(state, detail)
@@ -110,9 +110,9 @@ class RunEnding:
                 self._ledger.close_group(group.group_id, "expired", reason="the run is over")
         return self._record.summarise(seed=seed, pushes=self._fleet.pushes)
 
-    async def _draw(self, summary: RunSummary) -> None:
+    async def _draw(self) -> None:
         try:
-            await asyncio.to_thread(self._directory.draw_learning_curve, summary)
+            await asyncio.to_thread(self._directory.draw_learning_curve)
         except Exception as error:  # noqa: BLE001  a picture must not cost a run its end
             self.failed("learning_curve", error)
 

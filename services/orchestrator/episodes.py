@@ -151,7 +151,7 @@ class EpisodeSampler:
         return {
             "task": request.task.model_dump(mode="json", exclude_unset=True),
             "url": self._config.router_url,
-            "session": {SESSION_HEADER: session},
+            "session": {SESSION_HEADER: session, **request.routing},
             "api_key": self._key.get("authorization", "none").removeprefix("Bearer "),
             "fixed": {
                 "model": self._model,

@@ -1,115 +1,171 @@
-"""Greedy pass rate on held-out tasks, through the same router and reward service."""
+"""One evaluation of a held-out set, through the same router and reward service."""
 
 import asyncio
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import fmean
 
 from services.observability.log import Log
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout import RolloutFailed, RolloutRequest, Sampler
+from services.orchestrator.pass_at import pass_rates
+from services.orchestrator.rollout import (
+    RolloutFailed,
+    RolloutRequest,
+    Sampler,
+    sampling_seed,
+)
 from services.orchestrator.scoring import Scorer
+from services.protocol.evaluation import Evaluation, EvaluationConfig
 from services.protocol.orchestrator import RunConfig
 from services.protocol.reward_service import Score, ScoreJob
 from services.protocol.task import Task
 from services.protocol.trajectory import Trajectory
 
+_PRIORITY = 100
+"""Of an evaluation's requests at the router: training goes first when replicas are full."""
 _log = Log("orchestrator")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How the policy did on held-out tasks.
+@dataclass(kw_only=True)
+class _Asked:
+    """A task that was asked, and what came.
 
     Attributes:
-        passed: tasks whose greedy answer got reward 1.
-        graded: tasks that got a reward at all; the others are infrastructure failures.
-        tasks: tasks asked.
-        tokens: response tokens generated.
-        first_problem: task and problem of the first that got none, empty if all did.
+        scores: by the index of the answer; of an episode with several trajectories the last.
+        versions: policy versions of all tokens.
+        problem: why answers are missing, empty if none is.
     """
 
-    passed: int
-    graded: int
-    tasks: int
-    tokens: int
-    first_problem: str
-
-    @property
-    def pass_rate(self) -> float | None:
-        """Passed among graded; None when nothing could be graded."""
-        return self.passed / self.graded if self.graded else None
-
-    @property
-    def problem(self) -> str | None:
-        """Why tasks are missing from the pass rate; None when none is."""
-        missing = self.tasks - self.graded
-        if not missing:
-            return None
-        return f"{missing} of {self.tasks} held-out tasks got no reward: {self.first_problem}"
+    task: Task
+    scores: dict[int, asyncio.Future[Score]] = field(default_factory=dict)
+    versions: set[int] = field(default_factory=set)
+    tokens: int = 0
+    rewards: list[float] = field(default_factory=list)
+    problem: str = ""
 
 
-async def evaluate(
-    tasks: Sequence[Task],
-    *,
-    run: RunConfig,
-    run_id: str,
-    client: Sampler,
-    scorer: Scorer,
-    concurrency: int,
+class Evaluator:
+    """Asks the tasks of held-out sets; all sets of a run share its bound on open requests."""
+
+    def __init__(
+        self, *, run: RunConfig, run_id: str, sampler: Sampler, scorer: Scorer, concurrency: int
+    ) -> None:
+        self._run = run
+        self._run_id = run_id
+        self._sampler = sampler
+        self._scorer = scorer
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def evaluate(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        *,
+        plan: EvaluationConfig,
+        step: int,
+        min_version: int | None,
+    ) -> Evaluation:
+        """Ask every task of a set; what fails is counted, not raised.
+
+        No token is older than `min_version`; newer ones come while training goes on.
+        """
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(
+                    self._ask(task, self._request(task, name, place, step, plan, min_version))
+                )
+                for place, task in enumerate(tasks)
+            ]
+        asked = [one.result() for one in asking]
+        result = _evaluation(name, asked, plan=plan, step=step, seconds=time.monotonic() - began)
+        if result.problem:
+            _log.warning("evaluation_failures", run=self._run_id, set=name, first=result.problem)
+        return result
+
+    async def _ask(self, task: Task, request: RolloutRequest) -> _Asked:
+        asked = _Asked(task=task)
+
+        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            asked.tokens += sum(trajectory.loss_mask)
+            asked.versions |= {span.version for span in trajectory.spans}
+            asked.scores[index] = self._score(request, index, trajectory, score)
+
+        async with self._slots:
+            try:
+                await self._sampler.sample(request, arrived)
+            except RolloutFailed as failure:
+                asked.problem = str(failure)
+        for future in asked.scores.values():
+            score = await future
+            if score.reward is not None:
+                asked.rewards.append(score.reward)
+            else:
+                asked.problem = asked.problem or f"{score.verdict}: {one_line(score.detail)}"
+        return asked
+
+    def _score(
+        self, request: RolloutRequest, index: int, trajectory: Trajectory, score: Score | None
+    ) -> asyncio.Future[Score]:
+        if score is not None:
+            known: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
+            known.set_result(score)
+            return known
+        assert request.task is not None
+        assert request.task.grader is not None, "checked when the tasks were read"
+        name, grader = f"{request.session}/{index}", request.task.grader
+        return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
+
+    def _request(
+        self,
+        task: Task,
+        name: str,
+        place: int,
+        step: int,
+        plan: EvaluationConfig,
+        min_version: int | None,
+    ) -> RolloutRequest:
+        run = self._run
+        return RolloutRequest(
+            session=f"{self._run_id}-evaluation-{name}-{step}-{place}",
+            messages=task.chat,
+            n=plan.samples,
+            temperature=plan.temperature,
+            max_tokens=run.sampling.max_tokens,
+            seed=sampling_seed(run.seed, "evaluation", task.task_id),
+            timeout_s=run.rollout_timeout_s,
+            task=task,
+            min_version=min_version,
+            priority=_PRIORITY,
+        )
+
+
+def _evaluation(
+    name: str, asked: Sequence[_Asked], *, plan: EvaluationConfig, step: int, seconds: float
 ) -> Evaluation:
-    """Ask every task once at temperature 0, many at a time; failures are counted, not raised."""
-    slots = asyncio.Semaphore(concurrency)
-    failures: list[str] = []
-
-    def failed(task: Task, problem: object) -> None:
-        failures.append(f"task {task.task_id}: {problem}")
-
-    async def answer(task: Task) -> tuple[int, Score] | None:
-        got: list[tuple[Trajectory, Score | None]] = []
-
-        def arrived(_: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
-            got.append((trajectory, score))
-
-        request = _request(task, run=run, run_id=run_id)
-        try:
-            async with slots:
-                await client.sample(request, arrived)
-        except RolloutFailed as failure:
-            failed(task, failure)
-            return None
-        trajectory, score = got[-1]  # an episode may have several; they share its reward
-        if score is None:
-            name = f"{run_id}/evaluation/{task.task_id}"
-            assert task.grader is not None, "checked when the tasks were read"
-            job = ScoreJob(job_id=name, completion=trajectory.text, grader=task.grader)
-            score = await scorer.submit(job)
-        if score.reward is None:
-            failed(task, f"{score.verdict}: {one_line(score.detail)}")
-        return sum(sum(one.loss_mask) for one, _ in got), score
-
-    async with asyncio.TaskGroup() as group:
-        answers = [group.create_task(answer(task)) for task in tasks]
-    done = [result for task in answers if (result := task.result()) is not None]
-    if failures:
-        _log.warning("evaluation_failures", run=run_id, count=len(failures), first=failures[0])
-    rewards = [score.reward for _, score in done if score.reward is not None]
+    counts = [(len(one.rewards), sum(r >= 1.0 for r in one.rewards)) for one in asked]
+    graded = [one.rewards for one in asked if one.rewards]
+    versions = set[int]().union(*(one.versions for one in asked))
+    answers, wanted = sum(len(rewards) for rewards in graded), len(asked) * plan.samples
+    problem = ""
+    if answers < wanted:
+        first = next(one for one in asked if one.problem)
+        missing = f"{wanted - answers} of {wanted} answers to held-out tasks got no reward"
+        problem = f"{missing}: task {first.task.task_id}: {first.problem}"
     return Evaluation(
-        passed=sum(reward >= 1.0 for reward in rewards),
-        graded=len(rewards),
-        tasks=len(tasks),
-        tokens=sum(tokens for tokens, _ in done),
-        first_problem=failures[0] if failures else "",
-    )
-
-
-def _request(task: Task, *, run: RunConfig, run_id: str) -> RolloutRequest:
-    return RolloutRequest(
-        session=f"{run_id}-evaluation-{task.task_id}",
-        messages=task.chat,
-        n=1,
-        temperature=0.0,
-        max_tokens=run.sampling.max_tokens,
-        seed=run.seed,
-        timeout_s=run.rollout_timeout_s,
-        task=task,
+        name=name,
+        step=step,
+        tasks=len(asked),
+        samples=plan.samples,
+        temperature=plan.temperature,
+        graded=len(graded),
+        answers=answers,
+        pass_at=pass_rates(counts, plan.samples),
+        reward=fmean(fmean(rewards) for rewards in graded) if graded else None,
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        tokens=sum(one.tokens for one in asked),
+        seconds=seconds,
+        problem=problem,
     )

@@ -46,7 +46,7 @@ def policy_client(
     seed: int,
     timeout_s: float,
 ) -> AsyncOpenAI:
-    """A client whose calls all carry the headers that name the session.
+    """A client whose calls all carry the headers of `session`.
 
     `fixed` are body fields that no call can change, such as temperature and model: the
     logprobs must be those that the trainer computes. `max_tokens` bounds each answer.

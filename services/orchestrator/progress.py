@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.orchestrator.failures import Failures
+from services.protocol.evaluation import DEFAULT_SET, Evaluation
 from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
 
 
@@ -14,9 +15,9 @@ class Progress:
     Attributes:
         tokens: response tokens received so far, of training rollouts (failed attempts
             included) and of evaluations.
-        heldout_before: held-out pass rate before the first train step.
+        heldout_set: the held-out set that `heldout` is of.
+        evaluations: the newest of each held-out set.
         saved_step: newest train step of which there is a checkpoint.
-        evaluated_step: train step that `heldout` was measured at.
         failures: sample groups that failed.
         recoveries: times the trainer was brought back.
         paused: no sample group is admitted and no train step begins.
@@ -30,9 +31,8 @@ class Progress:
     step: int = 0
     saved_step: int = 0
     reward: float | None = None
-    heldout_before: float | None = None
-    heldout: float | None = None
-    evaluated_step: int | None = None
+    heldout_set: str = DEFAULT_SET
+    evaluations: dict[str, Evaluation] = field(default_factory=dict)
     heldout_problem: str | None = None
     policy_version: int | None = None
     staleness: float | None = None
@@ -52,6 +52,12 @@ class Progress:
     def active(self) -> bool:
         """The run still uses the cluster."""
         return self.state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+    @property
+    def heldout(self) -> float | None:
+        """Newest pass rate of the first held-out set."""
+        newest = self.evaluations.get(self.heldout_set)
+        return newest.pass_rate if newest else None
 
     @property
     def elapsed_s(self) -> float:
@@ -84,6 +90,7 @@ class Progress:
             reward=_rounded(self.reward),
             heldout_pass_rate=_rounded(self.heldout),
             heldout_problem=self.heldout_problem,
+            evaluations=list(self.evaluations.values()),
             policy_version=self.policy_version,
             staleness=self.staleness,
             tokens_generated=self.tokens,

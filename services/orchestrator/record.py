@@ -10,6 +10,7 @@ from services.orchestrator.progress import Progress
 from services.orchestrator.results import Graded, GroupResult
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Selection
+from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
 
@@ -26,6 +27,7 @@ class RunRecord:
         self._ledger = ledger
         self._progress = progress
         self._samples = samples
+        self._fresh: list[Evaluation] = []
         self.tags = {"run": progress.run_id}
 
     def write(
@@ -45,6 +47,7 @@ class RunRecord:
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
+        self._fresh.clear()
         self.show(results[: min(self._samples, len(batch.train))], step=report.step)
         self._ledger.note(
             tokens=progress.tokens, elapsed_s=progress.elapsed_s, recoveries=progress.recoveries
@@ -52,6 +55,13 @@ class RunRecord:
         self._measure(batch, line, imbalance)
         if imbalance:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Record one evaluation; the next train step's line has it too."""
+        if evaluation.pass_rate is not None:
+            self._progress.evaluations[evaluation.name] = evaluation
+        self._directory.append_evaluation(evaluation)
+        self._fresh.append(evaluation)
 
     def show(self, results: list[GroupResult], *, step: int) -> None:
         """Keep an answer of each for people to read; `step` is the newest train step."""
@@ -66,12 +76,16 @@ class RunRecord:
         seconds: dict[str, float],
     ) -> dict[str, Any]:
         progress = self._progress
+        of_first_set = (one for one in self._fresh if one.name == progress.heldout_set)
+        heldout = next(reversed(list(of_first_set)), None)
         lengths = [len(one.trajectory.response_token_ids) for one in graded]
         return {
             "step": report.step,
             "policy_version": report.policy_version,
             "reward": progress.reward,
-            "heldout_pass_rate": progress.heldout if self._evaluated(report.step) else None,
+            "heldout_pass_rate": heldout.pass_rate if heldout else None,
+            "heldout_step": heldout.step if heldout else None,
+            "evaluations": [one.model_dump(mode="json") for one in self._fresh],
             "groups_trained": len(batch.train),
             "groups_filtered": len(batch.filtered),
             "trajectories": len(graded),
@@ -93,9 +107,6 @@ class RunRecord:
             "recoveries": progress.recoveries,
             "elapsed_s": progress.elapsed_s,
         }
-
-    def _evaluated(self, step: int) -> bool:
-        return self._progress.evaluated_step == step
 
     def _measure(self, batch: Selection, line: dict[str, Any], imbalance: int) -> None:
         RunMetrics.groups.inc(len(batch.train), self.tags | {"status": "trained"})
@@ -119,25 +130,34 @@ class RunRecord:
     def rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
         self._directory.truncate_metrics(step)
+        self._fresh = [one for one in self._fresh if one.step <= step]
+        before, after = self._evaluations()
+        self._progress.evaluations = before | after
 
     def forget(self) -> None:
         """Let the run's gauges disappear: they are of a run in progress."""
         for metric in vars(RunMetrics).values():
             if isinstance(metric, Gauge):
                 metric.forget(self.tags)
+        for name in self._progress.evaluations:
+            RunMetrics.heldout.forget(self.tags | {"set": name})
 
     def summarise(self, *, seed: int, pushes: int) -> RunSummary:
         """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""
         progress = self._progress
         pushes += self._ledger.fact("pushes", 0)
         self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
-        after, step = self._last_evaluation()
+        before, after = self._evaluations()
+        first = progress.heldout_set
+        began, ended = before.get(first), after.get(first)
         summary = RunSummary(
             run_id=progress.run_id,
-            heldout_pass_rate_before=progress.heldout_before,
-            heldout_pass_rate_after=after,
-            heldout_step=step,
+            heldout_pass_rate_before=began.pass_rate if began else None,
+            heldout_pass_rate_after=ended.pass_rate if ended else None,
+            heldout_step=ended.step if ended else None,
             heldout_problem=progress.heldout_problem,
+            evaluations_before=list(before.values()),
+            evaluations_after=list(after.values()),
             train_steps=progress.step,
             wall_s=progress.elapsed_s,
             tokens_generated=progress.tokens,
@@ -151,14 +171,11 @@ class RunRecord:
         self._directory.write_summary(summary)
         return summary
 
-    def _last_evaluation(self) -> tuple[float | None, int | None]:
-        """The newest held-out pass rate of trained weights, and their train step."""
-        if self._progress.step and self._evaluated(self._progress.step):
-            return self._progress.heldout, self._progress.step
-        for line in reversed(self._directory.metrics()):
-            if line["heldout_pass_rate"] is not None:
-                return line["heldout_pass_rate"], line["step"]
-        return None, None
+    def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
+        """Of each held-out set: before training, and the newest of trained weights."""
+        measured = [one for one in self._directory.evaluations() if one.pass_rate is not None]
+        before = {one.name: one for one in measured if not one.step}
+        return before, {one.name: one for one in measured if one.step}
 
 
 def _sample(result: GroupResult, step: int) -> dict[str, Any]:

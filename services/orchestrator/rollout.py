@@ -16,6 +16,8 @@ from services.orchestrator.failures import one_line
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import Score
 from services.protocol.router import (
+    MIN_VERSION_HEADER,
+    PRIORITY_HEADER,
     RETURN_TRAJECTORY,
     SESSION_HEADER,
     STREAM_BY,
@@ -89,6 +91,8 @@ class RolloutRequest:
         seed: of the sampling.
         timeout_s: deadline of the whole rollout, seconds.
         task: what the messages are of, for environments.
+        min_version: oldest policy version that may answer, None for any.
+        priority: at the router, where lower goes first.
     """
 
     session: str
@@ -99,6 +103,16 @@ class RolloutRequest:
     seed: int
     timeout_s: float
     task: Task | None = None
+    min_version: int | None = None
+    priority: int = 0
+
+    @property
+    def routing(self) -> dict[str, str]:
+        """Headers of every call to the router, besides the session's."""
+        headers = {PRIORITY_HEADER: str(self.priority)} if self.priority else {}
+        if self.min_version is not None:
+            headers[MIN_VERSION_HEADER] = str(self.min_version)
+        return headers
 
 
 def sampling_seed(*parts: object) -> int:
@@ -170,7 +184,7 @@ class RolloutClient:
     async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
         assert self._http is not None, "use the client as an async context"
         url = f"{self._config.router_url}/v1/chat/completions"
-        headers = {SESSION_HEADER: request.session, **self._key}
+        headers = {SESSION_HEADER: request.session, **request.routing, **self._key}
         try:
             async with self._http.post(url, json=self._body(request), headers=headers) as response:
                 if response.status != 200:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.ending import RunEnding
+from services.orchestrator.evaluation import Evaluator
 from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
@@ -84,13 +85,17 @@ class Run:
             seed=run.seed,
         )
         self._heldout = HeldOut(
-            [tasks[task_id] for task_id in tasks.heldout[: run.evaluation.tasks]],
+            tasks,
             run=run,
-            config=config,
-            sampler=self._client,
-            scorer=self._scorer,
-            fleet=self._fleet,
+            evaluator=Evaluator(
+                run=run,
+                run_id=run_id,
+                sampler=self._client,
+                scorer=self._scorer,
+                concurrency=config.evaluation_concurrency,
+            ),
             progress=self.progress,
+            record=self._record,
         )
         self._loop = self._training_loop()
         self._ending = RunEnding(
@@ -112,7 +117,7 @@ class Run:
             run_id=run_id,
             run_dir=str(self._directory.path),
             steps=self._run.steps,
-            heldout_before=fact("heldout_before"),
+            heldout_set=self._tasks.first_set,
             tokens=fact("tokens", 0),
             recoveries=fact("recoveries", 0),
             elapsed_before_s=fact("elapsed_s", 0.0),
@@ -150,7 +155,7 @@ class Run:
             progress=self.progress,
             changes=self._changes,
             record=self._record,
-            after_step=self._heldout.measure_if_due,
+            after_step=self._heldout.start_due,
         )
 
     def status(self) -> RunStatus:
@@ -238,6 +243,7 @@ class Run:
     async def _work(self) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._client)
+            await stack.enter_async_context(self._heldout)
             background = [
                 asyncio.create_task(self._fleet.watch(), name="fleet"),
                 asyncio.create_task(self._scorer.run(), name="scorer"),
@@ -264,9 +270,8 @@ class Run:
         version = self._adopt(state)
         progress.detail = f"waiting for rollout servers to hold version {version}"
         await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
-        if progress.heldout_before is None:
-            progress.heldout_before = (await self._heldout.measure("before training")).pass_rate
-            self._ledger.note(heldout_before=progress.heldout_before)
+        if not progress.step and not progress.evaluations:
+            await self._heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
         await self._loop.run(version)
@@ -278,9 +283,11 @@ class Run:
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
         # Without a train step the weights are those of the first evaluation.
-        evaluation = await self._heldout.measure("after training") if progress.step else None
-        if evaluation is not None and evaluation.pass_rate is None:
-            ending += f"; held-out pass rate not measured after training: {evaluation.problem}"
+        if progress.step:
+            await self._heldout.measure("after training")
+            if not self._heldout.measured:
+                problem = (progress.heldout_problem or "").removeprefix("after training: ")
+                ending += f"; held-out pass rate not measured after training: {problem}"
         progress.detail = ending
 
     def _adopt(self, state: TrainerState) -> int:

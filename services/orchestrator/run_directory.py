@@ -10,6 +10,7 @@ from typing import Any, Self
 import yaml
 
 from services.protocol.errors import InvalidInput
+from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunSummary
 
 
@@ -17,8 +18,9 @@ class RunDirectory:
     """One folder per run.
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
-    step), `trajectories.jsonl` (answers of the model for people to read), `summary.json`,
-    `learning_curve.png` and, if the run broke in an unexpected way, `error.txt`.
+    step), `evaluations.jsonl` (one line per evaluation), `trajectories.jsonl` (answers of
+    the model for people to read), `summary.json`, `learning_curve.png` and, if the run
+    broke in an unexpected way, `error.txt`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -29,6 +31,7 @@ class RunDirectory:
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"
         self._metrics = self.path / "metrics.jsonl"
+        self._evaluations = self.path / "evaluations.jsonl"
         self._trajectories = self.path / "trajectories.jsonl"
         self._summary = self.path / "summary.json"
 
@@ -82,10 +85,17 @@ class RunDirectory:
         return _lines(self._metrics)
 
     def truncate_metrics(self, step: int) -> None:
-        """Remove steps above `step`: their weights are gone and they are done again."""
-        kept = [line for line in self.metrics() if line["step"] <= step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        _replace(self._metrics, text)
+        """Remove what is of steps above `step`: their weights are gone; they are done again."""
+        _truncate(self._metrics, step)
+        _truncate(self._evaluations, step)
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        """Add one evaluation."""
+        _append(self._evaluations, [evaluation.model_dump(mode="json")])
+
+    def evaluations(self) -> list[Evaluation]:
+        """All evaluations so far, in the order in which they ended."""
+        return [Evaluation.model_validate(line) for line in _lines(self._evaluations)]
 
     def append_trajectories(self, lines: Iterable[dict[str, Any]]) -> None:
         """Add trajectories for people to read."""
@@ -103,8 +113,8 @@ class RunDirectory:
         """Write `error.txt`."""
         self.error.write_text(trace, encoding="utf-8")
 
-    def draw_learning_curve(self, summary: RunSummary) -> None:
-        """Draw mean reward and held-out pass rate against train steps."""
+    def draw_learning_curve(self) -> None:
+        """Draw mean reward and pass rates of held-out sets against train steps."""
         # matplotlib takes most of a second to import and only the end of a run needs it.
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -115,13 +125,12 @@ class RunDirectory:
         axes = figure.add_subplot()
         numbers = [line["step"] for line in steps]
         axes.plot(numbers, [line["reward"] for line in steps], label="mean reward of the batch")
-        rates = {0: summary.heldout_pass_rate_before}
-        rates |= {line["step"]: line["heldout_pass_rate"] for line in steps}
-        if summary.heldout_step is not None:
-            rates[summary.heldout_step] = summary.heldout_pass_rate_after
-        heldout = [(step, rate) for step, rate in rates.items() if rate is not None]
-        if heldout:
-            axes.plot(*zip(*heldout, strict=True), "o--", label="held-out pass rate, greedy")
+        rates: dict[str, dict[int, float]] = {}
+        for one in self.evaluations():
+            if one.pass_rate is not None:
+                rates.setdefault(one.name, {})[one.step] = one.pass_rate
+        for name, by_step in rates.items():
+            axes.plot(*zip(*sorted(by_step.items()), strict=True), "o--", label=f"pass@1, {name}")
         axes.set(xlabel="train step", ylabel="rate", title=self.path.name)
         axes.set_ylim(-0.02, 1.02)
         axes.grid(alpha=0.3)
@@ -140,6 +149,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
     text = path.read_text(encoding="utf-8")
     return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _truncate(path: Path, step: int) -> None:
+    if path.exists():
+        kept = [line for line in _lines(path) if line["step"] <= step]
+        _replace(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def _replace(path: Path, text: str) -> None:

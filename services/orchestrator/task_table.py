@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from services.orchestrator.prompts import Mixture
 from services.orchestrator.task_rows import Rows, open_rows
 from services.protocol.errors import InvalidInput
+from services.protocol.evaluation import DEFAULT_SET
 from services.protocol.orchestrator import RunConfig
 from services.protocol.task import NOT_SHOWN, Task, TaskSource
 
@@ -15,6 +16,7 @@ class TaskTable(Mapping[str, Task]):
     Attributes:
         train: ids of the tasks to learn from, source by source.
         heldout: ids of those that are only measured.
+        sets: the same ids by held-out set, the first set first.
 
     Raises:
         InvalidInput: a row is no task; it names file, row and field. Without `quote` it never
@@ -28,6 +30,7 @@ class TaskTable(Mapping[str, Task]):
         self._index: dict[str, tuple[int, int]] = {}
         self.train: list[str] = []
         self.heldout: list[str] = []
+        self.sets: dict[str, list[str]] = {}
         self._counts: list[int] = []
         for place, (source, rows) in enumerate(self._sources):
             before = len(self.train)
@@ -38,6 +41,15 @@ class TaskTable(Mapping[str, Task]):
             if not ids:
                 fix = "The file has no task of this split."
                 raise InvalidInput(f"{names}: split", split, fix)
+        for source, _ in self._sources:
+            if source.evaluation_set and source.evaluation_set not in self.sets:
+                fix = "The source has no held-out task: leave this out."
+                raise InvalidInput(f"{source.name}: evaluation_set", source.evaluation_set, fix)
+
+    @property
+    def first_set(self) -> str:
+        """The held-out set that is meant where one number is shown."""
+        return DEFAULT_SET if DEFAULT_SET in self.sets else next(iter(self.sets))
 
     def _add(self, place: int, source: TaskSource, rows: Rows) -> None:
         for number in range(len(rows)):
@@ -48,6 +60,9 @@ class TaskTable(Mapping[str, Task]):
                 raise InvalidInput(field, shown, "It is used twice.")
             self._index[task.task_id] = (place, number)
             (self.train if task.split == "train" else self.heldout).append(task.task_id)
+            if task.split == "heldout":
+                name = source.evaluation_set or DEFAULT_SET
+                self.sets.setdefault(name, []).append(task.task_id)
 
     def _task(self, source: TaskSource, rows: Rows, number: int) -> Task:
         where, row = rows.place(number), rows.row(number, quote=self._quote)

@@ -8,7 +8,7 @@ schedule and the ledger, and wake each other through `Changes`.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -55,7 +55,7 @@ class TrainingLoop:
         progress: Progress,
         changes: Changes,
         record: RunRecord,
-        after_step: Callable[[], Awaitable[None]],
+        after_step: Callable[[], None],
     ) -> None:
         self._run = run
         self._config = config
@@ -248,13 +248,10 @@ class TrainingLoop:
                 except TrainerLost as error:
                     lost = error
         self._recoveries_in_row = 0
-        try:
-            if lost is None:
-                await self._after_step()
-        finally:
-            self._record.write(batch=batch, results=results, report=report, seconds=seconds)
+        self._record.write(batch=batch, results=results, report=report, seconds=seconds)
         if lost is not None:
             raise lost
+        self._after_step()
 
     # Recovery
 
@@ -279,7 +276,6 @@ class TrainingLoop:
         self._again = deque(self._ledger.in_flight())
         self._record.rolled_back(state.step)
         self._progress.step = self._progress.saved_step = state.step
-        self._progress.evaluated_step = None
         self._progress.policy_version = state.policy_version
         self._trainer_version = -1 if state.policy_version is None else state.policy_version
         RunMetrics.recoveries.inc(1, self._record.tags)

@@ -6,6 +6,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.schedule import ScheduleConfig
+from services.protocol.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.strict import StrictModel
 from services.protocol.task import TaskSource
 
@@ -22,18 +23,6 @@ class SamplingConfig(StrictModel):
 
     temperature: float = Field(default=1.0, gt=0, le=2)
     max_tokens: int = Field(default=256, ge=1)
-
-
-class EvaluationConfig(StrictModel):
-    """Greedy pass rate on held-out tasks, before and after the run.
-
-    Attributes:
-        tasks: how many held-out tasks; all of them when there are fewer.
-        every: also after every so many train steps, 0 for never.
-    """
-
-    tasks: int = Field(default=100, ge=1)
-    every: int = Field(default=0, ge=0)
 
 
 class CheckpointConfig(StrictModel):
@@ -84,6 +73,17 @@ class RunConfig(StrictModel):
             raise ValueError("give the run either a task_file or tasks")
         return self
 
+    @model_validator(mode="after")
+    def _sets_are_there(self) -> "RunConfig":
+        known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
+        for name in self.evaluation.sets:
+            if name not in known:
+                raise ValueError(
+                    f"evaluation.sets.{name}: no source has this evaluation_set, only "
+                    f"{', '.join(dict.fromkeys(known))}"
+                )
+        return self
+
     @property
     def task_sources(self) -> list[TaskSource]:
         """Where its tasks are."""
@@ -118,14 +118,16 @@ class RunSummary(BaseModel):
     """What `summary.json` holds.
 
     Attributes:
-        heldout_pass_rate_before: held-out pass rate before the first train step, None if it
-            could not be measured.
+        heldout_pass_rate_before: pass@1 of the first held-out set before the first train step,
+            None if it could not be measured.
         heldout_pass_rate_after: the newest one measured after a train step, None if there
             is none.
         heldout_step: train step after which that was; below `train_steps` when the
             evaluation at the end was not taken or failed.
-        heldout_problem: why held-out tasks are missing from the newest evaluation in which
-            some were, None while there was no such evaluation.
+        heldout_problem: why answers are missing from the newest evaluation in which some were,
+            or an evaluation was not made; None while there is nothing to say.
+        evaluations_before: of each held-out set, before the first train step.
+        evaluations_after: of each held-out set, the newest after a train step.
         failures: failed sample groups by reason, such as `http_400` or `deadline`; as many
             as `ledger.failed`.
         failure_example: task and error of the first failed group, empty without one.
@@ -136,6 +138,8 @@ class RunSummary(BaseModel):
     heldout_pass_rate_after: float | None
     heldout_step: int | None = None
     heldout_problem: str | None = None
+    evaluations_before: list[Evaluation] = []
+    evaluations_after: list[Evaluation] = []
     train_steps: int
     wall_s: float
     tokens_generated: int
@@ -152,8 +156,9 @@ class RunStatus(BaseModel):
 
     Attributes:
         reward: mean reward of the last trained batch.
-        heldout_pass_rate: the newest that was measured.
+        heldout_pass_rate: the newest that was measured, pass@1 of the first held-out set.
         heldout_problem: as in `RunSummary`.
+        evaluations: the newest of each held-out set.
         failures: as in `RunSummary`, so far.
         failure_example: as in `RunSummary`.
         detail: one line: what it waits for, or why it failed.
@@ -169,6 +174,7 @@ class RunStatus(BaseModel):
     reward: float | None
     heldout_pass_rate: float | None
     heldout_problem: str | None = None
+    evaluations: list[Evaluation] = []
     policy_version: int | None
     staleness: float | None
     tokens_generated: int

@@ -59,6 +59,8 @@ class TaskSource(StrictModel):
         dataset_config: which configuration of it.
         dataset_split: which split of it.
         split: of all its tasks, where the rows do not say.
+        evaluation_set: the held-out set of its held-out tasks, by which `evaluation.sets` and
+            every result name it; `heldout` if it is left out.
         weight: its share of the training prompts, beside those of the other sources.
         columns: from which column a field comes: `task_id`, `split`, `messages`, `grader`,
             `prompt` (a text, as the only message) or `data.NAME`. Columns that are not named
@@ -71,6 +73,7 @@ class TaskSource(StrictModel):
     dataset_config: str | None = None
     dataset_split: str = "train"
     split: Literal["train", "heldout"] | None = None
+    evaluation_set: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
     weight: float = Field(default=1.0, gt=0)
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None

@@ -17,6 +17,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
 from services.orchestrator.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.protocol.trainer import (
@@ -254,6 +255,7 @@ class Asked:
 
     body: dict[str, Any]
     session: str
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 Answer = Callable[["FakeRouter", Asked, web.StreamResponse], Awaitable[bool]]
@@ -277,7 +279,8 @@ class FakeRouter:
     sessions: FakeSessions | None = None
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        asked = Asked(await request.json(), request.headers["x-session-id"])
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        asked = Asked(await request.json(), headers["x-session-id"], headers)
         self.asked.append(asked)
         if self.sessions is not None and self.sessions.has(asked.session):
             return self.sessions.answer(asked.session, asked.body)
@@ -332,6 +335,25 @@ class FakeRouter:
                 }
             ]
         }
+
+
+def evaluation(**changes: Any) -> Evaluation:
+    fields: dict[str, Any] = {
+        "name": "heldout",
+        "step": 0,
+        "tasks": 3,
+        "samples": 1,
+        "temperature": 0.0,
+        "graded": 3,
+        "answers": 3,
+        "pass_at": {1: 1.0},
+        "reward": 1.0,
+        "oldest_version": 1,
+        "newest_version": 1,
+        "tokens": 9,
+        "seconds": 0.1,
+    }
+    return Evaluation(**(fields | changes))
 
 
 @dataclass

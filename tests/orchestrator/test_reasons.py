@@ -21,7 +21,7 @@ from services.protocol.orchestrator import LedgerCounts, RunRequest, RunState, R
 from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.protocol.task import load_tasks
 from services.protocol.trajectory import PolicySpan, Trajectory
-from tests.orchestrator.fakes import Asked, World, run_to_end, world, write_tasks
+from tests.orchestrator.fakes import Asked, World, evaluation, run_to_end, world, write_tasks
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
@@ -65,7 +65,7 @@ async def test_a_run_whose_held_out_tasks_are_all_refused_trains_and_says_why(
     written = summary(status)
     assert written["heldout_pass_rate_before"] is None
     assert (written["heldout_pass_rate_after"], written["heldout_step"]) == (None, None)
-    problem = "5 of 5 held-out tasks got no reward: task heldout-"
+    problem = "5 of 5 answers to held-out tasks got no reward: task heldout-"
     for said in (status.heldout_problem, written["heldout_problem"], status.detail):
         assert problem in said
         assert f"http_400: {TOO_LONG}" in said
@@ -77,11 +77,12 @@ async def test_held_out_tasks_missing_from_a_pass_rate_are_counted_and_explained
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as cluster:
-        cluster.reward.ungraded = lambda job: job.job_id.endswith("evaluation/heldout-3")
-        refuse(cluster, lambda asked: asked.session.endswith("evaluation-heldout-1"))
+        cluster.reward.ungraded = lambda job: "evaluation-heldout-0-3/" in job.job_id
+        refuse(cluster, lambda asked: asked.session.endswith("evaluation-heldout-0-1"))
         status = await run_to_end(cluster, cluster.run_config(steps=1))
     assert status.heldout_pass_rate is not None
-    assert "2 of 5 held-out tasks got no reward: task heldout-1: http_400" in status.heldout_problem
+    problem = "2 of 5 answers to held-out tasks got no reward: task heldout-1: http_400"
+    assert problem in status.heldout_problem
 
 
 async def test_the_last_measured_pass_rate_is_kept_when_the_last_evaluation_fails(
@@ -321,7 +322,8 @@ async def test_an_unexpected_error_of_one_task_of_many_is_said_itself(
 
 def test_rates_and_seconds_of_a_status_are_rounded_for_people() -> None:
     progress = Progress(run_id="a", run_dir="/a", steps=3)
-    progress.reward, progress.heldout, progress.tokens_per_second = 1 / 3, 2 / 3, 1234.5678
+    progress.reward, progress.tokens_per_second = 1 / 3, 1234.5678
+    progress.evaluations["heldout"] = evaluation(pass_at={1: 2 / 3})
     progress.elapsed_before_s = 1000 / 3
     status = progress.status(ledger=LedgerCounts(), live_replicas=1)
     assert (status.reward, status.heldout_pass_rate) == (0.3333, 0.6667)

@@ -25,11 +25,13 @@ async def test_the_run_directory_holds_what_people_look_for(tmp_path: Path) -> N
         assert summary["heldout_pass_rate_after"] is not None
         assert (folder / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
         assert RunConfig.from_yaml(folder / "config.yaml") == config
-        assert [line["heldout_pass_rate"] is None for line in metric_lines(status)] == [
-            True,
-            False,
-            True,
+        measured = RunDirectory(folder).evaluations()
+        assert [(one.step, one.graded, one.problem) for one in measured] == [
+            (0, 3, ""),
+            (2, 3, ""),
+            (3, 3, ""),
         ]
+        assert [line["step"] for line in metric_lines(status)] == [1, 2, 3]
         lines = (folder / "trajectories.jsonl").read_text().splitlines()
         shown = [json.loads(line) for line in lines]
         assert {one["answer"] for one in shown} <= {"good", "bad"}
