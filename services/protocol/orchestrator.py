@@ -5,8 +5,8 @@ from enum import StrEnum
 from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.algorithm import AlgorithmConfig
-from services.protocol.schedule import ScheduleConfig
 from services.protocol.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
+from services.protocol.schedule import ScheduleConfig
 from services.protocol.strict import StrictModel
 from services.protocol.task import TaskSource
 
