@@ -15,10 +15,12 @@ from typing import Any, cast
 
 import uvloop
 
+from services.protocol.rollout_server import RENDER_AND_GENERATE as _PATH
 from services.rollout_server.parent_death import die_with_parent
 
 MODEL = "mock"
 VERSION = "3"
+RENDER_AND_GENERATE = _PATH.encode()
 LONGEST = 4096
 SLOT_S = 0.01
 _PROMPT = list(range(32))
@@ -72,12 +74,15 @@ class Stream:
         transport: to the client.
         tokens: of the whole answer.
         interval: tokens in a chunk of generate's after the first; None for a chat's chunks.
+        first: what comes before the first token.
     """
 
-    def __init__(self, transport: asyncio.Transport, tokens: int, interval: int | None) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, tokens: int, interval: int | None, first: bytes = b""
+    ) -> None:
         self._transport, self._tokens, self._interval = transport, tokens, interval
         self._made = self._said = 0
-        transport.write(_HEAD)
+        transport.write(_HEAD + first)
 
     def step(self) -> bool:
         """Make one token; False when that was the last or nobody listens."""
@@ -144,16 +149,16 @@ class Connection(asyncio.Protocol):
 
     def _answer(self, path: bytes, raw: bytes) -> None:
         body = json.loads(raw) if raw else {}
-        if path.endswith(b"/render"):
-            params = {"max_tokens": body["max_tokens"], "temperature": 1.0}
-            self._whole({"token_ids": _PROMPT, "sampling_params": params, "model": MODEL})
-        elif path == b"/inference/v1/generate":
-            params = body["sampling_params"]
-            if not body["stream"]:
-                self._whole(_generated(params["max_tokens"], params["max_tokens"], True))
+        if path == RENDER_AND_GENERATE:
+            tokens, interval = body["body"]["max_tokens"], body["interval"]
+            params = {"max_tokens": tokens, "temperature": 1.0, "stream_interval": interval}
+            request = {"token_ids": _PROMPT, "sampling_params": params, "model": MODEL}
+            streams = interval is None or tokens > interval
+            told = {"request": {**request, "request_id": "x", "stream": streams}}
+            if not streams:
+                self._whole({**told, **_generated(tokens, tokens, True)})
                 return
-            interval = params.get("stream_interval", 1)
-            self._emitter.add(Stream(self._transport, params["max_tokens"], interval))
+            self._emitter.add(Stream(self._transport, tokens, interval or 1, _event(told)))
         elif path == b"/v1/chat/completions":
             self._emitter.add(Stream(self._transport, body["max_tokens"], None))
         elif path == b"/v1/models":

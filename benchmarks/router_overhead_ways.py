@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 from router_overhead_process import ROOT, Child, Usage, free_port
 
 PLAIN, OWN, PROXY, HAPROXY = "plain vLLM", "router, own port", "router, Serve", "router, HAProxy"
@@ -61,14 +60,12 @@ def real_engine(folder: Path) -> Iterator[Engine]:
         *("--logprobs-mode", "processed_logprobs"),
     ]
     environment = {
-        "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
     }
     child = Child("vLLM", command, folder, **environment)
     try:
         child.wait_until_up(f"{url}/health")
-        httpx.post(f"{url}/update_weight_version", json={"new_version": "3"}).raise_for_status()
         yield child, url
     finally:
         child.end()

@@ -117,7 +117,7 @@ class RouterMetrics:
     recorded_tokens = _gauge("router_recorded_tokens", "Token ids kept of recorded sessions")
     first_token = _seconds("router_first_token_seconds", "Request to first token", "endpoint")
     duration = _seconds("router_request_seconds", "Request to last byte", "endpoint")
-    phase = _seconds("router_phase_seconds", "queue, render, first_token, stream", "phase")
+    phase = _seconds("router_phase_seconds", "queue, first_token, stream", "phase")
     loop_lag = _seconds("router_loop_lag_seconds", "How late the event loop comes to its work")
 
 

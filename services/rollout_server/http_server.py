@@ -11,6 +11,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 
 from services.rollout_server.public_routes import keep_public_routes
+from services.rollout_server.render_and_generate import add_render_and_generate
 
 _BACKLOG = 2048
 _START_TIMEOUT_S = 30.0
@@ -19,23 +20,23 @@ _POLL_S = 0.01
 
 
 class HttpServer:
-    """One uvicorn server on a port that the kernel chose.
+    """One uvicorn server.
 
     Attributes:
         port: the port, known before the server runs.
     """
 
-    def __init__(self, bind_host: str) -> None:
-        """Take a free port of `bind_host`.
+    def __init__(self, bind_host: str, port: int = 0) -> None:
+        """Take a port of `bind_host`; 0 leaves it to the kernel which.
 
         Raises:
-            OSError: the host is not an address of this machine.
+            OSError: the host is not an address of this machine, or the port is taken.
         """
         # asyncio turns Nagle's delay of 40 ms off only where the protocol is named, which
         # socket.create_server does not do.
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        self._socket.bind((bind_host, 0))
+        self._socket.bind((bind_host, port))
         self._socket.listen(_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._server: uvicorn.Server | None = None
@@ -50,6 +51,7 @@ class HttpServer:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         keep_public_routes(app)
+        add_render_and_generate(app)
         await init_app_state(engine, app.state, arguments, tasks)
         config = uvicorn.Config(app, log_config=None, access_log=False)
         self._server = NoSignalServer(config)

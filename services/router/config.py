@@ -55,7 +55,7 @@ class RouterConfig(StrictModel):
         backends: servers outside the cluster, each for one model that no replica of the
             cluster serves; several for one model share its requests.
         connect_s: to open a connection to a replica, including the wait for a free one.
-        render_s: for one render or derender call.
+        derender_s: for one derender call.
         first_token_s: from sending a request to a replica until its first chunk. Generous,
             because a replica queues requests and stands still while it commits weights.
         between_tokens_s: between two chunks of one answer.
@@ -127,7 +127,7 @@ class RouterConfig(StrictModel):
     access: AccessConfig = AccessConfig()
     backends: tuple[BackendConfig, ...] = ()
     connect_s: float = Field(default=5.0, gt=0)
-    render_s: float = Field(default=30.0, gt=0)
+    derender_s: float = Field(default=30.0, gt=0)
     first_token_s: float = Field(default=600.0, gt=0)
     between_tokens_s: float = Field(default=120.0, gt=0)
     whole_answer_s: float = Field(default=7200.0, gt=0)

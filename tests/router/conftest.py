@@ -1,4 +1,4 @@
-"""A router in this process, against unit-test replicas that speak render and generate.
+"""A router in this process, against unit-test replicas that render, generate and derender.
 
 The test model is exact: a token is a byte, 256 ends an answer, 300 ends a prompt. What it
 says is a function of the prefix, a logprob is a function of prefix and policy version, so
@@ -21,6 +21,7 @@ import pytest
 import uvicorn
 from aiohttp import web
 
+from services.protocol.rollout_server import HISTORY_DEPENDENT, RENDER_AND_GENERATE
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
@@ -89,8 +90,7 @@ class Replica:
 
     async def start(self):
         app = web.Application(client_max_size=2**25)
-        app.router.add_post("/v1/chat/completions/render", self.render_chat)
-        app.router.add_post("/v1/completions/render", self.render_completion)
+        app.router.add_post(RENDER_AND_GENERATE, self.render_and_generate)
         app.router.add_post("/v1/completions/derender", self.derender)
         app.router.add_post("/inference/v1/generate", self.generate)
         app.router.add_post("/v1/completions", self.answer)
@@ -113,19 +113,28 @@ class Replica:
         )
         return replace(known, **changes)
 
-    async def render_chat(self, request):
-        body = await request.json()
+    async def render_and_generate(self, request):
+        order = await request.json()
+        body, params = order["body"], {"stream_interval": order["interval"]}
+        rendered = self._render(order["endpoint"], body)
+        params |= rendered["sampling_params"]
+        if params["logprobs"] is None and order["logprobs"]:
+            params["logprobs"] = 0
+        if order["shown_early"] and any(map(params.get, HISTORY_DEPENDENT)):
+            params.setdefault("seed", 7)
+        stream = order["interval"] is None or params["max_tokens"] > order["interval"]
+        prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
+        return await self._generate(request, rendered | prepared, told=True)
+
+    def _render(self, endpoint, body):
+        if endpoint == "completions":
+            (prompt,) = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+            return self._rendered(prompt, body, body.get("max_tokens", 16))
         said = {"assistant": "\x01{}\x02"}
         text = "".join(
             said.get(m["role"], m["role"] + "\n{}").format(m["content"]) for m in body["messages"]
         )
-        return web.json_response(self._rendered(text, body, body.get("max_tokens")))
-
-    async def render_completion(self, request):
-        body = await request.json()
-        prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
-        limit = body.get("max_tokens", 16)
-        return web.json_response([self._rendered(p, body, limit) for p in prompts])
+        return self._rendered(text, body, body.get("max_tokens"))
 
     def _rendered(self, text, body, max_tokens):
         if body.get("temperature", 1) < 0:
@@ -143,9 +152,7 @@ class Replica:
         params["stop"] = [stop] if isinstance(stop, str) else stop
         if body.get("n", 1) != 1:
             params["n"] = body["n"]
-        # As vLLM does: a field equal to the engine's default is left out.
-        if (max_tokens := max_tokens or 400) != 16:
-            params["max_tokens"] = max_tokens
+        params["max_tokens"] = max_tokens or 400
         params["logprobs"] = body.get("top_logprobs") if body.get("logprobs") else None
         token_ids = [*({1: MARK, 2: EOS}.get(byte, byte) for byte in text.encode()), MARK]
         return {"token_ids": token_ids, "sampling_params": params, "model": body.get("model")}
@@ -200,7 +207,9 @@ class Replica:
                 raise web.HTTPInternalServerError(text="broken on purpose")
 
     async def generate(self, request):
-        body = await request.json()
+        return await self._generate(request, await request.json(), told=False)
+
+    async def _generate(self, request, body, *, told):
         self.bodies.append(body)
         self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
@@ -209,8 +218,10 @@ class Replica:
         if body["stream"]:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
+            if told:
+                await _send(response, {"request": body})
         else:
-            response = _Whole()
+            response = _Whole({"request": body} if told else {})
         try:
             await self._speak(request, response, body, fault)
         except (asyncio.CancelledError, ConnectionResetError):
@@ -263,8 +274,8 @@ class Replica:
 class _Whole:
     """Gathers what would have been streamed."""
 
-    def __init__(self):
-        self.choices = {}
+    def __init__(self, beside):
+        self.choices, self.beside = {}, beside
 
     async def write(self, data):
         if not data.startswith(b"data: [DONE]"):
@@ -282,7 +293,7 @@ class _Whole:
         self.choices[chunk["index"]] = chunk
 
     def answer(self):
-        return {"choices": list(self.choices.values())}
+        return self.beside | {"choices": list(self.choices.values())}
 
 
 class _Voice:

@@ -6,7 +6,6 @@ from services.router.answering.continuation import (
     continuation,
     finished_at_cut,
     hindrance,
-    prepared,
     segment_seed,
 )
 from services.router.answering.journal import ChoiceJournal
@@ -15,7 +14,8 @@ NO_END = frozenset()
 
 
 def _request(**params):
-    return prepared({"token_ids": [10, 11], "sampling_params": params, "model": "m"}, "id-1")
+    params.setdefault("max_tokens", 16)
+    return {"token_ids": [10, 11], "sampling_params": params, "model": "m", "request_id": "id-1"}
 
 
 def _journal(*tokens, index=0):
@@ -23,14 +23,6 @@ def _journal(*tokens, index=0):
     journal.begin_segment("r0")
     journal.token_ids += tokens
     return journal
-
-
-def test_the_first_request_streams_text_with_logprobs_and_the_engines_default_length():
-    request = _request()
-    assert request["stream"] is True
-    assert request["output_mode"] == "text"
-    assert request["sampling_params"] == {"max_tokens": 16, "logprobs": 0}
-    assert _request(logprobs=5)["sampling_params"]["logprobs"] == 5
 
 
 def test_budgets_shrink_by_what_was_made_and_tokens_are_never_encoded_again():

@@ -30,7 +30,7 @@ async def test_a_client_that_watches_gets_every_token_at_once(started):
     async for _ in await _chat(started, stream=True):
         pass
     (body,) = _bodies(started)
-    assert "stream_interval" not in body["sampling_params"]
+    assert body["sampling_params"]["stream_interval"] is None
 
 
 async def test_an_answer_of_a_chunk_at_most_is_not_streamed_and_is_the_same(started):

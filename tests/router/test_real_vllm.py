@@ -225,7 +225,8 @@ async def _breaking(url):
             limit, state["limit"] = state["limit"], None
         async with aiohttp.ClientSession() as session:
             async with session.post(url + request.path, data=body, headers=_JSON) as got:
-                response = web.StreamResponse(status=got.status)
+                kind = {"content-type": got.headers["content-type"]}
+                response = web.StreamResponse(status=got.status, headers=kind)
                 await response.prepare(request)
                 chunks = 0
                 async for line in got.content:

@@ -5,6 +5,7 @@ tool and a reasoning parser, and with a tool parser only, because a reasoning pa
 a grammar makes from the first token on for thought. More servers would take longer to start.
 """
 
+import argparse
 import asyncio
 import copy
 import sys
@@ -15,46 +16,44 @@ with heavy_imports():
     import uvicorn
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
-    from vllm.entrypoints.launchers.api_server.entry import build_and_serve
     from vllm.entrypoints.launchers.app import build_app
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-    from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server
+    from vllm.entrypoints.launchers.launcher import NoSignalServer
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.rollout_server.engine_fork import fork_engine_processes
+    from services.rollout_server.render_and_generate import add_render_and_generate
     from services.rollout_server.version_spans import put_spans_on_every_output
 
 
 async def _serve(args, ports):
-    address, sock = setup_server(args, reuse_port=False)
     usage = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage)
     fork_engine_processes()  # a spawned one would import everything again
     engine = AsyncLLM.from_vllm_config(config, usage_context=usage)
+    # Parsers only in front of the engine, so that its grammars hold from the first token on and a
+    # test can choose what is thought.
+    reasoning = copy.copy(args.structured_outputs_config)
+    reasoning.reasoning_parser = "deepseek_r1"
+    tools = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    parsers = ({}, tools | {"structured_outputs_config": reasoning}, tools)
     try:
-        more = [
-            asyncio.create_task(_serve_parsing(engine, copy.copy(args), port, reasoning))
-            for port, reasoning in zip(ports, ("deepseek_r1", ""), strict=True)
-        ]
-        await (await build_and_serve(engine, address, sock, args))
-        for application in more:
-            application.cancel()
+        async with asyncio.TaskGroup() as applications:
+            for port, changes in zip((args.port, *ports), parsers, strict=True):
+                changed = argparse.Namespace(**{**vars(args), **changes, "port": port})
+                applications.create_task(_serve_application(engine, changed))
     finally:
         engine.shutdown()
 
 
-async def _serve_parsing(engine, args, port, reasoning):
-    # Only in front of the engine, so that its grammars hold from the first token on and a test
-    # can choose what is thought.
-    args.structured_outputs_config = copy.copy(args.structured_outputs_config)
-    args.structured_outputs_config.reasoning_parser = reasoning
-    args.tool_call_parser, args.enable_auto_tool_choice = "hermes", True
+async def _serve_application(engine, args):
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
+    add_render_and_generate(app)
     await init_app_state(engine, app.state, args, tasks)
-    config = uvicorn.Config(app, host=args.host, port=port, log_level="warning")
+    config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning")
     app.state.server = NoSignalServer(config)
     await app.state.server.serve()
 

@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from services.protocol.rollout_server import GenerationOrder
 from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.attempts import Attempts
-from services.router.answering.continuation import prepared
 from services.router.answering.failover import ChoiceFailover
 from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
@@ -116,15 +116,18 @@ class OpenRequest:
         return any(journal.token_ids or journal.settled for journal in self.journals)
 
     async def _first_segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
-        if self._request is None:
-            await self._render(seat)
-        assert self._request is not None
         self.phases.begin("first_token")
-        for journal in self.journals:
-            journal.begin_segment(seat.replica_id)
-        stream = self._replicas.upstream.generate(seat, self._request)
+        upstream = self._replicas.upstream
+        if self._request is None:
+            stream = upstream.render_and_generate(seat, self._order())
+        else:
+            stream = upstream.generate(seat, self._request)
+            self._begin_segment(seat)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
+                if (request := chunk.get("request")) is not None:
+                    self._rendered(request)
+                    self._begin_segment(seat)
                 for item in chunk.get("choices") or ():
                     yield self._direct_piece(seat, item)
                 if usage := chunk.get("usage"):
@@ -132,26 +135,30 @@ class OpenRequest:
         if not all(journal.settled for journal in self.journals):
             raise UpstreamBroken("eof", seat.replica_id)
 
-    async def _render(self, seat: Seat) -> None:
-        seat.check_lease()
-        self.phases.begin("render")
-        ask, upstream = self.ask, self._replicas.upstream
-        rendered = await upstream.call(seat, ask.render_path, ask.body)
-        if isinstance(rendered, list):
-            (rendered,) = rendered
-        parses = ask.offers_tools or rendered.get("reasoning_parser_kwargs") is not None
-        if parses and ask.streams_tokens and rendered["sampling_params"].get("stop"):
+    def _begin_segment(self, seat: Seat) -> None:
+        for journal in self.journals:
+            journal.begin_segment(seat.replica_id)
+
+    def _order(self) -> GenerationOrder:
+        ask = self.ask
+        return GenerationOrder(
+            endpoint=ask.endpoint,
+            body=ask.body,
+            request_id=ask.answer_id,
+            shown_early=ask.streams_tokens,
+            offers_tools=ask.offers_tools,
+            logprobs=self._keep_logprobs,
+            interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
+        )
+
+    def _rendered(self, request: dict[str, Any]) -> None:
+        """The replica has told what it generates from; no token came before."""
+        ask, params = self.ask, request["sampling_params"]
+        parses = ask.offers_tools or request.get("reasoning_parser_kwargs") is not None
+        if parses and ask.streams_tokens and params.get("stop"):
             # Parsers read tokens, and text that a stop string may still take away is inside.
             raise Unjournaled("stop")
-        self._request = prepared(
-            rendered,
-            ask.answer_id,
-            shown_early=ask.streams_tokens,
-            beside_sampled=ask.endpoint == "completions",
-            interval=None if ask.streams_tokens else self._replicas.config.journal_tokens,
-            # Marks are recognised by their entries.
-            logprobs=self._keep_logprobs or (parses and ask.streams_tokens),
-        )
+        self._request = request
         keep = ask.logprobs and not ask.streams_tokens
         self.journals = [
             ChoiceJournal(
@@ -160,7 +167,7 @@ class OpenRequest:
                 keep_logprobs=self._keep_logprobs,
                 streamed=ask.streams_tokens,
             )
-            for index in range(rendered["sampling_params"].get("n") or 1)
+            for index in range(params.get("n") or 1)
         ]
         if parses:
             self.parser = AnswerParser(

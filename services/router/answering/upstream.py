@@ -1,10 +1,9 @@
-"""The client towards one replica's own HTTP address: render, generate, derender, or all at once.
+"""The client towards one replica's own HTTP address: generate, derender, or the whole answer.
 
 Bodies are plain dictionaries on purpose: one chunk comes per decode step, and validating
 it again would cost more than everything else the router does.
 """
 
-import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -12,10 +11,12 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.answering.event_stream import EventStream
 from services.router.answering.patience import Patience
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.http.json_bytes import json_bytes
 from services.router.http.trace_context import TRACE
 from services.router.placement.seats import Seat
 
@@ -23,6 +24,7 @@ END = b"[DONE]"
 """The data of a stream's last event."""
 
 _END_OF_EVENT = b"\n\n"
+_EVENTS = "text/event-stream"
 _GENERATE = "/inference/v1/generate"
 _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
@@ -55,13 +57,13 @@ class Upstream:
             await self._session.close()
 
     async def call(self, seat: Seat, path: str, body: dict[str, Any] | bytes) -> Any:
-        """POST one body, JSON already if bytes, and return the parsed answer, within `render_s`.
+        """POST one body, JSON already if bytes, and return the parsed answer, within `derender_s`.
 
         Raises:
             UpstreamBroken: the replica failed.
             RequestFailed: the replica refused the body.
         """
-        return await self._json(seat, path, body, self._config.render_s)
+        return await self._json(seat, path, body, self._config.derender_s)
 
     async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The replica's own answer to a client's request that does not stream.
@@ -77,22 +79,12 @@ class Upstream:
         self, seat: Seat, path: str, body: dict[str, Any] | bytes, limit_s: float
     ) -> Any:
         async with seat.limit(limit_s):
-            response = await self._post(seat, path, body)
-            try:
-                raw = await response.read()
-            except (aiohttp.ClientError, OSError) as error:
-                raise UpstreamBroken("connection", repr(error)) from None
-            finally:
-                response.release()
-        try:
-            return msgspec.json.decode(raw)
-        except ValueError:
-            raise UpstreamBroken("malformed", f"{path} did not answer with JSON") from None
+            return await _decoded(await self._post(seat, path, body), path)
 
     async def generate(
         self, seat: Seat, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Have tokens made: the chunks, as they come; a single one if the body does not stream.
+        """Have tokens made: the chunks, as they come; a single one if the answer is whole.
 
         Ends at the replica's end of stream, finished or not. Closing the generator closes
         the connection, which aborts the request in the engine at once.
@@ -101,19 +93,36 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone, error event.
             RequestFailed: the replica refused the body.
         """
-        data = msgspec.json.encode(body)
-        if not body["stream"]:
-            seat.check_lease()
-            whole = await self._json(seat, _GENERATE, data, self._config.first_token_s)
+        async with aclosing(self._chunks(seat, _GENERATE, body, leading=0)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def render_and_generate(
+        self, seat: Seat, order: GenerationOrder
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """As `generate`; the first chunk has what was rendered under `request`."""
+        chunks = self._chunks(seat, RENDER_AND_GENERATE, vars(order), leading=1)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _chunks(
+        self, seat: Seat, path: str, body: dict[str, Any], *, leading: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        seat.check_lease()
+        async with seat.limit(self._config.first_token_s):
+            response = await self._post(seat, path, body)
+            whole = None if response.content_type == _EVENTS else await _decoded(response, path)
+        if whole is not None:
             yield checked_answer(whole)
             return
-        async with aclosing(self.events(seat, _GENERATE, data)) as events:
+        async with aclosing(self._events(seat, response, leading)) as events:
             async for event in events:
                 if event != END:
                     yield _chunk(event)
 
     async def events(
-        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+        self, seat: Seat, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         """Stream the data of server-sent events, as `generate` does.
 
@@ -124,6 +133,14 @@ class Upstream:
         seat.check_lease()
         async with seat.limit(self._config.first_token_s):
             response = await self._post(seat, path, body)
+        async with aclosing(self._events(seat, response, leading=0)) as events:
+            async for event in events:
+                yield event
+
+    async def _events(
+        self, seat: Seat, response: aiohttp.ClientResponse, leading: int
+    ) -> AsyncGenerator[bytes, None]:
+        """The response's events, of which the `leading` first come before any token."""
         content, stalled = response.content, UpstreamBroken("stalled", "no event in time")
         patience, stream = Patience(lambda: content.set_exception(stalled)), EventStream()
         seat.when_lost(content.set_exception)
@@ -135,7 +152,11 @@ class Upstream:
                     patience.end()
                     for event in events:
                         yield event
-                    patience.begin(self._config.between_tokens_s)
+                    leading -= len(events)
+                    began = leading < 0
+                    patience.begin(
+                        self._config.between_tokens_s if began else self._config.first_token_s
+                    )
             for event in stream.feed(_END_OF_EVENT):
                 yield event
         except (aiohttp.ClientError, OSError) as error:
@@ -151,7 +172,7 @@ class Upstream:
         self, seat: Seat, path: str, body: dict[str, Any] | bytes
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "start() comes first"
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else json_bytes(body)
         try:
             response = await self._session.post(
                 seat.address + path,
@@ -169,6 +190,19 @@ class Upstream:
         raise UpstreamBroken("status", f"{response.status} {raw[:300].decode(errors='replace')}")
 
 
+async def _decoded(response: aiohttp.ClientResponse, path: str) -> Any:
+    try:
+        raw = await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        raise UpstreamBroken("connection", repr(error)) from None
+    finally:
+        response.release()
+    try:
+        return msgspec.json.decode(raw)
+    except ValueError:
+        raise UpstreamBroken("malformed", f"{path} did not answer with JSON") from None
+
+
 def checked_answer(answer: Any) -> dict[str, Any]:
     """An answer, or a part of one, that is no error.
 
@@ -184,7 +218,7 @@ def checked_answer(answer: Any) -> dict[str, Any]:
     told = error if isinstance(error, dict) else {"message": error}
     code = told.get("code")
     if isinstance(code, int) and _is_refusal(code):
-        raise RequestFailed.passed_on(code, json.dumps(answer).encode())
+        raise RequestFailed.passed_on(code, json_bytes(answer))
     raise UpstreamBroken("error", str(told.get("message", error))[:300])
 
 

@@ -104,11 +104,6 @@ class ClientRequest:
         return _PATHS[self.endpoint]
 
     @property
-    def render_path(self) -> str:
-        """Where the body is turned into token ids and sampling parameters."""
-        return f"{self.path}/render"
-
-    @property
     def prompts(self) -> int:
         """How many prompts it has; each gets `choices` answers."""
         return _prompts(self.body)

@@ -6,13 +6,11 @@ as a cancellation. Both end the work, and with it the upstream request, at once.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -26,6 +24,7 @@ from services.router.errors import RequestFailed, Unjournaled
 from services.router.http.access_log import AccessLog
 from services.router.http.answers import AnswerWriter
 from services.router.http.client_request import ClientRequest, Endpoint
+from services.router.http.json_bytes import json_bytes
 from services.router.http.logged_app import LOGGED
 from services.router.http.request_body import parsed, read_body
 from services.router.http.request_record import RequestRecord
@@ -175,9 +174,9 @@ class AnswerEndpoint:
                 await answer.begin_stream(_choice_headers(request))
             event = writer.event(piece)
             if event is not None:
-                await answer.event(_json(event))
+                await answer.event(json_bytes(event))
         if request.ask.include_usage:
-            await answer.event(_json(writer.usage_event()))
+            await answer.event(json_bytes(writer.usage_event()))
         await answer.end_stream()
 
 
@@ -198,7 +197,7 @@ class _Answer:
 
     async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
         """A complete JSON response."""
-        payload = _json(body)
+        payload = json_bytes(body)
         fixed = {"content-type": "application/json", "content-length": str(len(payload))}
         await self._begin(status, fixed | headers)
         await self._write(payload, more=False)
@@ -219,7 +218,7 @@ class _Answer:
     async def fail(self, failure: RequestFailed) -> None:
         """An error, as a response or, inside a stream, as an event."""
         if self.begun:
-            await self.event(_json(failure.body))
+            await self.event(json_bytes(failure.body))
             await self.end_stream()
             return
         after = failure.retry_after_s
@@ -259,13 +258,6 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _json(body: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:  # half a character of the client's, which only JSON can spell
-        return json.dumps(body).encode()
 
 
 def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:

@@ -3,9 +3,9 @@
 import time
 from typing import Literal
 
-Phase = Literal["queue", "render", "first_token", "stream"]
-"""`queue` for a place on a replica, `render` the prompt, until the `first_token`, and `stream`
-for the rest. A request that is continued elsewhere comes back to `queue`."""
+Phase = Literal["queue", "first_token", "stream"]
+"""`queue` for a place on a replica, until its `first_token`, and `stream` for the rest. A request
+that is continued elsewhere comes back to `queue`."""
 
 
 class Phases:

@@ -1,0 +1,47 @@
+"""What a rollout server's public port receives besides vLLM's own requests."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+RENDER_AND_GENERATE = "/inference/v1/render_and_generate"
+"""Takes a `GenerationOrder`. Answers like `/inference/v1/generate`, and tells under `request`
+what that would take: in an event before the first token, or in the one object of a whole answer.
+Another replica can go on from there."""
+
+HISTORY_DEPENDENT = (
+    "presence_penalty",
+    "frequency_penalty",
+    "structured_outputs",
+    "bad_words",
+    "repetition_detection",
+    "thinking_token_budget",
+    "extra_args",
+    "watermarking",
+)
+"""Sampling parameters whose effect depends on where the prompt ends and the answer begins. Not
+`repetition_penalty`: it counts prompt and generated tokens alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationOrder:
+    """A client's request as the router has it answered: rendered and generated at once.
+
+    Attributes:
+        endpoint: which of the two kinds of request.
+        body: what the client sent, without our extensions.
+        request_id: the answer's id.
+        shown_early: the client sees tokens before the answer is finished. An answer that can
+            only be made again from the prompt then gets a seed, so that it comes out the same.
+        offers_tools: the answer may be a tool call, which a parser finds in its tokens.
+        logprobs: somebody wants to know them.
+        interval: tokens in a chunk after the first; None for the engine's own way. An answer
+            that cannot be longer comes in one piece.
+    """
+
+    endpoint: Literal["chat", "completions"]
+    body: dict[str, Any]
+    request_id: str
+    shown_early: bool
+    offers_tools: bool
+    logprobs: bool
+    interval: int | None

@@ -1,0 +1,129 @@
+"""One request in place of two: renders a client's request and generates from it.
+
+Over vLLM's own routes a journalled answer takes two requests, and at 64 at once the second
+costs more than the router. Here vLLM's two services are called one after the other in the
+process that has both, and what its HTTP layer checks is checked once.
+"""
+
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from vllm.entrypoints.generate.base.protocol import StreamOptions
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+from vllm.sampling_params import SamplingParams
+
+from services.protocol.rollout_server import (
+    HISTORY_DEPENDENT,
+    RENDER_AND_GENERATE,
+    GenerationOrder,
+)
+
+_JSON = "application/json"
+_MAX_LOGPROBS = 20
+"""What vLLM allows unless it is told otherwise."""
+_SEEDS = 1 << 31
+
+_Request = TypeVar("_Request", ChatCompletionRequest, CompletionRequest)
+
+
+def add_render_and_generate(app: FastAPI) -> None:
+    """Serve it beside vLLM's routes, before them: routes are looked at in turn."""
+    app.router.routes.insert(0, Route(RENDER_AND_GENERATE, _answer, methods=["POST"]))
+
+
+def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateRequest:
+    """Make what was rendered a request for text and usage, nearly always streaming.
+
+    For completions one alternative more is asked for: generate counts the sampled token as one
+    of them, even when it is none of the best.
+    """
+    params = rendered.sampling_params
+    parses = order.offers_tools or rendered.reasoning_parser_kwargs is not None
+    if params.logprobs is None:
+        # Marks that a parser looks for are recognised by their entries.
+        params.logprobs = 0 if order.logprobs or (parses and order.shown_early) else None
+    elif order.endpoint == "completions" and 0 < params.logprobs < _MAX_LOGPROBS:
+        params.logprobs += 1
+    if order.shown_early and params.seed is None and _depends_on_history(params):
+        params.seed = secrets.randbelow(_SEEDS)
+    if order.interval is not None:
+        params.stream_interval = order.interval
+    rendered.request_id, rendered.output_mode = order.request_id, "text"
+    rendered.stream = order.interval is None or (params.max_tokens or 0) > order.interval
+    rendered.stream_options = StreamOptions(include_usage=True) if rendered.stream else None
+    return rendered
+
+
+def _depends_on_history(params: SamplingParams) -> bool:
+    return any(getattr(params, name, None) for name in HISTORY_DEPENDENT)
+
+
+async def _answer(request: Request) -> Response:
+    """The route; vLLM's handlers of exceptions make the errors, as for its own routes."""
+    order = GenerationOrder(**json.loads(await request.body()))
+    response: Response | None = await _cancelled_with_client(order, request)
+    return response or Response(status_code=499)  # which nobody is there to read
+
+
+async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
+    state = raw_request.app.state
+    rendered = await _render(order, raw_request)
+    if isinstance(rendered, ErrorResponse):
+        return _error(rendered)
+    prepared = prepare(rendered, order)
+    told = prepared.model_dump_json(exclude_none=True).encode()
+    made = await state.serving_tokens.serve_tokens(prepared, raw_request)
+    if isinstance(made, ErrorResponse):
+        return _error(made)
+    if isinstance(made, AsyncGenerator):
+        return StreamingResponse(_events(told, made), media_type="text/event-stream")
+    answer = made.model_dump_json().encode().removeprefix(b"{")
+    return Response(b'{"request":%b,%b' % (told, answer), media_type=_JSON)
+
+
+_cancelled_with_client = with_cancellation(_generate)
+
+
+async def _render(order: GenerationOrder, raw_request: Request) -> GenerateRequest | ErrorResponse:
+    render = raw_request.app.state.serving_render
+    if order.endpoint == "chat":
+        chat = _checked(ChatCompletionRequest, order.body)
+        return await render.render_chat_request(chat, raw_request)
+    completion = _checked(CompletionRequest, order.body)
+    rendered = await render.render_completion_request(completion, raw_request)
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    (only,) = rendered
+    return only
+
+
+def _checked(model: type[_Request], body: Any) -> _Request:
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        # As FastAPI says it, so that a client is told the same as by vLLM's own route.
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(found, body=body) from None
+
+
+async def _events(told: bytes, chunks: AsyncGenerator[str, None]) -> AsyncIterator[bytes | str]:
+    yield b'data: {"request":%b}\n\n' % told
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield chunk
+
+
+def _error(response: ErrorResponse) -> Response:
+    return JSONResponse(response.model_dump(), status_code=response.error.code)
