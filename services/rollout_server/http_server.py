@@ -11,7 +11,7 @@ from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 
 from services.rollout_server.public_routes import keep_public_routes
-from services.rollout_server.render_and_generate import add_render_and_generate
+from services.rollout_server.render_and_generate import RenderAndGenerate
 
 _BACKLOG = 2048
 _START_TIMEOUT_S = 30.0
@@ -51,9 +51,8 @@ class HttpServer:
         tasks = await engine.get_supported_tasks()
         app = build_app(arguments, tasks, engine.model_config)
         keep_public_routes(app)
-        add_render_and_generate(app)
         await init_app_state(engine, app.state, arguments, tasks)
-        config = uvicorn.Config(app, log_config=None, access_log=False)
+        config = uvicorn.Config(RenderAndGenerate(app), log_config=None, access_log=False)
         self._server = NoSignalServer(config)
         # vLLM's error responses look for the server here.
         app.state.server = self._server

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import request_response
+from starlette.types import Receive, Scope, Send
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -38,9 +40,24 @@ _SEEDS = 1 << 31
 _Request = TypeVar("_Request", ChatCompletionRequest, CompletionRequest)
 
 
-def add_render_and_generate(app: FastAPI) -> None:
-    """Serve it beside vLLM's routes, before them: routes are looked at in turn."""
-    app.router.routes.insert(0, Route(RENDER_AND_GENERATE, _answer, methods=["POST"]))
+class RenderAndGenerate:
+    """An ASGI application: this route, and vLLM's application for everything else.
+
+    Around vLLM's, not in it: its layers of CORS, metrics and routes are for its own clients.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        handlers: Any = app.exception_handlers  # so that errors are told as by vLLM's own routes
+        self._answered = ExceptionMiddleware(request_response(_answer), handlers=handlers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's life."""
+        if scope["type"] == "http" and scope["path"] == RENDER_AND_GENERATE:
+            scope["app"] = self._app
+            await self._answered(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateRequest:
@@ -71,7 +88,6 @@ def _depends_on_history(params: SamplingParams) -> bool:
 
 
 async def _answer(request: Request) -> Response:
-    """The route; vLLM's handlers of exceptions make the errors, as for its own routes."""
     order = GenerationOrder(**json.loads(await request.body()))
     response: Response | None = await _cancelled_with_client(order, request)
     return response or Response(status_code=499)  # which nobody is there to read

@@ -24,7 +24,7 @@ with heavy_imports():
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.rollout_server.engine_fork import fork_engine_processes
-    from services.rollout_server.render_and_generate import add_render_and_generate
+    from services.rollout_server.render_and_generate import RenderAndGenerate
     from services.rollout_server.version_spans import put_spans_on_every_output
 
 
@@ -51,9 +51,10 @@ async def _serve(args, ports):
 async def _serve_application(engine, args):
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
-    add_render_and_generate(app)
     await init_app_state(engine, app.state, args, tasks)
-    config = uvicorn.Config(app, host=args.host, port=args.port, log_level="warning")
+    config = uvicorn.Config(
+        RenderAndGenerate(app), host=args.host, port=args.port, log_level="warning"
+    )
     app.state.server = NoSignalServer(config)
     await app.state.server.serve()
 
