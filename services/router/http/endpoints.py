@@ -6,7 +6,6 @@ as a cancellation. Both end the work, and with it the upstream request, at once.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -19,6 +18,7 @@ from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
+from services.router.answering.patience import Patience
 from services.router.answering.piece import Piece
 from services.router.errors import RequestFailed, Unjournaled
 from services.router.http.access_log import AccessLog
@@ -181,19 +181,16 @@ class AnswerEndpoint:
 
 
 class _Answer:
-    """Writes an HTTP response, and knows how long the client has for the current write."""
+    """Writes an HTTP response; each write must be taken within `write_s` seconds.
+
+    Attributes:
+        patience: ends a write that is not; None while nothing watches.
+    """
 
     def __init__(self, send: Send, write_s: float) -> None:
         self._send, self._write_s = send, write_s
-        self._writing_since: float | None = None
+        self.patience: Patience | None = None
         self.begun = False
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds until the client is overdue, if it takes nothing until then."""
-        if self._writing_since is None:
-            return self._write_s
-        return self._writing_since + self._write_s - time.monotonic()
 
     async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
         """A complete JSON response."""
@@ -230,29 +227,46 @@ class _Answer:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        self._writing_since = time.monotonic()
+        if self.patience is not None:
+            self.patience.begin(self._write_s)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        self._writing_since = None
+        if self.patience is not None:
+            self.patience.end()
 
 
 async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -> str:
-    """Run `work` to its end, or cancel it when the client is gone or stuck or we are cancelled."""
-    worker = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_disconnected(receive))
+    """Run `work` to its end, or cancel it when the client is gone or stuck.
+
+    In the caller's own task: a task of its own for the work costs as much as choosing a replica.
+    """
+    loop, status, over = asyncio.get_running_loop(), "", False
+
+    def give_up(why: str) -> None:
+        nonlocal status
+        if not over and not limit.expired():
+            status = why
+            limit.reschedule(loop.time())
+
+    def watched(watcher: asyncio.Task[None]) -> None:
+        # Whatever else ends it means as well that nobody can be heard any more.
+        if not watcher.cancelled() and (watcher.exception() or True):
+            give_up("disconnected")
+
     try:
-        done: set[asyncio.Future[Any]] = set()
-        while not done:
-            # One timer for all writes: a timer for each would cost more than the write.
-            if (left_s := answer.patience_s) <= 0:
-                return "client_stuck"
-            done, _ = await asyncio.wait(
-                {worker, watcher}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        return worker.result() if worker.done() else "disconnected"
-    finally:
-        worker.cancel()
-        watcher.cancel()
-        await asyncio.gather(worker, watcher, return_exceptions=True)
+        async with asyncio.timeout(None) as limit:
+            answer.patience = Patience(lambda: give_up("client_stuck"))
+            watcher = asyncio.create_task(_disconnected(receive))
+            watcher.add_done_callback(watched)
+            try:
+                return await work
+            finally:
+                over = True
+                watcher.cancel()
+                answer.patience.close()
+    except TimeoutError:
+        if not status:
+            raise
+    return status
 
 
 async def _disconnected(receive: Receive) -> None:
