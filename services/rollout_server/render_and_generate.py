@@ -109,7 +109,7 @@ async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
     return Response(b'{"request":%b,%b' % (told, answer), media_type=_JSON)
 
 
-_cancelled_with_client = with_cancellation(_generate)
+_cancelled_with_client = with_cancellation(_generate)  # type: ignore[no-untyped-call]
 
 
 async def _render(order: GenerationOrder, raw_request: Request) -> GenerateRequest | ErrorResponse:
@@ -121,8 +121,8 @@ async def _render(order: GenerationOrder, raw_request: Request) -> GenerateReque
     rendered = await render.render_completion_request(completion, raw_request)
     if isinstance(rendered, ErrorResponse):
         return rendered
-    (only,) = rendered
-    return only
+    assert len(rendered) == 1, "several prompts have no journal"
+    return rendered[0]
 
 
 def _checked(model: type[_Request], body: Any) -> _Request:
@@ -130,7 +130,7 @@ def _checked(model: type[_Request], body: Any) -> _Request:
         return model.model_validate(body)
     except ValidationError as error:
         # As FastAPI says it, so that a client is told the same as by vLLM's own route.
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
         raise RequestValidationError(found, body=body) from None
 
 
