@@ -129,9 +129,13 @@ def _checked(model: type[_Request], body: Any) -> _Request:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        # As FastAPI says it, so that a client is told the same as by vLLM's own route.
-        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-        raise RequestValidationError(found, body=body) from None
+        raise _as_told_by_fastapi(error, body) from None
+
+
+def _as_told_by_fastapi(error: ValidationError, body: Any) -> RequestValidationError:
+    """So that a client is told the same as by vLLM's own route."""
+    found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+    return RequestValidationError(found, body=body)
 
 
 async def _events(told: bytes, chunks: AsyncGenerator[str, None]) -> AsyncIterator[bytes | str]:
