@@ -114,7 +114,8 @@ class Evaluator:
             return known
         assert request.task is not None
         assert request.task.grader is not None, "checked when the tasks were read"
-        name, grader = f"{request.session}/{index}", request.task.grader
+        place = request.session.removeprefix(f"{self._run_id}-")
+        name, grader = f"{self._run_id}/{place}/{index}", request.task.grader
         return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
 
     def _request(

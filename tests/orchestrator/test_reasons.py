@@ -77,7 +77,7 @@ async def test_held_out_tasks_missing_from_a_pass_rate_are_counted_and_explained
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as cluster:
-        cluster.reward.ungraded = lambda job: "evaluation-heldout-0-3/" in job.job_id
+        cluster.reward.ungraded = lambda job: "/evaluation-heldout-0-3/" in job.job_id
         refuse(cluster, lambda asked: asked.session.endswith("evaluation-heldout-0-1"))
         status = await run_to_end(cluster, cluster.run_config(steps=1))
     assert status.heldout_pass_rate is not None
