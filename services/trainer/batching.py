@@ -4,6 +4,7 @@ Every rank sees the whole batch and plans alone, so that all agree on the number
 passes (FSDP hangs when they differ) and on the global token counts without a collective.
 """
 
+import heapq
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -130,7 +131,13 @@ def _reward(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> float:
 
 
 def plan_minibatches(
-    rows: Sequence[Row], *, count: int, world_size: int, max_tokens: int, seed: str
+    rows: Sequence[Row],
+    *,
+    count: int,
+    world_size: int,
+    max_tokens: int,
+    seed: str,
+    padded: bool = False,
 ) -> tuple[Minibatch, ...]:
     """Split rows at random into `count` minibatches of equal size, and those over ranks.
 
@@ -144,7 +151,8 @@ def plan_minibatches(
         chosen = order[index * len(order) // count : (index + 1) * len(order) // count]
         if not chosen:
             continue
-        plan = plan_microbatches([rows[i].length for i in chosen], world_size, max_tokens)
+        lengths = [rows[i].length for i in chosen]
+        plan = plan_microbatches(lengths, world_size, max_tokens, padded=padded)
         minibatches.append(
             Minibatch(
                 tokens=sum(rows[i].trained_tokens for i in chosen),
@@ -158,23 +166,56 @@ def plan_minibatches(
 
 
 def plan_microbatches(
-    lengths: Sequence[int], world_size: int, max_tokens: int
+    lengths: Sequence[int], world_size: int, max_tokens: int, *, padded: bool = False
 ) -> tuple[MicroBatches, ...]:
-    """Give each rank about the same number of tokens, then cut them into padded micro-batches.
+    """Cut rows into micro-batches and deal those to ranks.
 
-    Longest first to the rank with the fewest tokens so far; neighbours in length share a
-    micro-batch as long as rows times longest is at most `max_tokens`. All ranks get the
-    same number of micro-batches, the missing ones empty.
+    All ranks get the same number of micro-batches, some perhaps empty. Packed, the fewest
+    are made that hold at most `max_tokens` each, all about equally full, and those of one
+    pass are neighbours in size, since ranks wait for each other in every pass. Padded,
+    neighbours in length share a micro-batch as long as rows times longest fits.
+
+    Args:
+        lengths: tokens of each row; one longer than `max_tokens` stands alone.
+        world_size: number of ranks.
+        max_tokens: of one micro-batch.
+        padded: rows are padded to the longest of their micro-batch.
     """
-    loads = [0] * world_size
-    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    if padded:
+        cut = [_cut(rank, lengths, max_tokens) for rank in _spread(lengths, world_size)]
+        passes = max(map(len, cut))
+        return tuple(tuple(micros + [()] * (passes - len(micros))) for micros in cut)
+    passes = max(1, -(-sum(lengths) // (world_size * max_tokens)))
+    while True:
+        bins = _spread(lengths, passes * world_size)
+        loads = [sum(lengths[row] for row in rows) for rows in bins]
+        if all(
+            load <= max_tokens or len(rows) == 1 for load, rows in zip(loads, bins, strict=True)
+        ):
+            break
+        passes += 1
+    order = sorted(range(len(bins)), key=lambda i: (-loads[i], i))
+    dealt: list[list[tuple[int, ...]]] = [[] for _ in range(world_size)]
+    for index in range(passes):
+        several = order[index * world_size : (index + 1) * world_size]
+        # Every other pass the other way round, else the first rank had the most each time.
+        for rank, bin_ in enumerate(several if index % 2 == 0 else reversed(several)):
+            dealt[rank].append(tuple(bins[bin_]))
+    return tuple(map(tuple, dealt))
+
+
+def _spread(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Rows in `count` parts of about equal tokens: longest first to the emptiest part.
+
+    Within a part the longest row comes first.
+    """
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0, index) for index in range(count)]
     for row in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        rank = loads.index(min(loads))
-        ranks[rank].append(row)
-        loads[rank] += lengths[row]
-    packed = [_cut(rank, lengths, max_tokens) for rank in ranks]
-    passes = max(map(len, packed))
-    return tuple(tuple(micros + [()] * (passes - len(micros))) for micros in packed)
+        load, index = heapq.heappop(loads)
+        parts[index].append(row)
+        heapq.heappush(loads, (load + lengths[row], index))
+    return parts
 
 
 def _cut(rows: Sequence[int], lengths: Sequence[int], max_tokens: int) -> list[tuple[int, ...]]:

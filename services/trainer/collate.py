@@ -1,4 +1,4 @@
-"""Micro-batches as tensors: padded rows in, flat response tokens out."""
+"""Micro-batches as tensors: rows laid end to end in, flat response tokens out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from services.trainer.batching import Row
+from services.trainer.packing import PackedRows
 
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """B rows padded on the right to length L, and their N trained tokens laid flat.
-
-    Right padding needs no attention mask: under causal attention no real token sees it.
+    """B rows of T tokens together, and their N trained tokens laid flat.
 
     Attributes:
-        input_ids: int64 `[B, L]`.
-        row: int64 `[N]`, the row of each trained token.
-        column: int64 `[N]`, the position that predicts it: its own minus one.
+        input_ids: int64 `[T]`, rows end to end.
+        rows: where each row lies.
+        sequence: int64 `[N]`, the row of each trained token.
+        position: int64 `[N]`, the place in `input_ids` that predicts it: its own minus one.
         target: int64 `[N]`, the token itself.
         behaviour: float32 `[N]`, behaviour logprobs.
         advantage: float32 `[N]`.
@@ -28,8 +28,9 @@ class MicroBatch:
     """
 
     input_ids: Tensor
-    row: Tensor
-    column: Tensor
+    rows: PackedRows
+    sequence: Tensor
+    position: Tensor
     target: Tensor
     behaviour: Tensor
     advantage: Tensor
@@ -39,7 +40,7 @@ class MicroBatch:
     @property
     def sequences(self) -> int:
         """B, the number of rows."""
-        return self.input_ids.shape[0]
+        return len(self.rows.lengths)
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same on another device."""
@@ -50,45 +51,42 @@ def collate(rows: Sequence[Row], held_version: int) -> MicroBatch:
     """Lay out rows for one forward pass; no rows make a pass of weight 0."""
     if not rows:
         return _empty()
-    width = max(row.length for row in rows)
-    input_ids = torch.zeros((len(rows), width), dtype=torch.int64)
+    ids: list[int] = []
     flat: dict[str, list[float]] = {name: [] for name in _FLAT}
     for index, row in enumerate(rows):
         one = row.trajectory
-        input_ids[index, : row.length] = torch.tensor(
-            one.prompt_token_ids + one.response_token_ids, dtype=torch.int64
-        )
-        prompt = len(one.prompt_token_ids)
+        before = len(ids) + len(one.prompt_token_ids) - 1
+        ids += one.prompt_token_ids + one.response_token_ids
         trained = [i for i, keep in enumerate(one.loss_mask) if keep]
         versions = [s.version for s in one.spans for _ in range(s.start, s.end)]
-        flat["row"] += [index] * len(trained)
-        flat["column"] += [prompt + i - 1 for i in trained]
+        flat["sequence"] += [index] * len(trained)
+        flat["position"] += [before + i for i in trained]
         flat["target"] += [one.response_token_ids[i] for i in trained]
         flat["behaviour"] += [one.behaviour_logprobs[i] for i in trained]
         flat["advantage"] += [row.advantage] * len(trained)
         flat["weight"] += [1.0] * len(trained)
         flat["lag"] += [held_version - versions[i] for i in trained]
-    tensors = {name: torch.tensor(flat[name], dtype=dtype) for name, dtype in _FLAT.items()}
-    return MicroBatch(input_ids=input_ids, **tensors)
+    return MicroBatch(
+        input_ids=torch.tensor(ids),
+        rows=PackedRows.of([row.length for row in rows]),
+        **{name: torch.tensor(flat[name], dtype=dtype) for name, dtype in _FLAT.items()},
+    )
 
 
 def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
     """Lay out whole sequences so that every token but the first is scored."""
     if not sequences:
         return _empty()
-    width = max(map(len, sequences))
-    input_ids = torch.zeros((len(sequences), width), dtype=torch.int64)
-    for index, sequence in enumerate(sequences):
-        input_ids[index, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-    places = [(r, c) for r, one in enumerate(sequences) for c in range(len(one) - 1)]
-    row = torch.tensor([r for r, _ in places], dtype=torch.int64)
-    column = torch.tensor([c for _, c in places], dtype=torch.int64)
-    nothing = torch.zeros(len(places))
+    rows = PackedRows.of([len(one) for one in sequences])
+    input_ids = torch.tensor([token for one in sequences for token in one])
+    position = (rows.place > 0).nonzero()[:, 0] - 1
+    nothing = torch.zeros(len(position))
     return MicroBatch(
         input_ids=input_ids,
-        row=row,
-        column=column,
-        target=input_ids[row, column + 1],
+        rows=rows,
+        sequence=rows.row[position],
+        position=position,
+        target=input_ids[position + 1],
         behaviour=nothing,
         advantage=nothing,
         weight=nothing,
@@ -97,8 +95,8 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
 
 
 _FLAT = {
-    "row": torch.int64,
-    "column": torch.int64,
+    "sequence": torch.int64,
+    "position": torch.int64,
     "target": torch.int64,
     "behaviour": torch.float32,
     "advantage": torch.float32,
@@ -110,4 +108,4 @@ _FLAT = {
 def _empty() -> MicroBatch:
     one = {name: torch.zeros(1, dtype=dtype) for name, dtype in _FLAT.items()}
     one["lag"] -= 1
-    return MicroBatch(input_ids=torch.zeros((1, 2), dtype=torch.int64), **one)
+    return MicroBatch(input_ids=torch.zeros(2, dtype=torch.int64), rows=PackedRows.of([2]), **one)

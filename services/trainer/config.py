@@ -40,8 +40,11 @@ class TrainerConfig(StrictModel):
         seed: of parameters that the checkpoint lacks.
         lora: train a LoRA adapter and leave the model frozen, in `dtype`.
         activation_checkpointing: recompute decoder layers in the backward pass.
-        max_tokens_per_microbatch: largest rows times padded width of one forward pass; a
-            longer trajectory gets a forward pass of its own.
+        packing: lay rows end to end in one sequence, without padding, each seen by itself
+            alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
+            a model; `off` always pads.
+        micro_batch_tokens: most tokens of one forward pass, padding included; a longer
+            trajectory gets a forward pass of its own.
         bucket_mb: MiB of full tensors that travel to a replica in one piece.
         threads_per_rank: compute threads of a rank on the CPU.
         num_cpus: Ray CPUs of the Serve replica that leads the ranks.
@@ -63,7 +66,8 @@ class TrainerConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
-    max_tokens_per_microbatch: int = Field(default=8192, ge=16)
+    packing: Literal["auto", "on", "off"] = "auto"
+    micro_batch_tokens: int = Field(default=8192, ge=16)
     bucket_mb: float = Field(default=64.0, gt=0, le=4096)
     threads_per_rank: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=0.1, ge=0)

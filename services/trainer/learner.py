@@ -152,7 +152,8 @@ class Learner:
             rows,
             count=self._algorithm.minibatches,
             world_size=dist.get_world_size(),
-            max_tokens=self._config.max_tokens_per_microbatch,
+            max_tokens=self._config.micro_batch_tokens,
+            padded=not self._policy.packs,
             seed=f"{start.seed}/{batch.step}",
         )
         self._touched = True
@@ -213,13 +214,14 @@ class Learner:
         plan = plan_microbatches(
             [len(sequence) for sequence in sequences],
             dist.get_world_size(),
-            self._config.max_tokens_per_microbatch,
+            self._config.micro_batch_tokens,
+            padded=not self._policy.packs,
         )
         scored: dict[int, list[float]] = {}
         with torch.no_grad():
             for chosen in plan[dist.get_rank()]:
                 micro = collate_sequences([sequences[i] for i in chosen]).to(self._device)
-                flat, _ = self._policy(micro.input_ids, micro.row, micro.column, micro.target, 1.0)
+                flat, _ = self._policy(micro, 1.0)
                 lengths = [len(sequences[i]) - 1 for i in chosen]
                 for index, values in zip(chosen, flat[: sum(lengths)].split(lengths), strict=True):
                     scored[index] = values.tolist()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -11,42 +12,44 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
+from services.trainer.collate import MicroBatch
 from services.trainer.config import TrainerConfig
 from services.trainer.lora import ADAPTER_PARAMETERS, add_lora
+from services.trainer.packed_attention import packed_hidden, padded_hidden, use_packed_attention
 
 _PREFIX = "causal."
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+_log = Log("trainer")
 
 
 class Policy(nn.Module):
     """Scores given tokens without making logits for the rest of the sequence."""
 
-    def __init__(self, causal: Any) -> None:
+    def __init__(self, causal: Any, *, packs: bool) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
+        self.packs = packs
 
-    def forward(
-        self, input_ids: Tensor, row: Tensor, column: Tensor, target: Tensor, temperature: float
-    ) -> tuple[Tensor, Tensor]:
-        """Logprob of `target[n]` after position `(row[n], column[n])`, and the entropy there.
+    def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Current logprobs of a micro-batch's trained tokens, and entropies there.
 
         Args:
-            input_ids: int64 `[B, L]`, padded on the right.
-            row: int64 `[N]`.
-            column: int64 `[N]`.
-            target: int64 `[N]`.
+            micro: B rows with N trained tokens.
             temperature: divides the logits.
 
         Returns:
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats without.
         """
-        hidden = self.causal.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
-        logits = self.causal.get_output_embeddings()(hidden[row, column]).float() / temperature
+        hidden = packed_hidden if self.packs else padded_hidden
+        states = hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
+        logits = self.causal.get_output_embeddings()(states).float() / temperature
         logprobs = torch.log_softmax(logits, dim=-1)
         entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
-        return logprobs.gather(-1, target[:, None]).sum(-1), entropy
+        return logprobs.gather(-1, micro.target[:, None]).sum(-1), entropy
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -89,7 +92,8 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
 
     Raises:
         InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
-            in a way that `Policy` does not, or lacks a layer that an adapter is for.
+            in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
+            layer that an adapter is for.
     """
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
@@ -101,13 +105,13 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
     except (OSError, ValueError) as error:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
     _refuse_transformed_logits(config, causal)
+    remove_dropout(causal)
+    policy = Policy(causal, packs=_pack(config, causal))
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    remove_dropout(causal)
     if config.lora is not None:
         add_lora(causal, decoder_layers(causal), config.lora)
     causal.train()
-    policy = Policy(causal)
     mixed = MixedPrecisionPolicy()
     if config.dtype == "bfloat16":
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -115,6 +119,22 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
     return policy
+
+
+def _pack(config: TrainerConfig, causal: Any) -> bool:
+    if config.packing == "off":
+        return False
+    reason = use_packed_attention(causal)
+    if reason is None:
+        return True
+    model = type(causal).__name__
+    if config.packing == "on":
+        raise InvalidInput(
+            "trainer.packing", "on", f"Rows of {model} cannot be packed: {reason}. Choose auto."
+        )
+    if dist.get_rank() == 0:
+        _log.warning("rows_are_padded", model=model, why=reason)
+    return False
 
 
 def remove_dropout(causal: nn.Module) -> None:

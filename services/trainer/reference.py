@@ -27,7 +27,4 @@ class FrozenCopy:
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
         """See `Reference`."""
-        logprobs, _ = self._model(
-            micro.input_ids, micro.row, micro.column, micro.target, temperature
-        )
-        return logprobs
+        return self._model(micro, temperature)[0]

@@ -124,9 +124,7 @@ class TrainStep:
         return Prepared(rows=chosen, micro=micro, proximal=proximal, reference=reference)
 
     def _score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self._policy(
-            micro.input_ids, micro.row, micro.column, micro.target, self._temperature
-        )
+        return self._policy(micro, self._temperature)
 
     def _accumulate(
         self,
@@ -158,7 +156,7 @@ class TrainStep:
             tokens = _scored(prepared, current)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
-                micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
+                micro.weight, micro.sequence, micro.sequences, self._algorithm.aggregation
             )
             loss = (losses.tokens.loss * shares).sum()
             (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -166,7 +164,7 @@ class TrainStep:
                 self._diagnostics.note_mismatch(micro, current)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, entropy, shares, penalty)
-            bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
+            bad.append(micro.sequence[~losses.tokens.loss.detach().isfinite()])
         self._clock["forward_backward"] += time.perf_counter() - started
         return bad
 
@@ -233,7 +231,7 @@ def _scored(prepared: Prepared, current: Tensor) -> ScoredTokens:
         current=current,
         behaviour=micro.behaviour,
         advantage=micro.advantage,
-        sequence=micro.row,
+        sequence=micro.sequence,
         sequences=micro.sequences,
         proximal=prepared.proximal,
         reference=prepared.reference,

@@ -35,9 +35,31 @@ def test_all_ranks_run_the_same_number_of_passes(count: int) -> None:
     assert all(any(rank[i] for rank in plan) for i in range(len(plan[0])))  # no pass for nothing
 
 
-def test_padded_microbatches_fit_and_only_a_long_row_stands_alone() -> None:
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_row_above_the_budget_stands_alone(padded: bool) -> None:
     sizes = [*lengths(30), 500]
-    for rank in plan_microbatches(sizes, 2, 100):
+    plan = plan_microbatches(sizes, 2, 100, padded=padded)
+    assert [micro for rank in plan for micro in rank if 30 in micro] == [(30,)]
+
+
+def test_packed_microbatches_fit_and_are_as_few_as_can_be() -> None:
+    sizes = lengths(200)
+    plan = plan_microbatches(sizes, 3, 256)
+    loads = [sum(sizes[row] for row in micro) for rank in plan for micro in rank]
+    assert max(loads) <= 256
+    assert len(plan[0]) <= 1 + sum(sizes) // (3 * 256) + 1
+
+
+def test_ranks_wait_little_for_each_other_in_every_pass() -> None:
+    sizes = lengths(200)
+    for micros in zip(*plan_microbatches(sizes, 4, 512), strict=True):
+        loads = [sum(sizes[row] for row in micro) for micro in micros]
+        assert min(loads) > 0.95 * max(loads)
+
+
+def test_padded_microbatches_fit() -> None:
+    sizes = [*lengths(30), 500]
+    for rank in plan_microbatches(sizes, 2, 100, padded=True):
         for micro in rank:
             padded = len(micro) * max((sizes[row] for row in micro), default=0)
             assert padded <= 100 or len(micro) == 1

@@ -50,11 +50,11 @@ def test_the_update_depends_neither_on_ranks_nor_on_microbatches(
     start = make_start(ratio_anchor=anchor, minibatches=2, temperature=0.8)
     batches = [make_batch(1), make_batch(2)]
     reference, expected = run_steps(
-        rank_groups[1], tiny_model, start, batches, max_tokens_per_microbatch=ONE_PASS
+        rank_groups[1], tiny_model, start, batches, micro_batch_tokens=ONE_PASS
     )
     size, max_tokens = LAYOUTS[layout]
     reports, weights = run_steps(
-        rank_groups[size], tiny_model, start, batches, max_tokens_per_microbatch=max_tokens
+        rank_groups[size], tiny_model, start, batches, micro_batch_tokens=max_tokens
     )
     assert_same_steps(reports, reference)
     assert largest_difference(weights, expected) < 2e-5  # of steps of 1e-3 each
@@ -145,7 +145,7 @@ def test_groups_without_variance_leave_the_weights_bit_exact(
 
 def test_logprobs_equal_the_hugging_face_model(rank_groups, tiny_model, make_batch) -> None:
     ranks = rank_groups[2]
-    ranks.load(tiny_model, max_tokens_per_microbatch=64)
+    ranks.load(tiny_model, micro_batch_tokens=64)
     sequences = [
         list(one.trajectory.prompt_token_ids + one.trajectory.response_token_ids)
         for group in make_batch(1).groups
