@@ -17,7 +17,7 @@ class MicroBatch:
     Attributes:
         input_ids: int64 `[T]`, rows end to end.
         rows: where each row lies.
-        sequence: int64 `[N]`, the row of each trained token.
+        row: int64 `[N]`, the row of each trained token.
         position: int64 `[N]`, the place in `input_ids` that predicts it: its own minus one.
         target: int64 `[N]`, the token itself.
         behaviour: float32 `[N]`, behaviour logprobs.
@@ -29,7 +29,7 @@ class MicroBatch:
 
     input_ids: Tensor
     rows: PackedRows
-    sequence: Tensor
+    row: Tensor
     position: Tensor
     target: Tensor
     behaviour: Tensor
@@ -59,7 +59,7 @@ def collate(rows: Sequence[Row], held_version: int) -> MicroBatch:
         ids += one.prompt_token_ids + one.response_token_ids
         trained = [i for i, keep in enumerate(one.loss_mask) if keep]
         versions = [s.version for s in one.spans for _ in range(s.start, s.end)]
-        flat["sequence"] += [index] * len(trained)
+        flat["row"] += [index] * len(trained)
         flat["position"] += [before + i for i in trained]
         flat["target"] += [one.response_token_ids[i] for i in trained]
         flat["behaviour"] += [one.behaviour_logprobs[i] for i in trained]
@@ -84,7 +84,7 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
     return MicroBatch(
         input_ids=input_ids,
         rows=rows,
-        sequence=rows.row[position],
+        row=rows.row[position],
         position=position,
         target=input_ids[position + 1],
         behaviour=nothing,
@@ -95,7 +95,7 @@ def collate_sequences(sequences: Sequence[Sequence[int]]) -> MicroBatch:
 
 
 _FLAT = {
-    "sequence": torch.int64,
+    "row": torch.int64,
     "position": torch.int64,
     "target": torch.int64,
     "behaviour": torch.float32,

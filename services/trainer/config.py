@@ -39,6 +39,8 @@ class TrainerConfig(StrictModel):
             and optimizer moments are always float32.
         seed: of parameters that the checkpoint lacks.
         lora: train a LoRA adapter and leave the model frozen, in `dtype`.
+        logits_mb: MiB of float32 logits held at once. Micro-batches with more are scored in
+            pieces, and each piece's logits computed again in the backward pass.
         activation_checkpointing: recompute decoder layers in the backward pass.
         packing: lay rows end to end in one sequence, without padding, each seen by itself
             alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
@@ -68,6 +70,7 @@ class TrainerConfig(StrictModel):
     activation_checkpointing: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
     micro_batch_tokens: int = Field(default=8192, ge=16)
+    logits_mb: float = Field(default=512.0, gt=0)
     bucket_mb: float = Field(default=64.0, gt=0, le=4096)
     threads_per_rank: int = Field(default=1, ge=1)
     num_cpus: float = Field(default=0.1, ge=0)
@@ -79,6 +82,11 @@ class TrainerConfig(StrictModel):
     call_timeout_s: float = Field(default=600.0, gt=0)
     bus_timeout_s: float = Field(default=120.0, gt=0)
     checkpoints_kept: int = Field(default=2, ge=1)
+
+    @property
+    def logits_bytes(self) -> int:
+        """Bytes of logits held at once."""
+        return int(self.logits_mb * MIB)
 
     @property
     def bucket_bytes(self) -> int:

@@ -19,6 +19,7 @@ from services.trainer.collate import MicroBatch
 from services.trainer.config import TrainerConfig
 from services.trainer.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.packed_attention import packed_hidden, padded_hidden, use_packed_attention
+from services.trainer.token_logprobs import Entropy, token_logprobs
 
 _PREFIX = "causal."
 _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
@@ -29,27 +30,34 @@ _log = Log("trainer")
 class Policy(nn.Module):
     """Scores given tokens without making logits for the rest of the sequence."""
 
-    def __init__(self, causal: Any, *, packs: bool) -> None:
+    def __init__(self, causal: Any, *, packs: bool, logits_bytes: int) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
-        self.packs = packs
+        self.packs, self._logits_bytes = packs, logits_bytes
 
-    def forward(self, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, micro: MicroBatch, temperature: float, entropy: Entropy = "none"
+    ) -> tuple[Tensor, Tensor | None]:
         """Current logprobs of a micro-batch's trained tokens, and entropies there.
 
         Args:
             micro: B rows with N trained tokens.
             temperature: divides the logits.
+            entropy: whether it is computed, and whether a gradient goes through it.
 
         Returns:
-            float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats without.
+            float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
         hidden = packed_hidden if self.packs else padded_hidden
         states = hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
-        logits = self.causal.get_output_embeddings()(states).float() / temperature
-        logprobs = torch.log_softmax(logits, dim=-1)
-        entropy = -(logprobs.detach().exp() * logprobs.detach()).sum(-1)
-        return logprobs.gather(-1, micro.target[:, None]).sum(-1), entropy
+        return token_logprobs(
+            states,
+            self.causal.get_output_embeddings(),
+            micro.target,
+            temperature=temperature,
+            logits_bytes=self._logits_bytes,
+            entropy=entropy,
+        )
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -106,7 +114,7 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
     _refuse_transformed_logits(config, causal)
     remove_dropout(causal)
-    policy = Policy(causal, packs=_pack(config, causal))
+    policy = Policy(causal, packs=_pack(config, causal), logits_bytes=config.logits_bytes)
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:
@@ -170,3 +178,7 @@ def _refuse_transformed_logits(config: TrainerConfig, causal: Any) -> None:
             raise InvalidInput(
                 "trainer.model", config.model, f"Models that set {name} are not supported yet."
             )
+    head = causal.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        fix = f"Its output layer is a {type(head).__name__}, and only a linear one is supported."
+        raise InvalidInput("trainer.model", config.model, fix)

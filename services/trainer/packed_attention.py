@@ -83,7 +83,7 @@ def _by_kernel(
 
     longest = rows.longest
     back = -1 if window is None else window - 1
-    result: Tensor = varlen_attn(
+    result = varlen_attn(
         q,
         k,
         v,
@@ -95,6 +95,7 @@ def _by_kernel(
         window_size=(back, 0),
         enable_gqa=q.shape[1] != k.shape[1],
     )
+    assert isinstance(result, Tensor), "nothing but the output was asked for"
     return result
 
 
@@ -107,14 +108,17 @@ def _by_group(
         place = torch.arange(group.width, device=q.device)
         behind = place[:, None] - place
         mask = (behind >= 0) & (behind < window)
+    q, k, v = (_pad(one[group.start : group.end], group) for one in (q, k, v))
     out = scaled_dot_product_attention(
-        *(_pad(one[group.start : group.end], group) for one in (q, k, v)),
+        q,
+        k,
+        v,
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    flat = out.transpose(1, 2).reshape(group.rows * group.width, *q.shape[1:])
+    flat = out.transpose(1, 2).reshape(group.rows * group.width, q.shape[1], -1)
     return flat if group.index is None else flat.index_select(0, group.index)
 
 

@@ -15,7 +15,7 @@ from services.trainer.algorithms.aggregation import denominator, token_shares
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import UserLoss
 from services.trainer.batching import Minibatch, Row
-from services.trainer.collate import MicroBatch, collate
+from services.trainer.collate import collate
 from services.trainer.companions import Companions
 from services.trainer.credit import Prepared, assign_credit
 from services.trainer.diagnostics import StepDiagnostics
@@ -117,14 +117,11 @@ class TrainStep:
         proximal = reference = None
         if self._algorithm.ratio_anchor == "proximal":
             with torch.no_grad():
-                proximal = self._score(micro)[0]
+                proximal = self._policy(micro, self._temperature)[0]
             self._diagnostics.note_mismatch(micro, proximal)
         if self._companions.reference is not None:
             reference = self._companions.reference.logprobs(micro, self._temperature)
         return Prepared(rows=chosen, micro=micro, proximal=proximal, reference=reference)
-
-    def _score(self, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        return self._policy(micro, self._temperature)
 
     def _accumulate(
         self,
@@ -152,11 +149,11 @@ class TrainStep:
         for index, prepared in enumerate(work):
             micro = prepared.micro
             self._policy.reduce_gradients(index == len(work) - 1)
-            current, entropy = self._score(micro)
+            current, entropy = self._policy(micro, self._temperature, "value")
             tokens = _scored(prepared, current)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
-                micro.weight, micro.sequence, micro.sequences, self._algorithm.aggregation
+                micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
             )
             loss = (losses.tokens.loss * shares).sum()
             (loss * scale).backward()  # type: ignore[no-untyped-call]
@@ -164,7 +161,7 @@ class TrainStep:
                 self._diagnostics.note_mismatch(micro, current)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, entropy, shares, penalty)
-            bad.append(micro.sequence[~losses.tokens.loss.detach().isfinite()])
+            bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
         self._clock["forward_backward"] += time.perf_counter() - started
         return bad
 
@@ -231,7 +228,7 @@ def _scored(prepared: Prepared, current: Tensor) -> ScoredTokens:
         current=current,
         behaviour=micro.behaviour,
         advantage=micro.advantage,
-        sequence=micro.sequence,
+        sequence=micro.row,
         sequences=micro.sequences,
         proximal=prepared.proximal,
         reference=prepared.reference,

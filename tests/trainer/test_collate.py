@@ -19,7 +19,7 @@ def test_trained_tokens_are_predicted_by_the_position_before_them(make_trajector
     micro = collate(rows, held_version=0)
     assert micro.input_ids.tolist() == [10, 11, 12, 20, 21, 13, 22, 23, 24]
     assert micro.rows.lengths == (5, 4)
-    assert micro.sequence.tolist() == [0, 0, 1, 1]
+    assert micro.row.tolist() == [0, 0, 1, 1]
     assert micro.target.tolist() == [20, 21, 22, 24]
     assert micro.input_ids[micro.position + 1].tolist() == micro.target.tolist()
     assert micro.behaviour.tolist() == torch.tensor([-0.5, -0.6, -1.0, -1.0]).tolist()
@@ -41,5 +41,5 @@ def test_an_empty_microbatch_has_one_token_of_no_weight() -> None:
 def test_sequences_are_scored_from_their_second_token_on() -> None:
     micro = collate_sequences([[5, 6, 7], [8], [9, 10]])
     assert micro.target.tolist() == [6, 7, 10]
-    assert micro.sequence.tolist() == [0, 0, 2]
+    assert micro.row.tolist() == [0, 0, 2]
     assert micro.position.tolist() == [0, 1, 4]

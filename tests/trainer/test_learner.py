@@ -116,6 +116,17 @@ def reference_steps(
     return done, {name: tensor.detach().numpy() for name, tensor in policy.named_parameters()}
 
 
+def test_logits_of_a_few_tokens_at_a_time_change_nothing(
+    rank_groups, tied_model, make_batch, make_start
+) -> None:
+    batches = [make_batch(1), make_batch(2)]
+    start = make_start(temperature=0.8, ratio_anchor="proximal", minibatches=2)
+    whole = run_steps(rank_groups[2], tied_model, start, batches)
+    pieces = run_steps(rank_groups[2], tied_model, start, batches, logits_mb=7 * 320 * 4 / 2**20)
+    assert_same_steps(whole[0], pieces[0])
+    assert largest_difference(whole[1], pieces[1]) < 1e-4  # of steps of 1e-3 each
+
+
 @pytest.mark.parametrize("fixture", ["tiny_model", "tied_model"])
 def test_steps_equal_plain_autograd_over_the_hugging_face_model(
     rank_groups, make_batch, make_start, request, fixture

@@ -116,7 +116,7 @@ def test_only_the_adapter_is_trained_and_as_plain_autograd_would(
 ) -> None:
     group, start = rank_groups[ranks], make_start(grad_clip=0.3, weight_decay=0.1)
     batches = [make_batch(step, groups=2) for step in (1, 2, 3)]
-    group.load(tiny_model, lora=LORA, max_tokens_per_microbatch=60)
+    group.load(tiny_model, lora=LORA, micro_batch_tokens=60)
     before, frozen = group.call("adapter")[0], group.call("full_tensors")[0]
     group.call("start_run", start, 0)
     norms = [group.call("train", one, 0, one.step)[0].metrics["grad_norm"] for one in batches]

@@ -1,0 +1,144 @@
+"""Logprobs of given tokens from hidden states, without logits of all of them at once.
+
+The output layer and the softmax are done for a piece of the tokens at a time. What one piece
+holds is kept for the backward pass only when there is no other piece; else it is computed
+again there, as in Wijmans et al., "Cut your losses", arXiv 2411.09009, section 4.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Entropy = Literal["none", "value", "gradient"]
+"""Whether entropies are computed, and whether a gradient goes through them."""
+
+
+def token_logprobs(
+    hidden: Tensor,
+    head: nn.Linear,
+    target: Tensor,
+    *,
+    temperature: float,
+    logits_bytes: int,
+    entropy: Entropy,
+) -> tuple[Tensor, Tensor | None]:
+    """Logprob of `target[n]` under `softmax(head(hidden[n]) / temperature)`, and the entropy.
+
+    With `p` the softmax and `z` the logits: `d logprob / dz_j = [j = target] - p_j`, and of
+    the entropy `H = -sum_j p_j log p_j`: `dH / dz_j = -p_j (log p_j + H)`.
+
+    Args:
+        hidden: `[N, H]`, after the last norm.
+        head: the output layer: `weight` `[V, H]`, and perhaps `bias` `[V]`.
+        target: int64 `[N]`.
+        temperature: divides the logits.
+        logits_bytes: of the float32 logits that are held at once; at least one token's are.
+        entropy: `none`, `value` without gradient or `gradient`.
+
+    Returns:
+        float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
+    """
+    weight = head.weight
+    piece = max(1, logits_bytes // (4 * weight.shape[0]))
+    grad = torch.is_grad_enabled()
+    logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, head.bias, target, temperature, piece, entropy, grad
+    )
+    return logprobs, entropies if entropy != "none" else None
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """See `token_logprobs`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        temperature: float,
+        piece: int,
+        entropy: Entropy,
+        grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        ctx.temperature, ctx.piece, ctx.entropy = temperature, piece, entropy
+        keep = grad and len(target) <= piece
+        logprobs = hidden.new_empty(len(target), dtype=_precision(hidden))
+        entropies = torch.zeros_like(logprobs)
+        kept = None
+        for start in range(0, len(target), piece):
+            part = slice(start, start + piece)
+            logs = _logits(hidden[part], weight, bias, temperature).log_softmax(-1)
+            logprobs[part] = logs.gather(-1, target[part, None])[:, 0]
+            if keep or entropy != "none":
+                kept = logs.exp()
+            if kept is not None and entropy != "none":
+                entropies[part] = logs.mul_(kept).sum(-1).neg_()
+        ctx.save_for_backward(hidden, weight, bias, target, entropies, kept if keep else None)
+        if entropy != "gradient":
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, target, entropies, kept = ctx.saved_tensors
+        through = by_entropy if ctx.entropy == "gradient" else None
+        sums = _Sums(ctx, hidden, weight, one_piece=kept is not None)
+        for start in range(0, len(target), ctx.piece):
+            part = slice(start, start + ctx.piece)
+            p = kept
+            if p is None:
+                p = _logits(hidden[part], weight, bias, ctx.temperature).softmax(-1)
+            by_logit = p * -by_logprob[part, None]
+            if through is not None:
+                # entr(p) is -p log p, and 0 at 0.
+                slope = torch.special.entr(p) - p * entropies[part, None]
+                by_logit += slope * through[part, None]
+            by_logit.scatter_add_(-1, target[part, None], by_logprob[part, None])
+            sums.add(part, by_logit.div_(ctx.temperature).to(hidden.dtype))
+        return (*sums.result(), None, None, None, None, None)
+
+
+class _Sums:
+    """Gradients of hidden states, weight and bias, over pieces; None where none is wanted."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, *, one_piece: bool) -> None:
+        self._hidden, self._weight = hidden, weight
+        self._wanted = ctx.needs_input_grad[:3]
+        # Added up in float32: in bfloat16 many small pieces would vanish.
+        precision = None if one_piece else _precision(weight)
+        of_hidden, of_weight, of_bias = self._wanted
+        self._of_hidden = torch.empty_like(hidden) if of_hidden else None
+        self._of_weight = torch.zeros_like(weight, dtype=precision) if of_weight else None
+        rows = weight.shape[0]
+        self._of_bias = weight.new_zeros(rows, dtype=_precision(weight)) if of_bias else None
+
+    def add(self, part: slice, by_logit: Tensor) -> None:
+        """Count one piece; `by_logit` is `[n, V]`."""
+        if self._of_hidden is not None:
+            torch.mm(by_logit, self._weight, out=self._of_hidden[part])
+        if self._of_weight is not None:
+            self._of_weight += by_logit.t() @ self._hidden[part]
+        if self._of_bias is not None:
+            self._of_bias += by_logit.sum(0)
+
+    def result(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """In the order and type of the inputs."""
+        dtype = self._weight.dtype
+        of_weight, of_bias = (
+            None if one is None else one.to(dtype) for one in (self._of_weight, self._of_bias)
+        )
+        return self._of_hidden, of_weight, of_bias
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _precision(tensor: Tensor) -> torch.dtype:
+    """Float32, or float64 where it is that already."""
+    return torch.promote_types(tensor.dtype, torch.float32)
