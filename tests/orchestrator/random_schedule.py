@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pydantic import ValidationError
+
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.protocol.schedule import SCHEDULE_PRESETS, ScheduleConfig
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from tests.orchestrator.fakes import write_tasks
 from tests.orchestrator.simulated_cluster import (
@@ -53,15 +56,9 @@ class RandomSchedule:
 def draw(seed: int) -> RandomSchedule:
     """The schedule of this number: always the same."""
     chance = random.Random(f"schedule {seed}")
-    preset = chance.choice(["sync", "one_step_off", "async"])
-    schedule: dict[str, Any] = {
-        "preset": preset,
-        "on_stale": chance.choice(["wait", "wait", "drop"]),
-        "batch_barrier": chance.random() < 0.15,
-        "dynamic_sampling": chance.random() < 0.3,
-    }
-    if preset == "async":
-        schedule["max_staleness"] = chance.randint(1, 4)
+    schedule = _point(chance)
+    while not _possible(schedule):
+        schedule = _point(chance)
     return RandomSchedule(
         seed=seed,
         schedule=schedule,
@@ -82,6 +79,31 @@ def draw(seed: int) -> RandomSchedule:
         replicas=chance.randint(1, 4),
         weather=_weather(chance),
     )
+
+
+def _point(chance: random.Random) -> dict[str, Any]:
+    """A preset, and some of its parameters changed."""
+    staleness = chance.randint(0, 4)
+    parameters: dict[str, Any] = {
+        "max_staleness": staleness,
+        "batches_in_flight": chance.randint(1, staleness + 1),
+        "oversample": chance.choice([0.25, 0.5, 1.0]),
+        "unfinished": chance.choice(["wait", "interrupt", "continue"]),
+        "on_stale": chance.choice(["wait", "withhold", "drop", "mask"]),
+        "batch_barrier": True,
+    }
+    some = chance.choice([0.0, 0.2, 0.6])
+    chosen = {name: value for name, value in parameters.items() if chance.random() < some}
+    preset = chance.choice(sorted(SCHEDULE_PRESETS))
+    return {"preset": preset, "dynamic_sampling": chance.random() < 0.3, **chosen}
+
+
+def _possible(schedule: dict[str, Any]) -> bool:
+    try:
+        ScheduleConfig.model_validate(schedule)
+    except ValidationError:
+        return False
+    return True
 
 
 def _weather(chance: random.Random) -> Weather:

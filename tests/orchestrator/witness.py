@@ -9,6 +9,7 @@ from typing import Any
 from services.orchestrator.ledger import Ending, Ledger
 from services.protocol.orchestrator import RunConfig
 from services.protocol.trainer import TrainBatch
+from services.protocol.trajectory import Trajectory
 
 
 class Witness:
@@ -21,9 +22,10 @@ class Witness:
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._bound = config.schedule.staleness_bound
-        self._forces = config.schedule.on_stale == "wait"
+        self._bound = config.schedule.max_staleness
+        self._on_stale = config.schedule.on_stale
         self._ready: dict[int, int] = {}
+        self._newest: dict[int, int] = {}
         self._ready_at_batch: dict[int, int] = {}
         self._version = 0
         self._closed: dict[int, tuple[str, int]] = {}
@@ -83,23 +85,31 @@ class Witness:
         """The trainer got a batch while it held this version."""
         self._ready_at_batch, self._version = dict(self._ready), version
         for group in batch.groups:
-            oldest = min(one.trajectory.oldest_version for one in group.trajectories)
-            if version - oldest > self._bound:
-                self._say(f"group {group.group_id} trained at staleness {version - oldest}")
+            trajectories = [one.trajectory for one in group.trajectories]
+            self._newest[group.group_id] = max(max(_versions(t)) for t in trajectories)
+            learned = [v for t in trajectories for v in _versions(t, masked=False)]
+            staleness = version - min(learned, default=version)
+            if staleness > self._bound:
+                self._say(f"group {group.group_id} trained at staleness {staleness}")
 
     def batch_closed(self, step: int, train: Sequence[int], filtered: Sequence[int]) -> None:
         """A batch left the ledger: it must have held the oldest of those that were ready."""
         ready = self._ready_at_batch if train else dict(self._ready)
         taken = {*train, *filtered}
         left = min((group for group in ready if group not in taken), default=None)
-        limit = self._version - self._bound
-        free = [g for g in taken if not (self._forces and ready.get(g) == limit)]
+        free = [group for group in taken if not self._had_to_go(group, ready)]
         if left is not None and train and any(group > left for group in free):
             self._say(f"step {step} took {sorted(taken)} before group {left}, which was ready")
         for group_id in train:
             self.closed(group_id, "trained", step)
         for group_id in filtered:
             self.closed(group_id, "filtered", step)
+
+    def _had_to_go(self, group_id: int, ready: dict[int, int]) -> bool:
+        """No later batch could have trained the group."""
+        decisive = self._newest if self._on_stale == "mask" else ready
+        limit = self._version - self._bound
+        return self._on_stale != "drop" and decisive.get(group_id, limit) <= limit
 
     def judge_end(self, path: Path, lineage: Sequence[TrainBatch], delivered: int | None) -> None:
         """A run has finished: compare its ledger with what the surviving weights were made of.
@@ -126,6 +136,17 @@ class Witness:
             self._say(f"the ledger is off by {imbalance} at the end")
         if delivered is not None and sampled != delivered:
             self._say(f"{delivered} tokens were delivered, the ledger knows {sampled}")
+
+
+def _versions(trajectory: Trajectory, *, masked: bool = True) -> list[int]:
+    """Of each response token, or of each that carries a gradient."""
+    learned = trajectory.loss_mask
+    return [
+        span.version
+        for span in trajectory.spans
+        for place in range(span.start, span.end)
+        if masked or learned[place]
+    ]
 
 
 class WatchedLedger(Ledger):
