@@ -10,6 +10,7 @@ from rich.console import Console
 from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
+from services.cli.export import add_export_command
 from services.cli.follow import ENDED, follow_or_stop
 from services.cli.member_listing import show_members
 from services.cli.run_commands import active_run, add_commands
@@ -185,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_commands(commands, served)
     add_commands(commands, served)
     _add_bus_commands(commands)
+    add_export_command(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")

@@ -22,11 +22,16 @@ class CheckpointFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Whether a folder of this name looks like a checkpoint."""
+        return _COMPLETE.fullmatch(name) is not None
+
     def newest_first(self) -> list[Path]:
         """What looks like a checkpoint, highest step first."""
         if not self.path.is_dir():
             return []
-        found = (one for one in self.path.iterdir() if _COMPLETE.fullmatch(one.name))
+        found = (one for one in self.path.iterdir() if self.is_name(one.name))
         return sorted(found, reverse=True)
 
     def of_step(self, step: int) -> Path:

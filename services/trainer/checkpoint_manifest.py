@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from services.protocol.strict import StrictModel
 from services.protocol.trainer import LedgerFrontier
 from services.protocol.weights import Dtype
+from services.trainer.config import LoraConfig
 
 MANIFEST = "manifest.json"
 """Written last: a folder without it is not a checkpoint."""
@@ -47,6 +48,7 @@ class CheckpointManifest(StrictModel):
         world_size: ranks that wrote it; any number can read it.
         model: what the run started from, as the trainer's configuration names it.
         dtype: in which the weights were served.
+        lora: the adapter that was trained, None where the model itself was.
         files: every other file, by its path in the folder.
     """
 
@@ -57,6 +59,7 @@ class CheckpointManifest(StrictModel):
     world_size: int
     model: str
     dtype: Dtype
+    lora: LoraConfig | None = None
     files: dict[str, FileDigest] = Field(default_factory=dict)
 
 

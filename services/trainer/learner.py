@@ -196,6 +196,7 @@ class Learner:
             world_size=dist.get_world_size(),
             model=self._config.model,
             dtype=self._dtype,
+            lora=self._config.lora,
         )
         folder = CheckpointFolder(start.checkpoint_dir)
         kept = self._config.checkpoints_kept

@@ -5,8 +5,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from services.trainer.export import export
 
 
 def initial_model(model_dir: Path) -> PreTrainedModel:
@@ -15,16 +16,12 @@ def initial_model(model_dir: Path) -> PreTrainedModel:
     return model.eval()
 
 
-def checkpointed_model(model_dir: Path, checkpoint: Path) -> PreTrainedModel:
-    """The model with the parameters of one of the trainer's checkpoints."""
-    with tempfile.NamedTemporaryFile(suffix=".pt") as file:
-        dcp_to_torch_save(str(checkpoint), file.name)
-        state = torch.load(file.name, weights_only=False)
-    model = initial_model(model_dir)
-    missing, unexpected = model.load_state_dict(state["model"], strict=False)
-    assert not missing, missing
-    assert not unexpected, unexpected
-    return model
+def checkpointed_model(checkpoint: Path) -> PreTrainedModel:
+    """The model that one of the trainer's checkpoints is exported as."""
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / "model"
+        export(checkpoint, exported)
+        return initial_model(exported)
 
 
 def logprobs(model: PreTrainedModel, prompt: list[int], response: list[int]) -> list[float]:

@@ -38,7 +38,7 @@ def published_models(cluster: Cluster, run_dir: Path) -> dict[int, PreTrainedMod
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return {
         line["policy_version"]: checkpointed_model(
-            cluster.model_dir, run_dir / "checkpoints" / f"step-{line['step']:08d}"
+            run_dir / "checkpoints" / f"step-{line['step']:08d}"
         )
         for line in lines
     }
