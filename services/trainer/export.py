@@ -17,7 +17,7 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -112,7 +112,8 @@ class _Weights:
         """Name and shape of the tensors made of each parameter; a tied one is left out."""
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
-            wanted = dict(AutoModelForCausalLM.from_config(config).named_parameters())
+            blank = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        wanted = dict(blank.named_parameters())
         if missing := wanted.keys() - self._stored.keys():
             fix = f"Its parameter {min(missing)} is not in the checkpoint."
             raise InvalidInput("model", str(folder), fix)
