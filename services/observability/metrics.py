@@ -151,11 +151,20 @@ class BusMetrics:
 class RewardMetrics:
     """Declared by the reward service."""
 
-    verdicts = _counter("reward_verdicts", "Answers graded", "verdict")
+    verdicts = _counter("reward_verdicts", "Answers graded", "verdict", "language")
+    tests = _counter("reward_tests", "Tests run", "verdict", "language")
     cache_hits = _counter("reward_cache_hits", "Verdicts taken from the cache")
+    compiles = _counter("reward_compiles", "Compilations", "language", "result")
     retries = _counter("reward_retries", "Jobs run again after losing their sandbox")
-    queue = _gauge("reward_queue", "Jobs waiting for a sandbox slot")
-    grading = _seconds("reward_grading_seconds", "Wall time of grading one answer")
+    slot_restarts = _counter("reward_slot_restarts", "Sandboxes started anew after a loss")
+    helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
+    denied = _counter("reward_denied", "Runs that a layer of the jail stopped or refused", "layer")
+    refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
+    queue = _gauge("reward_queue", "Pieces of work waiting for a core")
+    queued_cpu = _gauge("reward_queued_cpu_seconds", "Estimated CPU-seconds waiting for a core")
+    queue_age = _gauge("reward_queue_age_seconds", "How long the oldest has been waiting")
+    tier = _gauge("reward_tier", "1 for the tier that the sandbox was shown to have", "tier")
+    grading = _seconds("reward_grading_seconds", "Wall time of grading one answer", "language")
 
 
 class RunMetrics:

@@ -102,7 +102,7 @@ def _ungraded(job: ScoreJob, problem: str) -> Score:
         verdict=Verdict.INFRA_ERROR,
         reward=None,
         passed=0,
-        total=len(job.grader.tests),
+        total=job.grader.total,
         seconds=0.0,
         cpu_s=0.0,
         detail=problem[:200],

@@ -2,11 +2,25 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Protocol
+from typing import Protocol
 
-from pydantic import Field, model_validator
+from services.protocol.code_tests import FunctionTest, Limits, StdioTest
+from services.protocol.grader import AnyGrader, Grader, PythonFunctionGrader, PythonStdioGrader
 
-from services.protocol.strict import StrictModel
+__all__ = [
+    "CheckedTest",
+    "CompileRecord",
+    "FunctionTest",
+    "Grader",
+    "Limits",
+    "PythonFunctionGrader",
+    "PythonStdioGrader",
+    "RewardService",
+    "Score",
+    "ScoreJob",
+    "StdioTest",
+    "Verdict",
+]
 
 
 class Verdict(StrEnum):
@@ -24,72 +38,6 @@ class Verdict(StrEnum):
     INFRA_ERROR = "infra_error"
 
 
-class Limits(StrictModel):
-    """What one test may use; the calls of one `python_function` answer share it.
-
-    Attributes:
-        cpu_s: processor seconds.
-        memory_mb: address space beyond the interpreter's own, MiB.
-        output_kb: bytes written to one stream, KiB.
-    """
-
-    cpu_s: float = Field(default=2.0, gt=0, le=60)
-    memory_mb: int = Field(default=512, ge=64, le=16384)
-    output_kb: int = Field(default=256, ge=1, le=65536)
-
-
-class FunctionTest(StrictModel):
-    """Call the entry point with `args` and compare the result's type and value.
-
-    `True`, `1` and `1.0` differ; floats must be equal to the last bit. A tuple counts as a
-    list, because a task file has only one kind of sequence.
-    """
-
-    args: list[Any]
-    expected: Any
-
-
-class StdioTest(StrictModel):
-    """Run the program with `stdin` and compare what it prints, trailing space aside."""
-
-    stdin: str
-    expected: str
-
-
-class PythonFunctionGrader(StrictModel):
-    """A Python function graded by calls whose expected results stay in the service.
-
-    Attributes:
-        entry_point: name of the function.
-        template: source with `{completion}` where the answer's code goes; without a
-            template the last fenced code block of the answer, or else the whole answer.
-        tests: all must pass.
-    """
-
-    kind: Literal["python_function"]
-    entry_point: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    template: str | None = None
-    tests: list[FunctionTest] = Field(min_length=1)
-    limits: Limits = Limits()
-
-    @model_validator(mode="after")
-    def _template_has_a_place(self) -> "PythonFunctionGrader":
-        if self.template is not None and "{completion}" not in self.template:
-            raise ValueError("template must contain {completion}, where the answer goes")
-        return self
-
-
-class PythonStdioGrader(StrictModel):
-    """A Python program graded by what it prints for each input."""
-
-    kind: Literal["python_stdio"]
-    tests: list[StdioTest] = Field(min_length=1)
-    limits: Limits = Limits()
-
-
-Grader = Annotated[PythonFunctionGrader | PythonStdioGrader, Field(discriminator="kind")]
-
-
 @dataclass(frozen=True, kw_only=True)
 class ScoreJob:
     """Grade one answer.
@@ -102,7 +50,52 @@ class ScoreJob:
 
     job_id: str
     completion: str
-    grader: PythonFunctionGrader | PythonStdioGrader
+    grader: AnyGrader
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTest:
+    """One test that was run.
+
+    Calls that one process made share its figures.
+
+    Attributes:
+        test: its place among the declared tests, from 0.
+        verdict: how it ended.
+        cpu_ms: processor milliseconds of its process, user and system.
+        wall_ms: milliseconds from start to end of its process.
+        peak_kb: most memory that its process held, KiB; an upper bound, for it starts as a
+            fork of another.
+        output: the beginning of what it printed or returned, escaped.
+        detail: why it failed, without expected values.
+    """
+
+    test: int
+    verdict: Verdict
+    cpu_ms: float
+    wall_ms: float
+    peak_kb: int
+    output: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRecord:
+    """How compiling an answer went.
+
+    Attributes:
+        ok: there is a program.
+        cpu_ms: processor milliseconds of the compiler.
+        wall_ms: milliseconds from its start to its end.
+        cached: an identical answer had been compiled before.
+        message: the first lines of the compiler's complaint.
+    """
+
+    ok: bool
+    cpu_ms: float
+    wall_ms: float
+    cached: bool
+    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,14 +105,20 @@ class Score:
     Attributes:
         job_id: copied from the job.
         verdict: how it ended; for several tests the first failure.
-        reward: 1.0 if accepted, 0.0 if not, None when grading itself failed
+        reward: what the policy or the grader gives, None when grading itself failed
             (`infra_error`): an infrastructure failure is never a reward.
         passed: tests passed.
         total: tests declared.
-        seconds: wall time of grading, 0.0 when cached.
-        cpu_s: processor seconds of the answer's process.
+        seconds: wall time of grading, waiting included; 0.0 when cached.
+        cpu_s: processor seconds of the answer's processes, compiling left out.
         detail: one short line for people: the first failure, without expected values.
         cached: taken from the verdict cache.
+        run: tests run; the others were not needed for the reward.
+        first_failure: the failed test that gave the verdict, from 0.
+        tests: those that were run, in the order of running.
+        compile: of a compiled language.
+        tier: how the answer was held, `A` or `B`; empty for graders that run no code.
+        parts: the scores of a weighted composition's graders.
     """
 
     job_id: str
@@ -131,6 +130,12 @@ class Score:
     cpu_s: float
     detail: str
     cached: bool
+    run: int = 0
+    first_failure: int | None = None
+    tests: tuple[CheckedTest, ...] = ()
+    compile: CompileRecord | None = None
+    tier: str = ""
+    parts: "tuple[Score, ...]" = ()
 
 
 class RewardService(Protocol):

@@ -1,11 +1,15 @@
 """The reward service's configuration and the only place of its defaults."""
 
 import os
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from services.protocol.strict import StrictModel
+
+_MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+_URL = r"^https?://"
+_PLACE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
 class RewardServiceConfig(StrictModel):
@@ -19,7 +23,8 @@ class RewardServiceConfig(StrictModel):
         require_tier: `A` refuses to start without namespaces (bubblewrap); `B` is content
             with Landlock, seccomp and limits, which ordinary containers allow.
         use_bubblewrap: try namespaces at all.
-        queue_bound: answers that may wait for a slot; more are an `infra_error`.
+        queue_cpu_s: estimated CPU-seconds of work that may wait for a slot. Beyond it HTTP
+            clients are told to come back, and callers in the cluster are held back.
         answer_deadline_s: seconds from an answer's arrival to its score, waiting included;
             longer is an `infra_error` of this answer alone. Keep it below the deadline of
             the callers, or one slow answer costs them all scores of its call.
@@ -27,6 +32,10 @@ class RewardServiceConfig(StrictModel):
         cache_entries: verdicts remembered.
         slot_start_s: seconds a sandbox may take to start.
         failures_until_unhealthy: consecutive answers that no sandbox could be had for.
+        graders: users' own Python graders, `module:function` by name.
+        grader_modules: modules whose graders register themselves with `@grader`.
+        http_graders: users' own HTTP endpoints, URL by name.
+        user_grader_processes: calls of users' Python graders at a time.
     """
 
     num_cpus: float = Field(default=0.1, ge=0)
@@ -34,9 +43,15 @@ class RewardServiceConfig(StrictModel):
     slots: int = Field(default_factory=lambda: max(1, len(os.sched_getaffinity(0))), ge=1)
     require_tier: Literal["A", "B"] = "B"
     use_bubblewrap: bool = True
-    queue_bound: int = Field(default=16384, ge=1)
+    queue_cpu_s: float = Field(default=3600.0, gt=0)
     answer_deadline_s: float = Field(default=240.0, gt=0)
     queue_wait_s: float = Field(default=180.0, gt=0)
     cache_entries: int = Field(default=65536, ge=1)
     slot_start_s: float = Field(default=30.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)
+    graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)
+    grader_modules: list[Annotated[str, Field(pattern=_MODULE)]] = Field(default_factory=list)
+    user_grader_processes: int = Field(default=4, ge=1)
+    http_graders: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field(
+        default_factory=dict
+    )

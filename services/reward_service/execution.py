@@ -10,16 +10,21 @@ class Execution:
     """One process to run.
 
     Attributes:
-        payload: JSON for the jail: `source`, and `entry_point` and `calls` for a function.
+        payload: JSON for the jail: `source`, and `entry_point` and `calls` for a function;
+            empty for a program.
         stdin: what it can read.
         limits: what it may use.
         wall_s: when to give up on a process that does not use its processor time.
+        program: descriptor of a compiled program to run instead of a payload.
+        channel: descriptors to read from and to write to another jail.
     """
 
     payload: bytes
     stdin: bytes
     limits: Limits
     wall_s: float
+    program: int | None = None
+    channel: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,7 @@ class Outcome:
         killed: the limit at which the slot killed it, `cpu` or `wall`.
         cpu_s: processor seconds, user and system.
         wall_s: seconds from start to end.
+        peak_kb: most memory held, KiB, what it had of the fork server included.
         stdout: everything written to standard output, at most the output limit.
         stderr: likewise.
         report: lines in the form of `jailed.answer`; written by the answer's own process,
@@ -41,6 +47,7 @@ class Outcome:
     killed: str | None
     cpu_s: float
     wall_s: float
+    peak_kb: int
     stdout: bytes
     stderr: bytes
     report: bytes

@@ -1,8 +1,8 @@
-"""The outcome of grading one answer's code, whoever asked for it."""
+"""The outcome of grading one answer, whoever asked for it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from services.protocol.reward_service import Score, Verdict
+from services.protocol.reward_service import CheckedTest, CompileRecord, Score, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,26 +10,55 @@ class Grade:
     """A verdict that can be shared by identical answers; see `Score` for the fields."""
 
     verdict: Verdict
-    passed: int
-    cpu_s: float
-    detail: str
+    reward: float | None
+    passed: int = 0
+    total: int = 1
+    cpu_s: float = 0.0
+    detail: str = ""
+    first_failure: int | None = None
+    tests: tuple[CheckedTest, ...] = ()
+    compile: CompileRecord | None = None
+    tier: str = ""
+    parts: "tuple[Grade, ...]" = ()
+    cached: bool = False
 
-    def score(self, job_id: str, total: int, *, seconds: float, cached: bool) -> Score:
-        """The score of one job: 1.0 if accepted, None if grading failed, else 0.0."""
-        reward = 1.0 if self.verdict is Verdict.ACCEPTED else 0.0
+    def score(self, job_id: str, *, seconds: float) -> Score:
+        """The score of one job; whatever was computed, `infra_error` has no reward."""
         return Score(
             job_id=job_id,
             verdict=self.verdict,
-            reward=None if self.verdict is Verdict.INFRA_ERROR else reward,
+            reward=None if self.verdict is Verdict.INFRA_ERROR else self.reward,
             passed=self.passed,
-            total=total,
+            total=self.total,
             seconds=seconds,
             cpu_s=self.cpu_s,
             detail=self.detail,
-            cached=cached,
+            cached=self.cached,
+            run=len(self.tests),
+            first_failure=self.first_failure,
+            tests=self.tests,
+            compile=self.compile,
+            tier=self.tier,
+            parts=tuple(part.score(job_id, seconds=seconds) for part in self.parts),
         )
+
+    def of(self, total: int) -> "Grade":
+        """The same for so many declared tests."""
+        return replace(self, total=total)
 
 
 def infra_failure(reason: str) -> Grade:
     """Grading itself failed: there is no verdict over the answer, and no reward."""
-    return Grade(verdict=Verdict.INFRA_ERROR, passed=0, cpu_s=0.0, detail=reason)
+    return Grade(verdict=Verdict.INFRA_ERROR, reward=None, detail=reason[:200])
+
+
+def failure(verdict: Verdict, reason: str) -> Grade:
+    """The answer earned nothing."""
+    return Grade(verdict=verdict, reward=0.0, detail=reason[:200])
+
+
+def right_or_wrong(right: bool, reason: str) -> Grade:
+    """One question, answered right or not."""
+    if right:
+        return Grade(verdict=Verdict.ACCEPTED, reward=1.0, passed=1)
+    return failure(Verdict.WRONG_ANSWER, reason)

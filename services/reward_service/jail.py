@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.reward_service.seccomp_filter import SeccompFilter
+from services.reward_service.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parent / "jailed"
-_MODULES = ("canonical", "answer", "confine", "zygote")
+_MODULES = ("codec", "answer", "confine", "zygote")
 
 # The jail's source travels over the control socket, because the slot's user may not be able
 # to read the folder it lies in.
@@ -82,10 +82,13 @@ class Jail:
     def settings(self, seccomp: SeccompFilter) -> dict[str, Any]:
         """What the fork server is told before it confines itself."""
         as_root = os.geteuid() == 0
+        programs = build_filter(programs=True)
         shares_user = not as_root and not self.namespaces
         return {
-            "seccomp": seccomp.program.hex(),
-            "own_pid_at": seccomp.own_pid_at,
+            "filters": {
+                "source": (seccomp.program.hex(), seccomp.own_pid_at),
+                "program": (programs.program.hex(), programs.own_pid_at),
+            },
             "user_id": _own_user_id() if as_root else None,
             # Counted over all processes of a user, so a shared one needs room for the others.
             "processes": _SHARED_USER_THREADS if shares_user else _THREADS,

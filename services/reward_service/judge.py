@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import dataclass
+from itertools import takewhile
 
 from services.protocol.reward_service import Limits, Verdict
 from services.reward_service.execution import Outcome
@@ -18,63 +19,63 @@ _DETAIL_CHARACTERS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """A verdict over some tests.
+    """Why a run or a call failed.
 
     Attributes:
-        verdict: accepted, or the first failure.
-        passed: tests passed.
+        verdict: never accepted.
         detail: one line for people; holds no expected value.
     """
 
     verdict: Verdict
-    passed: int
     detail: str
 
 
-def judge_calls(expected: list[str], outcome: Outcome, limits: Limits) -> Judgement:
-    """Compare the results of one process's calls with canonical texts, in order.
+@dataclass(frozen=True, kw_only=True)
+class JudgedCalls:
+    """What a process reported of its calls, in order.
 
-    A report beyond the last call, or an end that is not clean, fails the answer even if every
-    result is right.
+    Attributes:
+        lines: a result each, with its first letter.
+        failure: of the call after them, None if all calls were reported and the end was clean.
+    """
+
+    lines: list[str]
+    failure: Judgement | None
+
+
+def judge_calls(count: int, outcome: Outcome, limits: Limits) -> JudgedCalls:
+    """Read the results of at most `count` calls.
+
+    A report beyond the last call, or an end that is not clean, fails the last call even if
+    every result is there.
     """
     # What follows the last line break was cut off.
     lines = outcome.report.decode("ascii", errors="replace").split("\n")[:-1]
     if lines and lines[0].startswith(UNCOMPILED):
-        return Judgement(verdict=Verdict.COMPILE_ERROR, passed=0, detail=printable(lines[0][1:]))
-    right = [line == VALUE + text for line, text in zip(lines, expected, strict=False)]
-    passed = sum(right)
-    first_wrong = right.index(False) if False in right else len(right)
-    if first_wrong < len(right) and lines[first_wrong][:1] in (VALUE, ODD_VALUE):
-        got = f"test {first_wrong + 1}: wrong result {_shown(lines[first_wrong])}"
-        return Judgement(verdict=Verdict.WRONG_ANSWER, passed=passed, detail=printable(got))
+        return JudgedCalls(lines=[], failure=_failed(Verdict.COMPILE_ERROR, lines[0][1:]))
+    results = list(takewhile(lambda line: line[:1] in (VALUE, ODD_VALUE), lines))
     failure = bad_end(outcome, limits)
-    if failure is None and lines == [VALUE + text for text in expected]:
-        return Judgement(verdict=Verdict.ACCEPTED, passed=passed, detail="")
+    if failure is None and len(results) == count == len(lines):
+        return JudgedCalls(lines=results, failure=None)
     if failure is None:
-        failure = (Verdict.RUNTIME_ERROR, "the number of results is not the number of calls")
-    verdict, reason = failure
-    if first_wrong < len(lines) and lines[first_wrong].startswith(RAISED):
-        reason = lines[first_wrong][1:]
-    test = min(first_wrong + 1, len(expected))
-    return Judgement(verdict=verdict, passed=passed, detail=printable(f"test {test}: {reason}"))
+        reason = "the number of results is not the number of calls"
+        failure = _failed(Verdict.RUNTIME_ERROR, reason)
+    results = results[: count - 1]
+    if len(results) < len(lines) and lines[len(results)].startswith(RAISED):
+        failure = _failed(failure.verdict, lines[len(results)][1:])
+    return JudgedCalls(lines=results, failure=failure)
 
 
-def judge_program(expected: str, outcome: Outcome, limits: Limits) -> Judgement:
-    """Compare what a program printed for one input; it must also have ended well."""
+def judge_program(outcome: Outcome, limits: Limits) -> Judgement | None:
+    """Why a program's run failed, None if only its output is left to compare."""
     if outcome.report.startswith(UNCOMPILED.encode()):
         reason = outcome.report.decode("ascii", errors="replace").splitlines()[0][1:]
-        return Judgement(verdict=Verdict.COMPILE_ERROR, passed=0, detail=printable(reason))
-    failure = bad_end(outcome, limits)
-    if failure is not None:
-        return Judgement(verdict=failure[0], passed=0, detail=printable(failure[1]))
-    if _trimmed(outcome.stdout) == _trimmed(expected.encode("utf-8", "surrogatepass")):
-        return Judgement(verdict=Verdict.ACCEPTED, passed=1, detail="")
-    got = outcome.stdout[:_DETAIL_CHARACTERS].decode(errors="replace")
-    return Judgement(verdict=Verdict.WRONG_ANSWER, passed=0, detail=printable(f"printed {got!r}"))
+        return _failed(Verdict.COMPILE_ERROR, reason)
+    return bad_end(outcome, limits)
 
 
-def bad_end(outcome: Outcome, limits: Limits) -> tuple[Verdict, str] | None:
-    """The verdict of a process that did not end by itself with status 0, and why.
+def bad_end(outcome: Outcome, limits: Limits) -> Judgement | None:
+    """The failure of a process that did not end by itself with status 0.
 
     Kernel facts come first. The label of memory and of exceptions rests on what the process
     reports of itself; a lie there only renames a failure.
@@ -82,34 +83,35 @@ def bad_end(outcome: Outcome, limits: Limits) -> tuple[Verdict, str] | None:
     most = limits.output_kb << 10
     written = max(len(outcome.stdout), len(outcome.stderr), len(outcome.report))
     if outcome.killed == "cpu" or outcome.cpu_s >= limits.cpu_s:
-        return Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time"
+        return _failed(Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time")
     if outcome.killed == "wall":
-        return Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s"
+        return _failed(Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s")
     if outcome.exit_code == -signal.SIGXFSZ or written >= most:
-        return Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more"
+        return _failed(Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more")
     if outcome.exit_code == 0:
         return None
-    reported_memory = f"\n{NO_MEMORY}".encode() in b"\n" + outcome.report
-    if reported_memory or outcome.exit_code == -signal.SIGKILL:
-        return Verdict.MEMORY_LIMIT, f"needs more than {limits.memory_mb} MiB"
+    if _ran_out_of_memory(outcome):
+        return _failed(Verdict.MEMORY_LIMIT, f"needs more than {limits.memory_mb} MiB")
     if outcome.exit_code < 0:
-        return Verdict.RUNTIME_ERROR, f"ended by {_signal_name(-outcome.exit_code)}"
+        return _failed(Verdict.RUNTIME_ERROR, f"ended by {_signal_name(-outcome.exit_code)}")
     last_words = outcome.stderr[-1000:].decode(errors="replace").strip().splitlines()
-    return Verdict.RUNTIME_ERROR, last_words[-1] if last_words else f"exit {outcome.exit_code}"
+    said = last_words[-1] if last_words else f"exit {outcome.exit_code}"
+    return _failed(Verdict.RUNTIME_ERROR, said)
+
+
+def _ran_out_of_memory(outcome: Outcome) -> bool:
+    reported = f"\n{NO_MEMORY}".encode() in b"\n" + outcome.report
+    aborted = outcome.exit_code == -signal.SIGABRT and b"std::bad_alloc" in outcome.stderr[-1000:]
+    return reported or aborted or outcome.exit_code == -signal.SIGKILL
+
+
+def _failed(verdict: Verdict, reason: str) -> Judgement:
+    return Judgement(verdict=verdict, detail=printable(reason))
 
 
 def printable(text: str) -> str:
     """At most 200 characters on one line, nothing that a terminal would act on."""
     return "".join(c if c.isprintable() else " " for c in text[:_DETAIL_CHARACTERS]).strip()
-
-
-def _trimmed(output: bytes) -> list[bytes]:
-    """Lines without trailing white space, without empty lines at the end."""
-    return [line.rstrip() for line in output.rstrip().split(b"\n")]
-
-
-def _shown(line: str) -> str:
-    return f"({line[1:]})" if line.startswith(ODD_VALUE) else line[1:]
 
 
 def _signal_name(number: int) -> str:

@@ -1,6 +1,5 @@
-"""The service's slots: a bounded number of sandboxes and of answers waiting for them."""
+"""The service's seats: one for each core, and the proof that they hold."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -8,8 +7,10 @@ from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
+from services.reward_service.core_queue import CoreQueue
 from services.reward_service.execution import SlotFailed
 from services.reward_service.jail import Jail
+from services.reward_service.seat import Seat
 from services.reward_service.seccomp_filter import build_filter
 from services.reward_service.self_test import SelfTestFailed, Tier, find_tier
 from services.reward_service.slot import Slot
@@ -29,19 +30,18 @@ _FIX_A = (
 )
 
 
-class QueueFull(RuntimeError):
-    """More answers wait for a slot than the queue holds, or one waited too long."""
-
-
 class Sandbox:
-    """Lends slots, one answer each, first come first served."""
+    """Lends seats, one answer each."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.tier: Tier | None = None
+        self.landlock_abi = 0
         self._config = config
-        self._idle: asyncio.Queue[Slot] = asyncio.Queue()
-        self._slots: list[Slot] = []
-        self._waiting = 0
+        self._seats: list[Seat] = []
+        self._idle: list[Seat] = []
+        self.cores = CoreQueue(
+            cores=config.slots, bound_s=config.queue_cpu_s, wait_s=config.queue_wait_s
+        )
 
     async def start(self) -> None:
         """Choose the strongest jail that works here, prove it, and start every slot.
@@ -50,22 +50,27 @@ class Sandbox:
             InvalidInput: nothing that works is of the required tier; says what is missing.
         """
         jail = await self._strongest_jail()
-        seccomp = build_filter()
-        start_s = self._config.slot_start_s
-        self._slots = [Slot(jail, seccomp, start_s=start_s) for _ in range(self._config.slots)]
-        for slot in self._slots:
+        self._seats = [self._new_seat(jail) for _ in range(self._config.slots)]
+        self._idle = list(self._seats)
+        for seat in self._seats:
             try:
-                await slot.start()
+                await seat.start()
             except SlotFailed as error:
                 self.close()
                 raise InvalidInput("slots", self._config.slots, f"One failed: {error}.") from None
-            self._idle.put_nowait(slot)
+        self.landlock_abi = self._seats[0].answers.landlock_abi
+        RewardMetrics.tier.set(1.0, {"tier": str(self.tier)})
         _log.info(
             "sandbox_started",
             tier=self.tier,
-            slots=len(self._slots),
-            landlock_abi=self._slots[0].landlock_abi,
+            slots=len(self._seats),
+            landlock_abi=self.landlock_abi,
         )
+
+    def _new_seat(self, jail: Jail) -> Seat:
+        seccomp, start_s = build_filter(), self._config.slot_start_s
+        answers, trusted = (Slot(jail, seccomp, start_s=start_s) for _ in range(2))
+        return Seat(answers, trusted)
 
     async def _strongest_jail(self) -> Jail:
         complaints: dict[str, str] = {}
@@ -92,37 +97,22 @@ class Sandbox:
         )
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Slot]:
-        """A living slot for one answer.
+    async def seat(self, estimate_s: float) -> AsyncIterator[Seat]:
+        """A living seat for one answer that may take so many CPU-seconds.
 
         Raises:
-            QueueFull: no slot became free in time, or too many wait already.
-            SlotFailed: the slot was lost earlier and cannot be started again.
+            QueueFull: none became free in time.
+            SlotFailed: its slot was lost earlier and cannot be started again.
         """
-        slot = await self._next_idle()
-        try:
-            if not slot.alive:
-                await slot.start()
-            yield slot
-        finally:
-            self._idle.put_nowait(slot)
-
-    async def _next_idle(self) -> Slot:
-        if self._waiting >= self._config.queue_bound + self._idle.qsize():
-            raise QueueFull(f"{self._waiting} answers are waiting already")
-        self._waiting += 1
-        RewardMetrics.queue.set(self._waiting)
-        try:
-            # Not wait_for, which may swallow a cancellation and with it the answer's deadline.
-            async with asyncio.timeout(self._config.queue_wait_s):
-                return await self._idle.get()
-        except TimeoutError:
-            raise QueueFull(f"no slot in {self._config.queue_wait_s:g} s") from None
-        finally:
-            self._waiting -= 1
-            RewardMetrics.queue.set(self._waiting)
+        async with self.cores.core(estimate_s):
+            seat = self._idle.pop()
+            try:
+                await seat.start()
+                yield seat
+            finally:
+                self._idle.append(seat)
 
     def close(self) -> None:
         """End every slot and all that runs in them."""
-        for slot in self._slots:
-            slot.close()
+        for seat in self._seats:
+            seat.close()

@@ -1,39 +1,38 @@
 """The reward service without Serve: jobs in, scores out."""
 
 import asyncio
-import hashlib
 import time
+from collections.abc import AsyncIterator
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.reward_service import (
-    PythonFunctionGrader,
-    PythonStdioGrader,
-    Score,
-    ScoreJob,
-    Verdict,
-)
+from services.protocol.reward_service import Score, ScoreJob
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.execution import SlotFailed
-from services.reward_service.extraction import extract_code
+from services.reward_service.core_queue import QueueFull
 from services.reward_service.grade import Grade, infra_failure
-from services.reward_service.grading import SandboxCrashed, grade_answer
-from services.reward_service.jailed.canonical import NoCanonicalText
-from services.reward_service.sandbox import QueueFull, Sandbox
-from services.reward_service.verdict_cache import VerdictCache
+from services.reward_service.graders import code, maths, text, users, weighted
+from services.reward_service.graders.registry import grade_completion
+from services.reward_service.sandbox import Sandbox
+from services.reward_service.tools import Tools
 
 _log = Log("reward_service")
+
+KINDS = (code, maths, text, users, weighted)
+"""Modules that register graders when they are imported."""
 
 
 class Scoring:
     """Implements `services.protocol.reward_service.RewardService` in one process."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
-        self.sandbox = Sandbox(config)
-        self._cache = VerdictCache(config.cache_entries)
-        self._failures_in_a_row = 0
+        self.tools = Tools.of(config)
         self._deadline_s = config.answer_deadline_s
         self._failures_allowed = config.failures_until_unhealthy
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """The seats for untrusted code."""
+        return self.tools.sandbox
 
     async def start(self) -> None:
         """Start the sandbox.
@@ -46,7 +45,7 @@ class Scoring:
     @property
     def healthy(self) -> bool:
         """False after too many answers in a row that no sandbox could be had for."""
-        return self._failures_in_a_row < self._failures_allowed
+        return self.tools.failures_in_a_row < self._failures_allowed
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does.
@@ -55,58 +54,40 @@ class Scoring:
         """
         return await asyncio.gather(*(self._score(job) for job in jobs))
 
+    async def stream(self, jobs: list[ScoreJob]) -> AsyncIterator[Score]:
+        """The same scores, each as soon as it is there. Leaving early stops the work."""
+        tasks = [asyncio.create_task(self._score(job), name="score") for job in jobs]
+        try:
+            for task in asyncio.as_completed(tasks):
+                yield await task
+        finally:
+            for one in tasks:
+                one.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     def close(self) -> None:
-        """End all sandboxes."""
-        self.sandbox.close()
+        """End all processes."""
+        self.tools.close()
 
     async def _score(self, job: ScoreJob) -> Score:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._deadline_s):
-                grade, shared = await self._grade(job)
+                await self.sandbox.cores.room()
+                grade = await grade_completion(job.completion, job.grader, self.tools)
         except TimeoutError:
             _log.warning("answer_deadline_passed", job=job.job_id)
-            grade, shared = infra_failure(f"not graded in {self._deadline_s:g} s"), False
+            grade = self._ungraded(job, f"not graded in {self._deadline_s:g} s")
+        except QueueFull as full:
+            grade = self._ungraded(job, str(full))
         except Exception as error:  # noqa: BLE001 - the edge: counted, logged, never a reward
             _log.exception("grading_failed", job=job.job_id)
-            grade, shared = infra_failure(f"{type(error).__name__}: {error}"[:200]), False
-        seconds = 0.0 if shared else time.monotonic() - started
-        RewardMetrics.verdicts.inc(1, {"verdict": str(grade.verdict)})
-        if shared:
-            RewardMetrics.cache_hits.inc()
-        else:
-            RewardMetrics.grading.observe(seconds)
-        return grade.score(job.job_id, len(job.grader.tests), seconds=seconds, cached=shared)
+            grade = self._ungraded(job, f"{type(error).__name__}: {error}")
+        language = getattr(job.grader, "language", "python") if grade.tier else job.grader.kind
+        RewardMetrics.verdicts.inc(1, {"verdict": str(grade.verdict), "language": language})
+        seconds = 0.0 if grade.cached else time.monotonic() - started
+        return grade.score(job.job_id, seconds=seconds)
 
-    async def _grade(self, job: ScoreJob) -> tuple[Grade, bool]:
-        template = getattr(job.grader, "template", None)
-        code = extract_code(job.completion, template)
-        if code is None:
-            return Grade(verdict=Verdict.NO_CODE, passed=0, cpu_s=0.0, detail="no code"), False
-        key = _key(code, job.grader)
-        return await self._cache.grade(key, lambda: self._run(code, job.grader))
-
-    async def _run(self, code: str, grader: PythonFunctionGrader | PythonStdioGrader) -> Grade:
-        try:
-            async with self.sandbox.slot() as slot:
-                grade = await grade_answer(code, grader, slot)
-        except SandboxCrashed as crash:
-            _log.warning("sandbox_crashed", reason=str(crash))
-            detail = f"lost its sandbox twice: {crash}"[:200]
-            grade = Grade(verdict=Verdict.CRASHED_SANDBOX, passed=0, cpu_s=0.0, detail=detail)
-        except QueueFull as full:
-            return infra_failure(str(full))
-        except NoCanonicalText as odd:
-            return infra_failure(f"an expected value cannot be compared: it is {odd}")
-        except SlotFailed as failure:
-            _log.warning("slot_failed", reason=str(failure))
-            self._failures_in_a_row += 1
-            return infra_failure(str(failure)[:200])
-        self._failures_in_a_row = 0
-        return grade
-
-
-def _key(code: str, grader: PythonFunctionGrader | PythonStdioGrader) -> str:
-    digest = hashlib.sha256(code.encode("utf-8", "surrogatepass"))
-    digest.update(b"\0" + grader.model_dump_json().encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    @staticmethod
+    def _ungraded(job: ScoreJob, reason: str) -> Grade:
+        return infra_failure(reason).of(job.grader.total)

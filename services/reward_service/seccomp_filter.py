@@ -124,6 +124,10 @@ GUARDED: dict[str, tuple[int, int | None]] = {
     "prlimit64": (302, 261),
 }
 
+EXECVEAT = (322, 281)
+"""Only for compiled programs, and only with AT_EMPTY_PATH."""
+_AT_EMPTY_PATH = 0x1000
+
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables and AUDIT_ARCH value of linux/audit.h."""
 
@@ -154,8 +158,13 @@ class SeccompFilter:
     own_pid_at: int
 
 
-def build_filter(machine: str | None = None) -> SeccompFilter:
+def build_filter(machine: str | None = None, *, programs: bool = False) -> SeccompFilter:
     """Assemble the filter for a machine, by default this one.
+
+    Args:
+        machine: as `platform.machine` names it.
+        programs: let a process start a program that it holds a descriptor of. It stays
+            confined, Landlock lets it execute no file, and it can make no memory file.
 
     Raises:
         InvalidInput: there is no table of system calls for the machine.
@@ -173,10 +182,16 @@ def build_filter(machine: str | None = None) -> SeccompFilter:
     for numbers in PLAIN.values():
         if (number := numbers[column]) is not None:
             asm.if_equal(number, if_true="allow")
+    if programs:
+        asm.if_equal(EXECVEAT[column], if_true="execveat")
     for name, numbers in GUARDED.items():
         if (number := numbers[column]) is not None:
             asm.if_equal(number, if_true=name)
     asm.jump("deny")
+    if programs:
+        asm.label("execveat")  # only what a descriptor stands for
+        asm.load(argument_at(4))
+        asm.if_equal(_AT_EMPTY_PATH, if_true="allow", if_false="deny")
     own_pid_at = _guards(asm)
     return SeccompFilter(program=asm.encode(), own_pid_at=own_pid_at)
 

@@ -109,8 +109,12 @@ class Slot:
                 "wall_s": execution.wall_s,
                 "memory": execution.limits.memory_mb << 20,
                 "output": execution.limits.output_kb << 10,
+                "program": execution.program is not None,
+                "channel": execution.channel is not None,
             }
-            socket.send_fds(self._control, [json.dumps(order).encode()], files)
+            lent = [execution.program] if execution.program is not None else []
+            lent += execution.channel or ()
+            socket.send_fds(self._control, [json.dumps(order).encode()], [*files, *lent])
             answer, _ = await self._receive(execution.wall_s + _ANSWER_GRACE_S)
             if not answer:
                 raise SlotLost("the slot hung up")
@@ -199,6 +203,7 @@ def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
         killed=answer["killed"],
         cpu_s=answer["cpu_s"],
         wall_s=answer["wall_s"],
+        peak_kb=answer["peak_kb"],
         stdout=stdout,
         stderr=stderr,
         report=report,

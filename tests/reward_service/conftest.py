@@ -93,7 +93,7 @@ def processes_of() -> Callable[[Scoring], set[int]]:
     """Every process of a service's slots: forks keep the command line with the slot's name."""
 
     def find(scoring: Scoring) -> set[int]:
-        names = [slot.name.encode() for slot in scoring.sandbox._slots]
+        names = [seat.answers.name.encode() for seat in scoring.sandbox._seats]
         found = set()
         for entry in Path("/proc").iterdir():
             try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from services.protocol.reward_service import ScoreJob, Verdict
-from services.reward_service import grading
+from services.reward_service import seat
 from services.reward_service.scoring import Scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -125,7 +125,7 @@ ON_THE_VERDICT = {
     ),
     "patched encoder": (
         "import sys\nm = sys.modules['services.reward_service.jailed.answer']\n"
-        "m.canonical = lambda v: 'accepted'\ndef f():\n    return 1"
+        "m.encode = lambda v: 'accepted'\ndef f():\n    return 1"
     ),
     "forged reports": (
         "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'=accepted\\nACCEPTED\\n')\n"
@@ -240,7 +240,7 @@ async def test_a_process_that_idles_is_stopped_by_the_clock(
     processes_of: Processes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grading, "_machine_is_contended", lambda: False)
+    monkeypatch.setattr(seat, "_machine_is_contended", lambda: False)
     idlers = [
         "import time\ndef f():\n    time.sleep(999)",
         "import os\ndef f():\n    os.kill(os.getpid(), 19)  # SIGSTOP",

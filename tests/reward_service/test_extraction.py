@@ -1,6 +1,10 @@
-import pytest
+import re
 
-from services.reward_service.extraction import extract_code
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.reward_service.extraction import blocks, extract_code
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,54 @@ def test_a_template_takes_the_answer_as_it_is() -> None:
 def test_a_hostile_answer_is_searched_in_linear_time() -> None:
     hostile = "`" * 200_000 + "\n```" * 20_000 + "~~~\n" * 20_000
     assert extract_code(hostile) is not None
+
+
+@pytest.mark.parametrize(
+    ("completion", "code"),
+    [
+        ("<think>```py\nwrong\n```</think>\n```py\nright\n```", "right\n"),
+        ("```py\nwrong\n```</think>right", "right"),
+        ("```python\nright\n```\nIt prints:\n```\n5\n```", "right\n"),
+        ("```\nright\n```\nor\n```json\n{}\n```", "right\n"),
+        ("```cpp\nfirst\n```\n```rust\nlast\n```", "last\n"),
+        ("```py\nx = '''\n~~~\n'''\n```", "x = '''\n~~~\n'''\n"),
+        ("```Python3 title\nx\n````", "x\n"),
+        ("    ```\nindented too far", "    ```\nindented too far"),
+        ("x\u2028```py\ny", "x\u2028```py\ny"),
+    ],
+)
+def test_thinking_is_left_out_and_the_tag_decides_between_blocks(
+    completion: str, code: str
+) -> None:
+    assert extract_code(completion) == code
+
+
+def test_an_answer_that_never_stops_thinking_has_no_code() -> None:
+    assert extract_code(" <think>```py\nx\n```") is None
+
+
+texts = st.text(alphabet="`~\n pyx<think>/\r", max_size=200)
+
+
+@given(texts)
+@settings(max_examples=200, deadline=None)
+def test_code_is_a_part_of_the_answer_and_the_same_each_time(completion: str) -> None:
+    code = extract_code(completion)
+    assert code == extract_code(completion)
+    assert code is None or (code in completion and code.strip())
+
+
+@given(texts, st.integers(3, 6))
+@settings(max_examples=200, deadline=None)
+def test_a_block_with_a_longer_fence_than_its_text_comes_back_whole(text: str, more: int) -> None:
+    fence = "`" * (max(map(len, re.findall("`+", text)), default=0) + more)
+    (block,) = blocks(f"{fence}py\n{text}\n{fence}\n")
+    assert (block.tag, block.text, block.closed) == ("py", text + "\n", True)
+
+
+@given(texts, texts)
+@settings(max_examples=100, deadline=None)
+def test_thinking_before_an_answer_changes_nothing(thought: str, answer: str) -> None:
+    thought = thought.replace("</think>", "")
+    plain = "" if "</think>" in answer or answer.lstrip().startswith("<think>") else answer
+    assert extract_code(f"<think>{thought}</think>{plain}") == extract_code(plain)

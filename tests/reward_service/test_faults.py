@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.protocol.reward_service import Score, ScoreJob, Verdict
-from services.reward_service import grading
+from services.protocol.reward_service import Limits, Score, ScoreJob, Verdict
+from services.reward_service import seat
+from services.reward_service.core_queue import QueueFull
 from services.reward_service.execution import Execution, Outcome, SlotLost
 from services.reward_service.jail import Jail
+from services.reward_service.program import Program
 from services.reward_service.scoring import Scoring
 from services.reward_service.slot import Slot
 
@@ -69,7 +71,7 @@ async def test_an_answer_that_loses_two_slots_earns_nothing(
     function_job: JobMaker,
     processes_of: Callable[[Scoring], set[int]],
 ) -> None:
-    (slot,) = fresh.sandbox._slots
+    slot = fresh.sandbox._seats[0].answers
     idle = len(processes_of(fresh))
     scoring = asyncio.create_task(score_one(fresh, function_job(BUSY, cpu_s=20)))
     for _ in range(2):
@@ -88,7 +90,7 @@ async def test_an_infrastructure_failure_is_never_a_reward(
 ) -> None:
     with monkeypatch.context() as broken:
         break_starting(broken)
-        for slot in fresh.sandbox._slots:
+        for slot in [seat.answers for seat in fresh.sandbox._seats]:
             slot.close()
         score = await score_one(fresh, function_job(RIGHT))
         assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
@@ -107,7 +109,7 @@ async def test_an_infrastructure_failure_is_never_a_reward(
 async def test_a_process_that_could_not_be_confined_runs_no_code(
     fresh: Scoring, function_job: JobMaker
 ) -> None:
-    (slot,) = fresh.sandbox._slots
+    slot = fresh.sandbox._seats[0].answers
     seccomp = slot._seccomp
     slot.close()
     slot._seccomp = type(seccomp)(program=b"\xff" * 16, own_pid_at=4)
@@ -116,19 +118,22 @@ async def test_a_process_that_could_not_be_confined_runs_no_code(
     assert "confined" in score.detail
 
 
-async def test_a_full_queue_is_said_and_is_no_reward(
+async def test_a_full_queue_holds_callers_in_the_cluster_back(
     new_scoring: NewScoring, function_job: JobMaker
 ) -> None:
-    scoring = await new_scoring("B", slots=1, queue_bound=2)
+    """They wait their turn instead of failing, and what waits stays below the bound."""
+    scoring = await new_scoring("B", slots=1, queue_cpu_s=0.03)
     try:
         jobs = [function_job(f"{RIGHT}\n# {number}") for number in range(8)]
-        scores = await asyncio.wait_for(scoring.score(jobs), 60)
+        call = asyncio.create_task(scoring.score(jobs))
+        await until(lambda: scoring.sandbox.cores.queued_s > 0)
+        with pytest.raises(QueueFull):
+            scoring.sandbox.cores.refuse_if_full()
+        scores = await asyncio.wait_for(call, 60)
     finally:
         scoring.close()
-    verdicts = [score.verdict for score in scores]
-    assert verdicts.count(Verdict.ACCEPTED) == 3
-    assert verdicts.count(Verdict.INFRA_ERROR) == 5
-    assert {score.reward for score in scores} == {1.0, None}
+    assert {score.verdict for score in scores} == {Verdict.ACCEPTED}
+    assert scoring.sandbox.cores.queued_s == 0
 
 
 async def test_nobody_waits_for_a_slot_for_ever(
@@ -181,7 +186,7 @@ async def test_a_service_without_sandboxes_calls_itself_unhealthy(
     scoring = await new_scoring("B", slots=1, failures_until_unhealthy=3)
     with monkeypatch.context() as broken:
         break_starting(broken)
-        scoring.sandbox._slots[0].close()
+        scoring.sandbox._seats[0].close()
         for number in range(3):
             assert scoring.healthy
             await score_one(scoring, function_job(f"{RIGHT}\n# {number}"))
@@ -194,7 +199,7 @@ async def test_a_service_without_sandboxes_calls_itself_unhealthy(
 async def test_a_starved_process_gets_a_second_longer_chance(
     new_scoring: NewScoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grading, "_machine_is_contended", lambda: True)
+    monkeypatch.setattr(seat, "_machine_is_contended", lambda: True)
     scoring = await new_scoring("B", slots=1)
     slow = "import time\ndef f(a, b):\n    time.sleep(2.5)\n    return a + b"
     score = await score_one(scoring, function_job(slow, cpu_s=0.1))
@@ -212,7 +217,7 @@ async def test_closing_ends_every_process(
 
 
 async def test_a_closed_slot_says_that_it_is_lost(fresh: Scoring) -> None:
-    (slot,) = fresh.sandbox._slots
+    slot = fresh.sandbox._seats[0].answers
     slot.close()
     with pytest.raises(SlotLost):
-        await slot.run(grading._execution({"source": ""}, b"", grading.Limits()))
+        await slot.run(Program(source="").run("", Limits()))

@@ -8,7 +8,7 @@ from services.reward_service.verdict_cache import REMEMBERED, VerdictCache
 
 
 def grade(verdict: Verdict = Verdict.ACCEPTED) -> Grade:
-    return Grade(verdict=verdict, passed=1, cpu_s=0.0, detail="")
+    return Grade(verdict=verdict, reward=1.0, passed=1)
 
 
 class Computation:

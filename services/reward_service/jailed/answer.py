@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from services.reward_service.jailed.canonical import NoCanonicalText, canonical
+from services.reward_service.jailed.codec import NoText, decode, encode
 
 VALUE, ODD_VALUE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
 """First letter of a report line: a result, a result without a text, an exception in a call,
@@ -26,8 +26,8 @@ Report = Callable[[str, str], None]
 def run_answer(payload: dict[str, Any], report_fd: int) -> int:
     """Run `payload["source"]` and return the exit status, 0 to 255.
 
-    With `payload["calls"]`, a list of argument lists, the function `entry_point` is called
-    once for each and its results are reported; without, the source is a whole program.
+    With `payload["calls"]`, argument lists as texts of `codec`, the function `entry_point` is
+    called once for each and its results are reported; without, the source is a whole program.
     """
     report = _reporter(report_fd)
     _renew_standard_streams()
@@ -91,19 +91,20 @@ def _call_function(
     code: types.CodeType,
     module: types.ModuleType,
     entry_point: str,
-    calls: list[list[Any]],
+    calls: list[str],
     report: Report,
 ) -> int:
     try:
         exec(code, module.__dict__)
-        function = module.__dict__.get(entry_point)
-        if not callable(function):
-            report(RAISED, f"there is no function named {entry_point}")
-            return 1
-        for arguments in calls:
+        for call in calls:
+            function = find_function(module, entry_point)
+            if not callable(function):
+                report(RAISED, f"there is no function named {entry_point}")
+                return 1
+            arguments = decode(call)
             try:
-                report(VALUE, canonical(function(*arguments)))
-            except NoCanonicalText as odd:
+                report(VALUE, encode(function(*arguments)))
+            except NoText as odd:
                 report(ODD_VALUE, str(odd))
     except MemoryError:
         report(NO_MEMORY, "while running")
@@ -112,6 +113,15 @@ def _call_function(
         report(RAISED, _one_line(error))
         return 1
     return 0
+
+
+def find_function(module: types.ModuleType, entry_point: str) -> Any:
+    """The function of this name; of `Class.method` that of a new object, for every call."""
+    owner, _, method = entry_point.rpartition(".")
+    if not owner:
+        return module.__dict__.get(entry_point)
+    made = module.__dict__.get(owner)
+    return getattr(made(), method, None) if callable(made) else None
 
 
 def _reporter(report_fd: int) -> Report:

@@ -19,6 +19,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NE
     38,
 )
 SECCOMP_MODE_FILTER = 2
+EXECVEAT, AT_EMPTY_PATH = {"x86_64": 322, "aarch64": 281}, 0x1000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
@@ -123,7 +124,9 @@ def drop_privileges(user_id: int | None) -> None:
     prctl(PR_SET_PDEATHSIG, 9)
 
 
-def limit_resources(*, cpu_s: int, address_space: int, file_size: int, processes: int) -> None:
+def limit_resources(
+    *, cpu_s: int, address_space: int, file_size: int, processes: int, stack: int
+) -> None:
     """Set the rlimits of one execution; sizes in bytes, soft and hard alike."""
     for name, value in (
         (resource.RLIMIT_CPU, cpu_s),
@@ -131,7 +134,7 @@ def limit_resources(*, cpu_s: int, address_space: int, file_size: int, processes
         (resource.RLIMIT_FSIZE, file_size),
         (resource.RLIMIT_NPROC, processes),
         (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_STACK, 64 << 20),
+        (resource.RLIMIT_STACK, stack),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
@@ -158,6 +161,18 @@ def seal(ruleset: int, program: bytes, own_pid_at: int) -> None:
     struct.pack_into("=I", instructions, own_pid_at, os.getpid())
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)))
+
+
+def execute(descriptor: int) -> None:
+    """Become the program behind a descriptor, with an empty environment.
+
+    Raises:
+        OSError: the kernel cannot run it.
+    """
+    argv = (ctypes.c_char_p * 2)(b"program", None)
+    environment = (ctypes.c_char_p * 1)(None)
+    number = EXECVEAT[os.uname().machine]
+    _syscall(number, ctypes.c_int(descriptor), b"", argv, environment, ctypes.c_int(AT_EMPTY_PATH))
 
 
 def use_one_malloc_arena() -> None:

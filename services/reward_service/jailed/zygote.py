@@ -20,8 +20,8 @@ from typing import Any
 
 from services.reward_service.jailed import answer, confine
 
-STDLIB_FD, ARMED_FD = 60, 61
-REPORT_FD = 3
+PROGRAM_FD, STDLIB_FD, ARMED_FD = 59, 60, 61
+REPORT_FD, CHANNEL_FDS = 3, (4, 5)
 PRELOADED = (
     "abc",
     "argparse",
@@ -134,8 +134,10 @@ class ForkServer:
     def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()
-        self._program = bytes.fromhex(settings["seccomp"])
-        self._own_pid_at = int(settings["own_pid_at"])
+        self._filters = {
+            kind: (bytes.fromhex(program), int(own_pid_at))
+            for kind, (program, own_pid_at) in settings["filters"].items()
+        }
         self._processes = int(settings["processes"])
         if settings["stdlib_by_fd"]:
             _import_by_descriptor(settings["stdlib"])
@@ -159,7 +161,7 @@ class ForkServer:
 
     def serve_one(self) -> bool:
         """Run one execution; false when the service has hung up."""
-        message, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 8)
+        message, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
         if not message:
             return False
         order = json.loads(message)
@@ -188,6 +190,7 @@ class ForkServer:
             "armed": self._was_armed(),
             "cpu_s": usage.ru_utime + usage.ru_stime,
             "wall_s": time.monotonic() - started,
+            "peak_kb": usage.ru_maxrss,
         }
 
     def _watch(self, child: int, cpu_s: float, deadline: float) -> str | None:
@@ -225,7 +228,7 @@ class ForkServer:
         """Confine this process, then read and run the answer; never returns."""
         status = 1
         try:
-            payload_fd = self._take_descriptors(descriptors)
+            payload_fd = self._take_descriptors(order, descriptors)
             for number in (signal.SIGXFSZ, signal.SIGPIPE):  # Python ignores both
                 signal.signal(number, signal.SIG_DFL)
             confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -236,11 +239,17 @@ class ForkServer:
                 address_space=self._own_address_space + order["memory"],
                 file_size=order["output"],
                 processes=self._processes,
+                stack=order["memory"] if order["program"] else 64 << 20,
             )
-            confine.seal(self._ruleset, self._program, self._own_pid_at)
+            kind = "program" if order["program"] else "source"
+            confine.seal(self._ruleset, *self._filters[kind])
             os.write(ARMED_FD, b"1")
             os.closerange(ARMED_FD, 1 << 16)
             os.close(self._ruleset)
+            if order["program"]:
+                os.close(payload_fd)
+                os.close(STDLIB_FD)
+                confine.execute(PROGRAM_FD)
             payload = json.loads(_read_all(payload_fd))
             os.close(payload_fd)
             status = answer.run_answer(payload, REPORT_FD)
@@ -248,12 +257,15 @@ class ForkServer:
             traceback.print_exc()
         os._exit(status)
 
-    def _take_descriptors(self, descriptors: list[int]) -> int:
-        """Put streams at 0, 1, 2 and the report at 3; close all others but the needed."""
-        payload, *streams = descriptors
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        kept = sorted({payload, self._ruleset, STDLIB_FD, ARMED_FD})
+    def _take_descriptors(self, order: dict[str, Any], descriptors: list[int]) -> int:
+        """Put each where the answer expects it; close all others but the needed."""
+        payload, *rest = descriptors
+        places = [0, 1, 2, REPORT_FD]
+        places += [PROGRAM_FD] if order["program"] else []
+        places += CHANNEL_FDS if order["channel"] else []
+        for place, descriptor in zip(places, rest, strict=True):
+            os.dup2(descriptor, place, inheritable=place != PROGRAM_FD)
+        kept = sorted({payload, self._ruleset, STDLIB_FD, ARMED_FD, *places[4:]})
         start = REPORT_FD + 1
         for descriptor in kept:
             os.closerange(start, descriptor)
@@ -266,7 +278,7 @@ def _clear_low_descriptors(control: socket.socket) -> socket.socket:
     """Move the control socket up and hold the numbers that children give a meaning."""
     moved = fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, ARMED_FD + 1)
     control.close()
-    for number in (REPORT_FD, STDLIB_FD, ARMED_FD):
+    for number in (REPORT_FD, *CHANNEL_FDS, PROGRAM_FD, STDLIB_FD, ARMED_FD):
         os.dup2(0, number)
     return socket.socket(fileno=moved)
 

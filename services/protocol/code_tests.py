@@ -1,0 +1,138 @@
+"""What a piece of code is tested with: runs and calls, limits, checkers, reward policies."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.protocol.strict import StrictModel
+
+Policy = Literal["all", "fraction", "weighted", "grouped"]
+"""How passed tests become a reward: 1 for all and else 0; the part of all declared tests; the
+part of their weights; the weights of the groups of which every test passed, as part of all."""
+
+
+class Limits(StrictModel):
+    """What one test may use; the calls of one answer that share a process share it.
+
+    Attributes:
+        cpu_s: processor seconds.
+        memory_mb: address space beyond the interpreter's own, MiB.
+        output_kb: bytes written to one stream, KiB.
+    """
+
+    cpu_s: float = Field(default=2.0, gt=0, le=60)
+    memory_mb: int = Field(default=512, ge=64, le=16384)
+    output_kb: int = Field(default=256, ge=1, le=65536)
+
+
+class FunctionTest(StrictModel):
+    """Call the entry point with `args` and compare the result's type and value.
+
+    `True`, `1` and `1.0` differ; floats must be equal to the last bit. A tuple counts as a
+    list, because a task file has only one kind of sequence.
+    """
+
+    args: list[Any]
+    expected: Any
+
+
+class StdioTest(StrictModel):
+    """Run the program with `stdin` and compare what it prints, trailing space aside."""
+
+    stdin: str
+    expected: str
+
+
+class CodeTest(StrictModel):
+    """One run with `stdin`, or one call with `args`.
+
+    Attributes:
+        stdin: what the program can read.
+        args: positional arguments of the entry point.
+        expected: what it must print or return.
+        also: other outputs or results that are right as well.
+        weight: its part in the policies `weighted` and `grouped`.
+        group: subtask in the policy `grouped`; a test without one is a group of its own.
+    """
+
+    stdin: str | None = None
+    args: list[Any] | None = None
+    expected: Any
+    also: list[Any] = Field(default_factory=list)
+    weight: float = Field(default=1.0, ge=0)
+    group: str | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.stdin is None) == (self.args is None):
+            raise ValueError("a test has either stdin or args")
+        if self.stdin is not None:
+            for text in (self.expected, *self.also):
+                if not isinstance(text, str):
+                    raise ValueError("expected must be a text where there is stdin")
+        return self
+
+
+class ExactChecker(StrictModel):
+    """Every byte; for results, type and value."""
+
+    kind: Literal["exact"] = "exact"
+
+
+class TrailingSpaceChecker(StrictModel):
+    """White space at the ends of lines and empty lines at the end do not count."""
+
+    kind: Literal["trailing_space"] = "trailing_space"
+
+
+class TokensChecker(StrictModel):
+    """Words in order, whatever white space is between them."""
+
+    kind: Literal["tokens"] = "tokens"
+
+
+class FloatChecker(StrictModel):
+    """Words in order, numbers within a tolerance; for results, floats at any depth.
+
+    A number passes if it is off by at most `absolute`, or by at most `relative` times the
+    expected one. NaN never passes.
+    """
+
+    kind: Literal["float"] = "float"
+    absolute: float = Field(default=1e-9, ge=0)
+    relative: float = Field(default=1e-6, ge=0)
+
+
+class UnorderedChecker(StrictModel):
+    """Lines in any order; for results, the items of the outer list in any order."""
+
+    kind: Literal["unordered"] = "unordered"
+
+
+class CallChecker(StrictModel):
+    """For results only: type and value; of a language with static types, value alone."""
+
+    kind: Literal["typed"] = "typed"
+
+
+class CustomChecker(StrictModel):
+    """Python source with `check(given, expected, got)`, which returns True or False.
+
+    `given` is the standard input or the list of arguments, `got` the output or the result.
+    It runs in a jail of its own. One that fails makes the answer `infra_error`.
+    """
+
+    kind: Literal["custom"] = "custom"
+    source: str = Field(min_length=1)
+
+
+Checker = Annotated[
+    ExactChecker
+    | TrailingSpaceChecker
+    | TokensChecker
+    | FloatChecker
+    | UnorderedChecker
+    | CallChecker
+    | CustomChecker,
+    Field(discriminator="kind"),
+]

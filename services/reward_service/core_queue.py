@@ -1,0 +1,155 @@
+"""Hands out cores to work of an estimated size, fairly between callers."""
+
+import asyncio
+import heapq
+import itertools
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from services.observability.metrics import RewardMetrics
+
+caller: ContextVar[str] = ContextVar("caller", default="")
+"""Who asked for the work in progress: the name of an API key, or of a run."""
+
+
+class QueueFull(RuntimeError):
+    """There is more work queued than may be, or some waited too long.
+
+    Attributes:
+        retry_after_s: when there may be room.
+    """
+
+    def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(reason)
+
+
+@dataclass(order=True)
+class _Waiter:
+    """Work in the queue, ordered by its virtual finish."""
+
+    finish: float
+    number: int
+    estimate_s: float = field(compare=False)
+    since: float = field(compare=False)
+    granted: asyncio.Future[None] = field(compare=False)
+
+
+class CoreQueue:
+    """Cores for as many pieces of work at a time; the others wait.
+
+    Callers share the cores in proportion to the processor time that their work is estimated
+    to take, whoever came first and with how much: start-time fair queueing (Goyal, Vin and
+    Cheng 1996), with the finish tags as the order.
+
+    Args:
+        cores: pieces of work at a time.
+        bound_s: estimated CPU-seconds that may wait.
+        wait_s: longest wait of one piece of work.
+    """
+
+    def __init__(self, *, cores: int, bound_s: float, wait_s: float) -> None:
+        self.queued_s = 0.0
+        self._cores, self._bound_s, self._wait_s = cores, bound_s, wait_s
+        self._free = cores
+        self._waiting: list[_Waiter] = []
+        self._numbers = itertools.count()
+        self._now = 0.0  # virtual time: the finish tag of the work granted last
+        self._finished: dict[str, float] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+
+    @property
+    def load_s(self) -> float:
+        """Estimated CPU-seconds that wait, for each core."""
+        return self.queued_s / self._cores
+
+    def refuse_if_full(self) -> None:
+        """Say so if nothing more may be queued.
+
+        Raises:
+            QueueFull: with the time after which there may be room.
+        """
+        if self.queued_s >= self._bound_s:
+            wait_s = math.ceil(max(1.0, self.load_s - self._bound_s / self._cores / 2))
+            reason = f"{self.queued_s:.0f} CPU-seconds of work are waiting already"
+            raise QueueFull(reason, retry_after_s=wait_s)
+
+    async def room(self) -> None:
+        """Wait until more may be queued; the caller is held back meanwhile."""
+        while self.queued_s >= self._bound_s:
+            self._room.clear()
+            await self._room.wait()
+
+    @asynccontextmanager
+    async def core(self, estimate_s: float) -> AsyncIterator[None]:
+        """Hold a core; the estimate is in CPU-seconds.
+
+        Raises:
+            QueueFull: none became free in time.
+        """
+        await self._acquire(estimate_s)
+        try:
+            yield
+        finally:
+            self._free += 1
+            self._grant()
+
+    async def _acquire(self, estimate_s: float) -> None:
+        who = caller.get()
+        finish = max(self._now, self._finished.get(who, 0.0)) + estimate_s
+        self._finished[who] = finish
+        waiter = _Waiter(
+            finish=finish,
+            number=next(self._numbers),
+            estimate_s=estimate_s,
+            since=time.monotonic(),
+            granted=asyncio.get_running_loop().create_future(),
+        )
+        heapq.heappush(self._waiting, waiter)
+        self._grow(estimate_s)
+        self._grant()
+        try:
+            # Not wait_for, which may swallow a cancellation and with it the answer's deadline.
+            async with asyncio.timeout(self._wait_s):
+                await waiter.granted
+        except BaseException as error:
+            self._give_up(waiter)
+            if isinstance(error, TimeoutError):
+                raise QueueFull(f"no core in {self._wait_s:g} s") from None
+            raise
+
+    def _give_up(self, waiter: _Waiter) -> None:
+        if waiter.granted.done() and not waiter.granted.cancelled():
+            self._free += 1  # it was granted in the same moment
+            self._grant()
+            return
+        if waiter in self._waiting:
+            self._waiting.remove(waiter)
+            heapq.heapify(self._waiting)
+            self._grow(-waiter.estimate_s)
+
+    def _grant(self) -> None:
+        while self._free and self._waiting:
+            waiter = heapq.heappop(self._waiting)
+            self._grow(-waiter.estimate_s)
+            if waiter.granted.cancelled():  # and has not come to say so yet
+                continue
+            self._free -= 1
+            self._now = waiter.finish
+            waiter.granted.set_result(None)
+        if not self._waiting:
+            self._finished = {who: at for who, at in self._finished.items() if at > self._now}
+
+    def _grow(self, estimate_s: float) -> None:
+        self.queued_s = self.queued_s + estimate_s if self._waiting else 0.0
+        if self.queued_s < self._bound_s:
+            self._room.set()
+        RewardMetrics.queue.set(len(self._waiting))
+        RewardMetrics.queued_cpu.set(self.queued_s)
+        oldest = min((waiter.since for waiter in self._waiting), default=None)
+        RewardMetrics.queue_age.set(0.0 if oldest is None else time.monotonic() - oldest)

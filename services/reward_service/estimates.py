@@ -1,0 +1,43 @@
+"""What the service learns of tests: how long answers take, and which tests fail."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+_WEIGHT = 0.2
+"""Of the newest answer in the running mean of processor time."""
+
+
+@dataclass
+class _Seen:
+    cpu_s: float | None = None
+    failures: dict[int, int] = field(default_factory=dict)
+
+
+class Estimates:
+    """Least recently used facts about sets of tests, by any key for a set."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+
+    def cpu_s(self, key: str, *, default: float) -> float:
+        """Processor seconds that the next answer may take; `default` before the first one."""
+        seen = self._seen.get(key)
+        return default if seen is None or seen.cpu_s is None else seen.cpu_s
+
+    def order(self, key: str, tests: int) -> list[int]:
+        """The tests, those first on which most answers failed."""
+        seen = self._seen.get(key)
+        failures = {} if seen is None else seen.failures
+        return sorted(range(tests), key=lambda number: -failures.get(number, 0))
+
+    def learn(self, key: str, *, cpu_s: float, failed: int | None) -> None:
+        """Remember an answer's time and the test it failed first."""
+        seen = self._seen.setdefault(key, _Seen())
+        self._seen.move_to_end(key)
+        before = cpu_s if seen.cpu_s is None else seen.cpu_s
+        seen.cpu_s = before + _WEIGHT * (cpu_s - before)
+        if failed is not None:
+            seen.failures[failed] = seen.failures.get(failed, 0) + 1
+        if len(self._seen) > self._entries:
+            self._seen.popitem(last=False)

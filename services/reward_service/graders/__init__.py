@@ -1,0 +1,1 @@
+"""Every kind of grader, one file a noun; see `registry`."""

@@ -1,0 +1,154 @@
+"""Grades code by running it."""
+
+import hashlib
+import time
+from dataclasses import replace
+
+from services.observability.log import Log
+from services.observability.metrics import RewardMetrics
+from services.protocol.code_tests import CodeTest
+from services.protocol.grader import CodeGrader, PythonFunctionGrader, PythonStdioGrader
+from services.protocol.reward_service import CheckedTest, Verdict
+from services.reward_service import policies
+from services.reward_service.core_queue import QueueFull
+from services.reward_service.execution import SlotFailed
+from services.reward_service.extraction import extract_code
+from services.reward_service.grade import Grade, failure, infra_failure
+from services.reward_service.graders.registry import grades
+from services.reward_service.jailed.codec import NoText
+from services.reward_service.languages import Language, languages
+from services.reward_service.program import Program
+from services.reward_service.seat import SandboxCrashed, Seat
+from services.reward_service.tools import Tools
+from services.reward_service.trial import Trial
+
+_log = Log("reward_service")
+
+_HARNESS = 1
+"""Part of every cache key; grows when the same code could get another verdict."""
+_TEST_S = 0.02
+"""A guess at the processor time of one test, until it is known."""
+
+
+@grades(CodeGrader, PythonFunctionGrader, PythonStdioGrader)
+async def grade_code(
+    completion: str, grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader, tools: Tools
+) -> Grade:
+    """Find the code in an answer and run its tests; identical code is run once."""
+    spec = as_code(grader)
+    language = languages().get(spec.language)
+    if language is None:
+        return infra_failure(f"no language is named {spec.language!r}").of(spec.total)
+    tests = spec.tests or []
+    code = extract_code(completion, spec.template, tags=language.tags)
+    if code is None:
+        return failure(Verdict.NO_CODE, "no code").of(len(tests))
+    job = _CodeJob(code, spec, tests, language, tools)
+    grade, shared = await tools.cache.grade(job.key, job.grade)
+    if shared:
+        RewardMetrics.cache_hits.inc()
+    return replace(grade, cached=shared)
+
+
+def as_code(grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader) -> CodeGrader:
+    """The long form of a grader of code."""
+    if isinstance(grader, CodeGrader):
+        return grader
+    if isinstance(grader, PythonFunctionGrader):
+        return CodeGrader(
+            kind="code",
+            tests=[CodeTest(args=test.args, expected=test.expected) for test in grader.tests],
+            entry_point=grader.entry_point,
+            template=grader.template,
+            limits=grader.limits,
+        )
+    tests = [CodeTest(stdin=test.stdin, expected=test.expected) for test in grader.tests]
+    return CodeGrader(kind="code", tests=tests, limits=grader.limits)
+
+
+class _CodeJob:
+    """One answer's code, to be graded once for all who ask."""
+
+    def __init__(
+        self,
+        code: str,
+        spec: CodeGrader,
+        tests: list[CodeTest],
+        language: Language,
+        tools: Tools,
+    ) -> None:
+        self._code, self._spec, self._tests = code, spec, tests
+        self._language, self._tools = language, tools
+        self._tests_key = _digest(spec.model_dump_json())
+        self.key = _digest(code, self._tests_key, f"{_HARNESS} {tools.sandbox.tier}")
+
+    async def grade(self) -> Grade:
+        """Run it. What fails on our side is `infra_error`."""
+        started = time.monotonic()
+        try:
+            grade = await self._in_a_seat()
+        except SandboxCrashed as crash:
+            _log.warning("sandbox_crashed", reason=str(crash))
+            grade = failure(Verdict.CRASHED_SANDBOX, f"lost its sandbox twice: {crash}")
+        except QueueFull as full:
+            grade = infra_failure(str(full))
+        except NoText as odd:
+            grade = infra_failure(f"an expected value cannot be compared: it is {odd}")
+        except SlotFailed as problem:
+            _log.warning("slot_failed", reason=str(problem))
+            self._tools.failures_in_a_row += 1
+            grade = infra_failure(str(problem))
+        else:
+            self._tools.failures_in_a_row = 0
+        seconds = time.monotonic() - started
+        RewardMetrics.grading.observe(seconds, {"language": self._language.name})
+        return grade.of(len(self._tests))
+
+    async def _in_a_seat(self) -> Grade:
+        guess = _TEST_S * len(self._tests)
+        estimate_s = self._tools.estimates.cpu_s(self._tests_key, default=guess)
+        async with self._tools.sandbox.seat(estimate_s) as seat:
+            return await self._run(seat)
+
+    async def _run(self, seat: Seat) -> Grade:
+        program = Program(source=self._code)
+        trial = Trial(program, self._spec, self._tests, static_types=self._language.static_types)
+        order = self._tools.estimates.order(self._tests_key, len(self._tests))
+        await trial.run(order, seat)
+        grade = self._graded(trial)
+        self._tools.estimates.learn(self._tests_key, cpu_s=trial.cpu_s, failed=grade.first_failure)
+        self._count(trial.checked)
+        return grade
+
+    def _graded(self, trial: Trial) -> Grade:
+        failed = next((t for t in trial.checked if t.verdict is not Verdict.ACCEPTED), None)
+        passed = trial.passed
+        if failed is None and len(passed) < len(self._tests):  # the budget is used up
+            verdict, detail = Verdict.TIME_LIMIT, f"used {trial.cpu_s:.2f} s for all tests"
+        elif failed is None:
+            verdict, detail = Verdict.ACCEPTED, ""
+        else:
+            verdict, detail = failed.verdict, f"test {failed.test + 1}: {failed.detail}"[:200]
+        return Grade(
+            verdict=verdict,
+            reward=policies.reward(self._spec.policy, self._tests, passed),
+            passed=len(passed),
+            cpu_s=trial.cpu_s,
+            detail=detail,
+            first_failure=None if failed is None else failed.test,
+            tests=tuple(trial.checked),
+            tier=str(self._tools.sandbox.tier or ""),
+        )
+
+    def _count(self, checked: list[CheckedTest]) -> None:
+        for test in checked:
+            tags = {"verdict": str(test.verdict), "language": self._language.name}
+            RewardMetrics.tests.inc(1, tags)
+
+
+def _digest(*parts: str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        text = part.encode("utf-8", "surrogatepass")
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()

@@ -1,0 +1,59 @@
+"""Compares mathematical expressions with `math-verify`; runs in a helper process only.
+
+Parsing hostile answers can take any time and memory, so nothing here has limits of its own
+but one on memory: the helper process is killed at the deadline.
+"""
+
+import logging
+import resource
+from typing import Any
+
+_MEMORY_BYTES = 2 << 30
+
+
+def same(arguments: dict[str, Any]) -> dict[str, bool]:
+    """Compare `answer` with each of `expected`: are they equal, and is the answer simplified.
+
+    An answer is simplified if evaluating it changes nothing, unless that would also change
+    the expected one; and it has no more operations than the expected one has.
+    """
+    from math_verify import parse, verify
+
+    logging.disable(logging.WARNING)  # it warns that there is no timeout; there is one, outside
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
+    options: dict[str, Any] = {"parsing_timeout": None, "raise_on_error": False}
+    answer = parse(_boxed(arguments["answer"]), **options)
+    for text in arguments["expected"]:
+        expected = parse(_boxed(text), **options)
+        if verify(expected, answer, timeout_seconds=None, raise_on_error=False):
+            return {"equal": True, "simplified": _is_simplified(answer, expected)}
+    return {"equal": False, "simplified": False}
+
+
+def _boxed(text: str) -> str:
+    return rf"\boxed{{{text}}}"
+
+
+def _is_simplified(answer: list[Any], expected: list[Any]) -> bool:
+    import sympy
+
+    if not answer or not expected:
+        return True
+    mine, theirs = answer[0], expected[0]
+    if not isinstance(mine, sympy.Basic) or not isinstance(theirs, sympy.Basic):
+        return True
+    if _is_evaluated(theirs) and not _is_evaluated(mine):
+        return False
+    return bool(sympy.count_ops(mine) <= sympy.count_ops(theirs))
+
+
+def _is_evaluated(expression: Any) -> bool:
+    return bool(_evaluated(expression) == expression)
+
+
+def _evaluated(expression: Any) -> Any:
+    """The expression built anew, which makes sympy evaluate it."""
+    if not expression.args:
+        return expression
+    return expression.func(*(_evaluated(argument) for argument in expression.args))

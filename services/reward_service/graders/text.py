@@ -1,0 +1,86 @@
+"""Grades the text of an answer: exact, by a pattern, by its form.
+
+Patterns are the user's and the text is the policy's, so they meet in a process that can be
+killed: a pattern may take for ever on a text made for it.
+"""
+
+from typing import Any
+
+from services.protocol.grader import ExactGrader, FormatGrader, RegexGrader
+from services.protocol.reward_service import Verdict
+from services.reward_service.extraction import blocks, without_thinking
+from services.reward_service.grade import Grade, failure, infra_failure, right_or_wrong
+from services.reward_service.graders.numbers import last_boxed
+from services.reward_service.graders.registry import grades
+from services.reward_service.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.tools import Tools
+
+_TIMEOUT_S = 2.0
+_PATTERNS = "services.reward_service.graders.patterns"
+
+
+@grades(ExactGrader)
+async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Grade:
+    """Compare the answer, or what the pattern finds in it, with the expected texts."""
+    answer: str | None = without_thinking(completion)
+    if grader.pattern is not None:
+        found = await _in_helper("last_group", grader.pattern, str(answer), tools)
+        if isinstance(found, Grade):
+            return found
+        answer = found
+    if answer is None or not answer.strip():
+        return failure(Verdict.NO_CODE, "there is no answer")
+    expected = [grader.expected] if isinstance(grader.expected, str) else grader.expected
+    texts = [text.strip() for text in (answer, *expected)]
+    if grader.ignore_case:
+        texts = [text.casefold() for text in texts]
+    return right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
+
+
+@grades(RegexGrader)
+async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Grade:
+    """Look for the pattern."""
+    pattern = f"(?s{'i' if grader.ignore_case else ''}:{grader.pattern})"
+    answer = without_thinking(completion).strip()
+    found = await _in_helper("fits" if grader.whole else "occurs", pattern, answer, tools)
+    if isinstance(found, Grade):
+        return found
+    return right_or_wrong(bool(found), "the pattern does not match")
+
+
+@grades(FormatGrader)
+async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Grade:
+    """Check everything that the form asks for."""
+    missing = format_problem(completion, grader)
+    return right_or_wrong(missing is None, missing or "")
+
+
+def format_problem(completion: str, grader: FormatGrader) -> str | None:
+    """What is wrong with the form, None if nothing is."""
+    if grader.max_characters is not None and len(completion) > grader.max_characters:
+        return f"longer than {grader.max_characters} characters"
+    at = 0
+    for tag in grader.tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if completion.count(opening) != 1 or completion.count(closing) != 1:
+            return f"{opening}...{closing} must stand there once"
+        start, end = completion.index(opening), completion.index(closing)
+        if start < at or end < start:
+            return f"{opening}...{closing} is not in its place"
+        at = end + len(closing)
+    if grader.boxed and last_boxed(completion) is None:
+        return "there is no boxed answer"
+    if grader.code and not any(block.closed and block.text.strip() for block in blocks(completion)):
+        return "there is no closed code block"
+    return None
+
+
+async def _in_helper(question: str, pattern: str, text: str, tools: Tools) -> Any:
+    """The helper's answer, or the grade of an answer that it could not be asked about."""
+    arguments = {"pattern": pattern, "text": text}
+    try:
+        return await tools.ask(f"{_PATTERNS}:{question}", arguments, timeout_s=_TIMEOUT_S)
+    except HelperTimeout:  # by the answer's text: hiding in it must not spare a zero
+        return failure(Verdict.TIME_LIMIT, f"the pattern was not matched in {_TIMEOUT_S:g} s")
+    except HelperFailed as problem:
+        return infra_failure(str(problem))

@@ -1,0 +1,74 @@
+"""Graders that users registered: Python functions and HTTP endpoints."""
+
+import asyncio
+import json
+
+import aiohttp
+
+from services.observability.metrics import RewardMetrics
+from services.protocol.grader import HttpGrader, PythonGrader
+from services.protocol.reward_service import Verdict
+from services.reward_service.grade import Grade, infra_failure
+from services.reward_service.graders.registry import grades
+from services.reward_service.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.tools import Tools
+from services.reward_service.user_graders import finite
+
+_CALL = "services.reward_service.user_graders:call_named"
+_MOST_REPLY_BYTES = 1 << 20
+_ATTEMPTS = 2
+
+
+@grades(PythonGrader)
+async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> Grade:
+    """Ask a registered function. Whatever is wrong with it is never a reward."""
+    arguments = {
+        "name": grader.name,
+        "place": tools.functions.get(grader.name),
+        "completion": completion,
+        "arguments": grader.arguments,
+    }
+    try:
+        reward = await tools.users.call(_CALL, arguments, timeout_s=grader.timeout_s)
+        return _rewarded(finite(reward))
+    except (HelperTimeout, HelperFailed, ValueError) as problem:
+        return infra_failure(f"grader {grader.name}: {problem}")
+
+
+@grades(HttpGrader)
+async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Grade:
+    """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`."""
+    url = tools.endpoints.get(grader.name)
+    if url is None:
+        return infra_failure(f"no HTTP grader is named {grader.name!r}")
+    body = {"completion": completion, "arguments": grader.arguments}
+    problem = ""
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            RewardMetrics.retries.inc()
+        try:
+            async with asyncio.timeout(grader.timeout_s):
+                return _rewarded(await _asked(url, body, await tools.http()))
+        except TimeoutError:
+            problem = f"no answer in {grader.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            problem = str(error) or type(error).__name__
+    return infra_failure(f"grader {grader.name}: {problem}")
+
+
+async def _asked(url: str, body: object, session: aiohttp.ClientSession) -> float:
+    async with session.post(url, json=body, allow_redirects=False) as response:
+        if response.status != 200:
+            raise ValueError(f"it answered {response.status}")
+        text = await response.content.read(_MOST_REPLY_BYTES)
+    answer = json.loads(text)
+    if not isinstance(answer, dict) or "reward" not in answer:
+        raise ValueError("its answer has no `reward`")
+    return finite(answer["reward"])
+
+
+def _rewarded(reward: float) -> Grade:
+    """Above 0 counts as accepted: what a user's number means is theirs to say."""
+    right = reward > 0
+    verdict = Verdict.ACCEPTED if right else Verdict.WRONG_ANSWER
+    return Grade(verdict=verdict, reward=reward, passed=int(right))

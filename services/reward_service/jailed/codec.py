@@ -1,0 +1,122 @@
+"""Plain values as text, for both sides of the jail: one line of ASCII, types kept apart.
+
+`True`, `1`, `1.0`, `(1,)` and `[1]` have five texts. Brackets inside strings are escaped, so a
+bracket in a text is always one of structure. No value of another type has a text, not even a
+subclass of a type that has one.
+"""
+
+import json
+import math
+from typing import Any
+
+MAX_DEPTH = 100
+_ESCAPES = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "()[]{}<>"})
+_CLOSING = {"[": "]", "(": ")", "<": ">", "{": "}"}
+_WORDS = {"None": None, "True": True, "False": False}
+
+
+class NoText(ValueError):
+    """The value is of a type, or nested to a depth, that no expected value can have."""
+
+
+class NotAText(ValueError):
+    """Not what `encode` writes."""
+
+
+def encode(value: Any, depth: int = MAX_DEPTH) -> str:
+    """ASCII text without line breaks that is equal exactly for equal values of equal type.
+
+    Integers are in base 16, which takes linear time at any size; floats are in base 2 and
+    exact, the two zeros alike. Sets and dictionaries are sorted by their items' texts.
+
+    Raises:
+        NoText: the value is not plain data.
+    """
+    kind = type(value)
+    if depth == 0:
+        raise NoText(f"nested deeper than {MAX_DEPTH}")
+    if value is None or kind is bool:
+        return str(value)
+    if kind is int:
+        return f"i{value:x}"
+    if kind is float:
+        return f"f{value.hex()}" if value or math.isnan(value) else "f0x0.0p+0"
+    if kind is str:
+        return json.dumps(value).translate(_ESCAPES)
+    if kind is list or kind is tuple:
+        items = ",".join(encode(item, depth - 1) for item in value)
+        return f"[{items}]" if kind is list else f"({items})"
+    if kind is set or kind is frozenset:
+        return f"<{','.join(sorted(encode(item, depth - 1) for item in value))}>"
+    if kind is dict:
+        pairs = ((encode(k, depth - 1), encode(v, depth - 1)) for k, v in value.items())
+        return "{" + ",".join(f"{key}:{text}" for key, text in sorted(pairs)) + "}"
+    raise NoText(f"of type {kind.__name__}")
+
+
+def decode(text: str) -> Any:
+    """The value of a text; sets come back frozen.
+
+    Raises:
+        NotAText: it is something else.
+    """
+    try:
+        value, end = _value(text, 0, MAX_DEPTH)
+    except NotAText:
+        raise
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
+        raise NotAText(str(error)) from None
+    if end != len(text):
+        raise NotAText(f"something follows the value at {end}")
+    return value
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    if depth == 0:
+        raise NotAText(f"nested deeper than {MAX_DEPTH}")
+    first = text[at]
+    if first == '"':
+        return _string(text, at)
+    if first in _CLOSING:
+        return _collection(text, at, depth)
+    end = at
+    while end < len(text) and text[end] not in ",:])>}":
+        end += 1
+    word = text[at:end]
+    if word in _WORDS:
+        return _WORDS[word], end
+    if first == "i":
+        return int(word[1:], 16), end
+    if first == "f":
+        return float.fromhex(word[1:]), end
+    raise NotAText(f"no value at {at}")
+
+
+def _string(text: str, at: int) -> tuple[str, int]:
+    end = at + 1
+    while text[end] != '"':
+        end += 2 if text[end] == "\\" else 1
+    return json.loads(text[at : end + 1]), end + 1
+
+
+def _collection(text: str, at: int, depth: int) -> tuple[Any, int]:
+    opening, closing = text[at], _CLOSING[text[at]]
+    items: list[Any] = []
+    at += 1
+    while text[at] != closing:
+        if items:
+            if text[at] != ",":
+                raise NotAText(f"no comma at {at}")
+            at += 1
+        item, at = _value(text, at, depth - 1)
+        if opening == "{":
+            if text[at] != ":":
+                raise NotAText(f"no colon at {at}")
+            value, at = _value(text, at + 1, depth - 1)
+            item = (item, value)
+        items.append(item)
+    if opening == "[":
+        return items, at + 1
+    if opening == "(":
+        return tuple(items), at + 1
+    return (frozenset(items) if opening == "<" else dict(items)), at + 1

@@ -1,0 +1,173 @@
+"""Runs one answer's tests in a seat, in an order, as far as they matter."""
+
+from collections.abc import Sequence
+
+from services.protocol.code_tests import CodeTest, Limits
+from services.protocol.grader import CodeGrader
+from services.protocol.reward_service import CheckedTest, Verdict
+from services.reward_service import policies
+from services.reward_service.checkers import is_program, output_is_right, result_is_right
+from services.reward_service.execution import Outcome, SlotFailed
+from services.reward_service.jailed.answer import ODD_VALUE, VALUE
+from services.reward_service.jailed.codec import NotAText, NoText, decode
+from services.reward_service.judge import Judgement, judge_calls, judge_program, printable
+from services.reward_service.program import Program
+from services.reward_service.seat import Seat
+
+_HEAD_BYTES = 256
+_CHECKER_LIMITS = Limits(cpu_s=10.0)
+
+
+class Trial:
+    """The tests of one answer. `checked` grows as they end, so it is there if one raises.
+
+    Args:
+        program: the answer's.
+        grader: what is tested and how.
+        tests: those of the grader, or of its test set.
+        static_types: of the program's language.
+    """
+
+    def __init__(
+        self, program: Program, grader: CodeGrader, tests: list[CodeTest], *, static_types: bool
+    ) -> None:
+        self.checked: list[CheckedTest] = []
+        self.cpu_s = 0.0
+        self._program, self._grader, self._tests = program, grader, tests
+        self._static_types = static_types
+        self._failed: set[int] = set()
+
+    @property
+    def passed(self) -> set[int]:
+        """Numbers of the tests that passed."""
+        return {test.test for test in self.checked if test.verdict is Verdict.ACCEPTED}
+
+    async def run(self, order: Sequence[int], seat: Seat) -> None:
+        """Run the tests, in this order, that can still change the reward.
+
+        Raises:
+            SandboxCrashed: the answer lost its slot twice.
+            SlotFailed: no process could be had, or the user's checker failed.
+            NoText: an expected value cannot be compared.
+        """
+        waiting = list(order)
+        while waiting := [number for number in waiting if self._matters(number)]:
+            if self._over_budget():
+                return
+            if self._grader.entry_point is None:
+                await self._run_program(waiting.pop(0), seat)
+            else:
+                waiting = await self._run_calls(waiting, seat)
+
+    def _matters(self, number: int) -> bool:
+        return policies.still_matters(self._grader.policy, number, self._tests, self._failed)
+
+    def _over_budget(self) -> bool:
+        budget = self._grader.cpu_budget_s
+        return budget is not None and self.cpu_s >= budget
+
+    async def _run_program(self, number: int, seat: Seat) -> None:
+        test = self._tests[number]
+        assert test.stdin is not None, "checked with the grader"
+        outcome = await seat.run(self._program.run(test.stdin, self._grader.limits))
+        self.cpu_s += outcome.cpu_s
+        failure = judge_program(outcome, self._grader.limits)
+        shown = head(outcome.stdout)
+        if failure is None and not await self._output_passes(test, outcome.stdout, seat):
+            reason = printable(f"printed {outcome.stdout[:200].decode(errors='replace')!r}")
+            failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
+        self._record(number, outcome, shown, failure)
+
+    async def _run_calls(self, waiting: list[int], seat: Seat) -> list[int]:
+        """Make the calls in one process; returns those that it did not come to."""
+        grader = self._grader
+        assert grader.entry_point is not None
+        calls = [self._tests[number].args or [] for number in waiting]
+        outcome = await seat.run(self._program.calls(grader.entry_point, calls, grader.limits))
+        self.cpu_s += outcome.cpu_s
+        judged = judge_calls(len(waiting), outcome, grader.limits)
+        for number, line in zip(waiting, judged.lines, strict=False):
+            failure = None
+            if not await self._result_passes(self._tests[number], line, seat):
+                reason = printable(f"wrong result {_shown(line)}")
+                failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
+            self._record(number, outcome, printable(line[1:][:_HEAD_BYTES]), failure)
+        left = waiting[len(judged.lines) :]
+        if judged.failure is None:
+            return []
+        if not any(self._matters(number) for number in left):
+            return []
+        self._record(left[0], outcome, "", judged.failure)
+        if judged.failure.verdict is Verdict.COMPILE_ERROR:
+            for number in left[1:]:
+                self._record(number, outcome, "", judged.failure)
+            return []
+        return left[1:]
+
+    async def _output_passes(self, test: CodeTest, output: bytes, seat: Seat) -> bool:
+        checker = self._grader.output_checker
+        for expected in (test.expected, *test.also):
+            if is_program(checker):
+                text = output.decode("utf-8", errors="surrogateescape")
+                if await self._ask_checker([test.stdin, expected, text], seat):
+                    return True
+            elif output_is_right(checker, expected, output):
+                return True
+        return False
+
+    async def _result_passes(self, test: CodeTest, line: str, seat: Seat) -> bool:
+        if not line.startswith(VALUE):
+            return False
+        checker, text = self._grader.output_checker, line[len(VALUE) :]
+        for expected in (test.expected, *test.also):
+            if is_program(checker):
+                try:
+                    value = decode(text)
+                except NotAText:
+                    return False
+                if await self._ask_checker([test.args, expected, value], seat):
+                    return True
+            elif result_is_right(checker, expected, text, static_types=self._static_types):
+                return True
+        return False
+
+    async def _ask_checker(self, arguments: list[object], seat: Seat) -> bool:
+        """What the user's `check` says, from a jail that the answer never was in."""
+        source = getattr(self._grader.output_checker, "source", "")
+        try:
+            execution = Program(source=source).calls("check", [arguments], _CHECKER_LIMITS)
+        except NoText:
+            return False
+        outcome = await seat.run_trusted(execution)
+        judged = judge_calls(1, outcome, _CHECKER_LIMITS)
+        if judged.failure is not None or judged.lines[0] not in (f"{VALUE}True", f"{VALUE}False"):
+            said = judged.failure.detail if judged.failure else "it returned no bool"
+            raise SlotFailed(f"the checker failed: {said}")
+        return judged.lines[0] == f"{VALUE}True"
+
+    def _record(
+        self, number: int, outcome: Outcome, output: str, failure: Judgement | None
+    ) -> None:
+        if failure is not None:
+            self._failed.add(number)
+        self.checked.append(
+            CheckedTest(
+                test=number,
+                verdict=Verdict.ACCEPTED if failure is None else failure.verdict,
+                cpu_ms=1000 * outcome.cpu_s,
+                wall_ms=1000 * outcome.wall_s,
+                peak_kb=outcome.peak_kb,
+                output=output,
+                detail="" if failure is None else failure.detail,
+            )
+        )
+
+
+def head(output: bytes) -> str:
+    """The beginning of an output, escaped so that a terminal acts on nothing in it."""
+    text = output[:_HEAD_BYTES].decode(errors="backslashreplace")
+    return text.encode("unicode_escape").decode("ascii")
+
+
+def _shown(line: str) -> str:
+    return f"({line[1:]})" if line.startswith(ODD_VALUE) else line[1:]

@@ -1,0 +1,24 @@
+"""Graders as a user writes them."""
+
+import time
+from typing import Any
+
+from services.reward_service.user_graders import grader
+
+
+@grader("length")
+def length(completion: str, *, target: int) -> float:
+    return 1.0 - abs(len(completion) - target) / target
+
+
+def odd(completion: str, *, what: str) -> Any:
+    """One that does what a grader must not."""
+    if what == "hang":
+        time.sleep(60)
+    if what == "die":
+        import os
+
+        os._exit(0)
+    if what == "raise":
+        raise KeyError(completion)
+    return {"nan": float("nan"), "inf": float("inf"), "text": "1", "list": [1], "none": None}[what]

@@ -1,0 +1,256 @@
+"""Graders that run no code of the policy's: texts, maths, users' own, compositions."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from services.protocol.grader import Grader, MathsGrader
+from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.reward_service.config import RewardServiceConfig
+from services.reward_service.graders import registry
+from services.reward_service.graders.maths import decide
+from services.reward_service.scoring import Scoring
+
+ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+OWN = "tests.reward_service.own_graders"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def graders(judge_url: str) -> AsyncIterator[Scoring]:
+    """A service with users' graders and no sandbox, which none of these needs."""
+    scoring = Scoring(
+        RewardServiceConfig(
+            slots=2,
+            graders={"odd": f"{OWN}:odd"},
+            grader_modules=[OWN],
+            http_graders={"judge": judge_url, "gone": "http://127.0.0.1:9/"},
+        )
+    )
+    yield scoring
+    await scoring.tools.aclose()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge_url() -> AsyncIterator[str]:
+    """An endpoint that rewards what its arguments say, and fails the first time if told."""
+    failed: set[str] = set()
+
+    async def judge(request: web.Request) -> web.Response:
+        body = await request.json()
+        answer = body["arguments"]
+        if answer.get("fail_once") and body["completion"] not in failed:
+            failed.add(body["completion"])
+            return web.Response(status=503)
+        return web.Response(text=json.dumps(answer))
+
+    app = web.Application()
+    app.router.add_post("/", judge)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/"
+    await runner.cleanup()
+
+
+async def graded(scoring: Scoring, completion: str, **grader: Any) -> Score:
+    model = TypeAdapter(Grader).validate_python(grader)
+    job = ScoreJob(job_id="j", completion=completion, grader=model)
+    (score,) = await asyncio.wait_for(scoring.score([job]), 60)
+    return score
+
+
+def test_every_kind_of_the_protocol_has_its_grader() -> None:
+    union = TypeAdapter(Grader).json_schema()["discriminator"]["mapping"]
+    kinds = {kind.model_fields["kind"].annotation.__args__[0] for kind in registry.registered()}
+    assert kinds == set(union)
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize(
+    ("completion", "grader", "right"),
+    [
+        ("<think>8?</think> 42\n", {"expected": "42"}, True),
+        ("42.", {"expected": "42"}, False),
+        ("Paris", {"expected": ["paris", "lutetia"], "ignore_case": True}, True),
+        ("a <b>1</b> c <b>2</b>", {"expected": "2", "pattern": "<b>(.*?)</b>"}, True),
+        ("a <b>2</b> c <b>1</b>", {"expected": "2", "pattern": "<b>(.*?)</b>"}, False),
+    ],
+)
+async def test_exact_compares_the_answer(
+    graders: Scoring, completion: str, grader: dict[str, Any], right: bool
+) -> None:
+    score = await graded(graders, completion, kind="exact", **grader)
+    assert (score.verdict is Verdict.ACCEPTED, score.reward) == (right, float(right)), score
+
+
+@ON_ONE_LOOP
+async def test_a_pattern_that_takes_for_ever_is_stopped_and_earns_nothing(
+    graders: Scoring,
+) -> None:
+    assert (await graded(graders, "xaay", kind="regex", pattern="a{2}")).reward == 1.0
+    assert (await graded(graders, "xaay", kind="regex", pattern="a{2}", whole=True)).reward == 0.0
+    score = await graded(graders, "a" * 60 + "b", kind="regex", pattern="(a+)+$")
+    assert (score.verdict, score.reward) == (Verdict.TIME_LIMIT, 0.0)
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("<think>t</think><answer>\\boxed{1}</answer>\n```py\nx\n```", True),
+        ("<answer>\\boxed{1}</answer><think>t</think>\n```py\nx\n```", False),
+        ("<think>t</think><think></think><answer>\\boxed{1}</answer>\n```py\nx\n```", False),
+        ("<think>t</think><answer>\\boxed{ }</answer>\n```py\nx\n```", False),
+        ("<think>t</think><answer>\\boxed{1}</answer>\n```py\nx\n", False),
+        ("<think>t</think><answer>\\boxed{1}</answer>\n```py\nx\n```" + "y" * 200, False),
+    ],
+)
+async def test_a_form_is_all_that_is_asked_for(
+    graders: Scoring, completion: str, right: bool
+) -> None:
+    form = {"tags": ["think", "answer"], "boxed": True, "code": True, "max_characters": 120}
+    score = await graded(graders, completion, kind="format", **form)
+    assert score.reward == float(right), score
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize(
+    ("answer", "expected", "loose", "strict"),
+    [
+        (r"so \boxed{42}", "42", True, True),
+        ("The answer is 42.", "42", True, False),
+        (r"\boxed{1,234.50}", "1234.5", True, True),
+        (r"\boxed{\frac{2}{4}}", "0.5", True, False),
+        (r"\boxed{\frac{1}{2}}", "0.5", True, True),
+        (r"\boxed{50\%}", "1/2", True, True),
+        (r"\boxed{41} or \boxed{42}", "41", False, False),
+        (r"\boxed{42} \boxed{}", "42", True, True),
+        (r"\boxed{40+2}", "42", True, False),
+        (r"\boxed{x+x}", "2x", True, False),
+        (r"\boxed{2x}", "2x", True, True),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2", True, False),
+        (r"\boxed{\sqrt{18}}", r"3\sqrt{2}", True, False),
+        (r"\boxed{3\sqrt{2}}", r"\sqrt{2}\cdot 3", True, True),
+        (r"\boxed{43}", "42", False, False),
+    ],
+)
+async def test_maths_is_exact_then_numeric_then_symbolic(
+    graders: Scoring, answer: str, expected: str, loose: bool, strict: bool
+) -> None:
+    found = [
+        await graded(graders, answer, kind="maths", expected=expected, strict=how)
+        for how in (False, True)
+    ]
+    assert [score.reward for score in found] == [float(loose), float(strict)], found
+
+
+def test_numbers_are_decided_without_algebra() -> None:
+    assert decide("1e3", ["1000"], strict=False) is True
+    assert decide("7", ["8", "9"], strict=False) is False
+    assert decide("0.333", [r"\frac{1}{3}"], strict=False) is False
+    assert decide("x", ["2"], strict=False) is None
+    assert decide("9" * 5000, ["2"], strict=True) is False
+
+
+@ON_ONE_LOOP
+async def test_a_hostile_formula_is_stopped_and_earns_nothing(graders: Scoring) -> None:
+    started = time.monotonic()
+    hostile = r"\boxed{9^{9^{9^{9^{9}}}} - x}"
+    grader = {"kind": "maths", "expected": "x + y^2", "timeout_s": 0.3}
+    score = await graded(graders, hostile, **grader)
+    assert score.reward == 0.0, score
+    assert score.verdict in (Verdict.TIME_LIMIT, Verdict.WRONG_ANSWER)
+    assert time.monotonic() - started < 30
+    assert (await graded(graders, r"\boxed{y^2+x}", **grader | {"timeout_s": 9})).reward == 1.0
+
+
+@ON_ONE_LOOP
+async def test_a_users_function_is_a_decorator_or_a_line_of_configuration(
+    graders: Scoring,
+) -> None:
+    score = await graded(graders, "12345", kind="python", name="length", arguments={"target": 10})
+    assert (score.verdict, score.reward) == (Verdict.ACCEPTED, 0.5)
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize("what", ["hang", "die", "raise", "nan", "inf", "text", "list", "none"])
+async def test_what_goes_wrong_in_a_users_function_is_never_a_reward(
+    graders: Scoring, what: str
+) -> None:
+    wanted = {"kind": "python", "name": "odd", "arguments": {"what": what}, "timeout_s": 0.2}
+    score = await graded(graders, "x", **wanted)
+    assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None), score
+    assert "odd" in score.detail
+
+
+@ON_ONE_LOOP
+async def test_a_users_endpoint_is_asked_twice(graders: Scoring) -> None:
+    arguments = {"reward": 0.25, "fail_once": True}
+    score = await graded(graders, "x", kind="http", name="judge", arguments=arguments)
+    assert score.reward == 0.25, score
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize("arguments", [{"reward": "1"}, {"rewards": 1}, {"reward": float("nan")}])
+async def test_an_endpoint_without_a_number_is_no_reward(
+    graders: Scoring, arguments: dict[str, Any]
+) -> None:
+    score = await graded(graders, "y", kind="http", name="judge", arguments={"x": 1} | arguments)
+    assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+
+
+@ON_ONE_LOOP
+async def test_an_endpoint_that_is_gone_or_unknown_is_no_reward(graders: Scoring) -> None:
+    for name in ("gone", "never"):
+        score = await graded(graders, "y", kind="http", name=name)
+        assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+
+
+@ON_ONE_LOOP
+async def test_a_composition_adds_weighted_rewards(graders: Scoring) -> None:
+    parts = [
+        {"grader": {"kind": "maths", "expected": "42"}, "weight": 0.9},
+        {"grader": {"kind": "format", "tags": ["think"]}, "weight": 0.1},
+        {"grader": {"kind": "regex", "pattern": "sorry"}, "weight": -0.5},
+    ]
+    score = await graded(graders, r"sorry, \boxed{42}", kind="weighted", parts=parts)
+    assert score.reward == pytest.approx(0.4)
+    assert (score.verdict, score.passed, score.total) == (Verdict.WRONG_ANSWER, 2, 3)
+    assert [part.reward for part in score.parts] == [1.0, 0.0, 1.0]
+    parts.append({"grader": {"kind": "http", "name": "never"}, "weight": 0.0})
+    score = await graded(graders, r"\boxed{42}", kind="weighted", parts=parts)
+    assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
+
+
+@pytest.mark.parametrize(
+    "grader",
+    [
+        {"kind": "regex", "pattern": "("},
+        {"kind": "exact", "expected": "1", "pattern": "no group"},
+        {"kind": "weighted", "parts": []},
+        {"kind": "weighted", "parts": [{"grader": {"kind": "weighted", "parts": []}}]},
+        {"kind": "code", "tests": [{"stdin": "", "expected": 1}]},
+        {"kind": "code", "tests": [{"args": [1], "expected": 1}]},
+        {"kind": "code", "tests": [{"args": [1], "stdin": "", "expected": 1}]},
+        {"kind": "code", "entry_point": "f", "tests": [{"stdin": "", "expected": ""}]},
+        {"kind": "code"},
+        {"kind": "code", "tests": [{"stdin": "", "expected": ""}], "asserts": "assert f()"},
+        {"kind": "nothing"},
+        {"kind": "maths", "expected": "1", "timeout_s": float("nan")},
+    ],
+)
+def test_a_grader_that_cannot_work_is_refused(grader: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Grader).validate_python(grader)
+
+
+def test_a_grader_knows_its_number_of_tests() -> None:
+    assert MathsGrader(kind="maths", expected="1").total == 1

@@ -1,0 +1,116 @@
+"""Rewards from passed tests, comparisons of outputs and values, and what is learned."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.protocol.code_tests import (
+    CallChecker,
+    CodeTest,
+    ExactChecker,
+    FloatChecker,
+    TokensChecker,
+    TrailingSpaceChecker,
+    UnorderedChecker,
+)
+from services.reward_service import policies, values
+from services.reward_service.checkers import output_is_right, result_is_right
+from services.reward_service.estimates import Estimates
+from services.reward_service.jailed.codec import encode
+
+TESTS = [
+    CodeTest(stdin="", expected="", weight=1, group="small"),
+    CodeTest(stdin="", expected="", weight=1, group="small"),
+    CodeTest(stdin="", expected="", weight=4, group="large"),
+    CodeTest(stdin="", expected="", weight=2),
+]
+POLICIES = ("all", "fraction", "weighted", "grouped")
+
+
+@pytest.mark.parametrize(
+    ("passed", "rewards"),
+    [
+        ({0, 1, 2, 3}, (1, 1, 1, 1)),
+        ({0, 2}, (0, 0.5, 0.625, 0.5)),
+        ({0, 1}, (0, 0.5, 0.25, 0.25)),
+        ({3}, (0, 0.25, 0.25, 0.25)),
+        (set(), (0, 0, 0, 0)),
+    ],
+)
+def test_each_policy_rewards_as_declared(passed: set[int], rewards: tuple[float, ...]) -> None:
+    assert tuple(policies.reward(policy, TESTS, passed) for policy in POLICIES) == rewards
+
+
+@given(st.sampled_from(POLICIES), st.permutations(range(4)), st.sets(st.integers(0, 3)))
+@settings(max_examples=200, deadline=None)
+def test_stopping_early_never_changes_a_reward(
+    policy: Any, order: list[int], right: set[int]
+) -> None:
+    passed: set[int] = set()
+    failed: set[int] = set()
+    for number in order:
+        if policies.still_matters(policy, number, TESTS, failed):
+            (passed if number in right else failed).add(number)
+    assert policies.reward(policy, TESTS, passed) == policies.reward(policy, TESTS, right)
+
+
+@pytest.mark.parametrize(
+    ("checker", "right", "wrong"),
+    [
+        (ExactChecker(), [b"1 2\n3\n"], [b"1 2\n3", b"1 2 \n3\n"]),
+        (TrailingSpaceChecker(), [b"1 2 \r\n3", b"1 2\n3\n\n"], [b"1  2\n3\n", b"\n1 2\n3\n"]),
+        (TokensChecker(), [b"1\n2\t3"], [b"1 23", b"1 2 3 4"]),
+        (UnorderedChecker(), [b"3\n1 2"], [b"2 1\n3\n", b"3\n3\n1 2\n"]),
+        (FloatChecker(absolute=0.01), [b"1.009 2e0 3"], [b"1.02 2 3", b"nan 2 3", b"1 2"]),
+        (FloatChecker(absolute=10.0), [b"1 2 3"], [b"1 2 x", b"inf 2 3", b"0_1 2 3"]),
+    ],
+)
+def test_checkers_of_outputs(checker: Any, right: list[bytes], wrong: list[bytes]) -> None:
+    assert all(output_is_right(checker, "1 2\n3\n", output) for output in right)
+    assert not any(output_is_right(checker, "1 2\n3\n", output) for output in wrong)
+
+
+@pytest.mark.parametrize(
+    ("checker", "static", "expected", "right", "wrong"),
+    [
+        (CallChecker(), False, [1, "a"], [[1, "a"], (1, "a")], [[1.0, "a"], [True, "a"], "[1,a]"]),
+        (CallChecker(), True, [2.0, [1]], [[2, (1,)], [2.0, [True]]], [[2, 1], [2, [1, 1]]]),
+        (UnorderedChecker(), False, [[1, 2], [3]], [[[3], [1, 2]]], [[[2, 1], [3]], [[3], [3]], 1]),
+        (FloatChecker(), False, {"a": [0.5]}, [{"a": [0.5 + 1e-9]}, {"a": (0.5,)}], [{"a": [0.6]}]),
+        (FloatChecker(), False, 10**400, [10**400], [10**400 + 1, 1.0]),
+    ],
+)
+def test_checkers_of_results(
+    checker: Any, static: bool, expected: Any, right: list[Any], wrong: list[Any]
+) -> None:
+    for value in right:
+        assert result_is_right(checker, expected, encode(value), static_types=static), value
+    for value in [*wrong, None, float("nan")]:
+        assert not result_is_right(checker, expected, encode(value), static_types=static), value
+
+
+def test_what_is_no_text_of_a_value_equals_nothing() -> None:
+    for text in ("", "i", "[i1", "i1]", "x" * (1 << 21), "f1e", "<[]>", "{[]:i1}"):
+        assert not values.equal(1, text)
+        assert not values.same_value(1, text)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None:
+    assert values.close(value, encode(value), FloatChecker(absolute=0, relative=tolerance))
+
+
+def test_tests_on_which_answers_fail_come_first_and_times_are_learned() -> None:
+    seen = Estimates(2)
+    assert seen.order("k", 4) == [0, 1, 2, 3]
+    assert seen.cpu_s("k", default=7.0) == 7.0
+    for failed in (2, 3, 3, None):
+        seen.learn("k", cpu_s=1.0, failed=failed)
+    assert seen.order("k", 4) == [3, 2, 0, 1]
+    assert seen.cpu_s("k", default=7.0) == pytest.approx(1.0)
+    for key in ("a", "b"):
+        seen.learn(key, cpu_s=1.0, failed=1)
+    assert seen.order("k", 2) == [0, 1]
