@@ -22,7 +22,7 @@ from services.access.config import AccessConfig
 from services.cli.app_state import AppState
 from services.cli.file_kind import SERVE, refuse_other_kind
 from services.cli.unknown_keys import unknown_keys
-from services.cli.wiring import check_place, check_router_url
+from services.cli.wiring import check_adapter, check_place, check_router_url
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem, load_yaml
 
@@ -86,6 +86,10 @@ class Deployment:
         if router_url is not None and "router" in configs:
             http = schema.http_options
             check_router_url(router_url, http.host, http.port, source=source)
+        if {"trainer", "rollout_server"} <= configs.keys():
+            lora = getattr(configs["trainer"], "lora", None)
+            lora_rank = getattr(configs["rollout_server"], "lora_rank", None)
+            check_adapter(lora, lora_rank, source=source)
         return cls(source=source, schema=schema, built=tuple(built))
 
     @property

@@ -7,6 +7,7 @@ the router through Serve's HTTP proxy. Serve knows nothing of either.
 import ipaddress
 import re
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
 from services.protocol.errors import InvalidInput
@@ -59,6 +60,26 @@ def check_router_url(router_url: str, host: str | None, port: int, *, source: st
     if here and wanted != port:
         fix = f"Serve answers at port {port} (http_options.port): the two must agree."
         raise InvalidInput(field, router_url, fix)
+
+
+def check_adapter(lora: Any, lora_rank: int | None, *, source: str) -> None:
+    """Refuse a trainer and a rollout server that would not agree on what travels.
+
+    Args:
+        lora: `trainer.lora`.
+        lora_rank: `rollout_server.lora_rank`.
+        source: the file.
+
+    Raises:
+        InvalidInput: only one of them has adapters travel, or a rank is too small.
+    """
+    field = f"{source}: rollout_server.args.lora_rank"
+    sent = lora.rank if lora is not None and lora.push == "adapter" else None
+    if sent is None and lora_rank is not None:
+        fix = "Leave it out, or write trainer.args.lora with `push: adapter`: whole models travel."
+        raise InvalidInput(field, lora_rank, fix)
+    if sent is not None and (lora_rank is None or lora_rank < sent):
+        raise InvalidInput(field, lora_rank, f"Write {sent}, the rank of trainer.args.lora.")
 
 
 def missing(names: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ class RolloutServerConfig(StrictModel):
 
     Attributes:
         model: folder with `config.json` and the tokenizer, or `hf://owner/name`. Its
-            weights are not read: the weight bus delivers them.
+            weights are not read, but with `lora_rank`: the weight bus delivers them.
         served_model_name: name by which clients ask for it.
         replicas: engines.
         device: "cpu" or "cuda".
@@ -30,6 +30,9 @@ class RolloutServerConfig(StrictModel):
             the KV cache (and turns prefix caching off, so that no new request meets it),
             "drain" lets them finish first, "abort" ends them (the router goes on with them
             under the new weights).
+        lora_rank: serve the model's own weights, read from its folder, with a LoRA adapter of
+            at most this rank, which the weight bus delivers (`trainer.lora.push: adapter`).
+            None: the bus delivers whole models.
         keep_copy: keep the served version's bytes in host memory, in every engine worker, so
             that changes can be sent instead of everything (`weight_bus.delta_anchor_every`)
             and another replica can be caught up from this one when no trainer is there.
@@ -55,6 +58,7 @@ class RolloutServerConfig(StrictModel):
     enforce_eager: bool = True
     seed: int = 0
     in_flight: Literal["keep", "keep_stale", "drain", "abort"] = "keep"
+    lora_rank: int | None = Field(default=None, ge=1, le=512)
     keep_copy: bool = False
     commit_timeout_s: float = Field(default=60.0, gt=0)
     canary_timeout_s: float = Field(default=60.0, gt=0)

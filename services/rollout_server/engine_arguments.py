@@ -3,8 +3,9 @@
 import json
 from argparse import Action, ArgumentTypeError, BooleanOptionalAction, Namespace
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from vllm.config.lora import MaxLoRARanks
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -97,6 +98,11 @@ def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(arguments)
 
 
+def _room_for(rank: int) -> int:
+    """The least of the ranks for which vLLM has kernels that has room for `rank`."""
+    return min(room for room in get_args(MaxLoRARanks) if room >= rank)
+
+
 def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
     executor = "OneWorker" if config.tensor_parallel_size == 1 else "WorkerProcesses"
     chosen: dict[str, Any] = {
@@ -120,6 +126,14 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "worker_extension_cls": f"{_PACKAGE}.weight_receiver.WeightReceiverExtension",
         "distributed_executor_backend": f"{_PACKAGE}.engine_process.{executor}",
     }
+    if config.lora_rank is not None:
+        # The frozen weights do not travel, so here they are read.
+        chosen |= {
+            "load_format": "auto",
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": _room_for(config.lora_rank),
+        }
     if config.device == "cpu":
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
     return chosen

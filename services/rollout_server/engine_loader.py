@@ -35,10 +35,20 @@ class Engine(PausableEngine, Protocol):
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Load on every worker and label what is sampled from now on."""
 
+    async def update_weight_version(self, new_version: str) -> None:
+        """Label what is sampled from now on."""
+
     async def collective_rpc(
         self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
     ) -> list[Any]:
         """Call a method of every worker."""
+
+
+class ServedAdapter(Protocol):
+    """See `services.rollout_server.adapter_requests.AdapterRequests`."""
+
+    base: str
+    there: bool
 
 
 class StageFailed(RuntimeError):
@@ -83,8 +93,9 @@ class EngineLoader:
         in_flight: str,
         commit_timeout_s: float,
         keep_copy: bool = False,
+        adapter: ServedAdapter | None = None,
     ) -> None:
-        self._engine = engine
+        self._engine, self._adapter = engine, adapter
         self._host, self._keep_copy = host, keep_copy
         self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
         self._clear_cache = in_flight != "keep_stale"
@@ -116,13 +127,11 @@ class EngineLoader:
             deadline, so this ends.
 
         Raises:
-            OtherModel: names, shapes or element types are not those of what was loaded.
+            OtherModel: names, shapes or element types are not those of what was loaded, or
+                an adapter is not for the frozen model that is here.
             StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
         """
-        if self._loaded is not None and (
-            difference := first_difference(order.manifest, self._loaded)
-        ):
-            raise OtherModel(f"tensors: {difference}")
+        self._refuse_other_model(order.manifest)
         info = {
             "order": pickle.dumps(order),
             "host": self._host,
@@ -148,6 +157,21 @@ class EngineLoader:
                 self._staged = order.manifest
                 return max(float(vote["seconds"]) for vote in votes)
             await asyncio.sleep(_POLL_S)
+
+    def _refuse_other_model(self, manifest: WeightManifest) -> None:
+        if (manifest.adapter is None) != (self._adapter is None):
+            came, taken = (
+                ("an adapter", "whole models") if manifest.adapter else ("a model", "adapters")
+            )
+            fix = "trainer.lora.push: adapter goes with rollout_server.lora_rank, and only with it"
+            raise OtherModel(f"tensors: {came} came where {taken} are served; {fix}")
+        if manifest.adapter and self._adapter and manifest.adapter.base != self._adapter.base:
+            raise OtherModel(
+                f"base: the adapter is for weights with digest {manifest.adapter.base}, but those "
+                f"in the model's folder here have {self._adapter.base}; copy the trainer's"
+            )
+        if self._loaded is not None and (difference := first_difference(manifest, self._loaded)):
+            raise OtherModel(f"tensors: {difference}")
 
     async def commit(self, version: int) -> float:
         """Make the staged version the served one; nothing is sampled in between.
@@ -179,7 +203,7 @@ class EngineLoader:
             # Until the workers say otherwise: a cancelled or late load may have begun.
             was_torn, self.torn = self.torn, True
             try:
-                await self._step(self._engine.finish_weight_update(str(version)))
+                await self._step(self._load(staged))
             except Exception:
                 self.torn = was_torn or await self._workers_torn()
                 self.committed = None if self.torn else before
@@ -187,10 +211,19 @@ class EngineLoader:
             self.torn, self.committed, self._staged = False, staged, None
             self._loaded = staged
             self._update_open = False
+            if self._adapter is not None:
+                self._adapter.there = True
         finally:
             if not self.torn:
                 await self._go_on()
         return time.monotonic() - started
+
+    async def _load(self, staged: WeightManifest) -> None:
+        if staged.adapter is None:
+            await self._engine.finish_weight_update(str(staged.version))
+            return
+        await self._engine.collective_rpc("finish_adapter")
+        await self._engine.update_weight_version(str(staged.version))
 
     def lose_weights(self) -> None:
         """The weights are gone: nothing is served until everything was sent again."""

@@ -30,6 +30,9 @@ def check_model(config: RolloutServerConfig) -> None:
     if on_hub(config.model):
         return
     shape = _read_shape(model_folder(config.model))
+    if config.lora_rank is not None and not _weight_bytes(config):
+        fix = "It has no *.safetensors, which an adapter is added to; leave lora_rank out."
+        raise InvalidInput("model", config.model, fix)
     longest = shape.get("max_position_embeddings")
     if longest is not None and config.max_model_len > longest:
         raise InvalidInput(

@@ -12,6 +12,7 @@ from services.observability.log import Log
 from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import ReplicaHello, WeightBus
 from services.protocol.weights import WeightManifest
+from services.rollout_server.adapter_requests import AdapterRequests
 from services.rollout_server.bus_member import BusMember
 from services.rollout_server.canary import CanaryProver
 from services.rollout_server.config import RolloutServerConfig
@@ -22,6 +23,7 @@ from services.rollout_server.http_server import HttpServer
 from services.rollout_server.replica_control import EngineControl, why_sleepless
 from services.rollout_server.start_up import StartPhase, StartUp
 from services.rollout_server.version_spans import put_spans_on_every_output
+from services.transport.base_digest import base_digest
 from services.transport.shared_memory import memory_domain
 
 _WATCH_S = 0.1
@@ -100,6 +102,7 @@ class RolloutReplica:
             raise
         loader = EngineLoader(
             self._engine,
+            adapter=await self._adapted(self._engine),
             host=self._node_ip,
             in_flight=self._config.in_flight,
             commit_timeout_s=self._config.commit_timeout_s,
@@ -115,6 +118,13 @@ class RolloutReplica:
         self._member.start()
         self._watch_task = asyncio.create_task(self._watch(), name="watch")
         log.info("rollout server up", replica=self.replica_id, address=self.address)
+
+    async def _adapted(self, engine: AsyncLLM) -> AdapterRequests | None:
+        """Have every request answered with the adapter, where one is to come."""
+        if self._config.lora_rank is None:
+            return None
+        base = await asyncio.to_thread(base_digest, self._config.model)
+        return AdapterRequests(engine, name=self._config.served_model_name, base=base)
 
     async def check_health(self) -> None:
         """Answer if engine, server and membership all run.

@@ -53,6 +53,10 @@ def why_sleepless(config: RolloutServerConfig) -> InvalidInput | None:
         return InvalidInput(
             "action", ControlAction.SLEEP.value, "Only engines on GPUs can; use pause."
         )
+    if config.lora_rank is not None:
+        # Nobody sends frozen weights, which deep sleep would lose.
+        fix = "Only engines whose weights the bus delivers can; use pause."
+        return InvalidInput("action", ControlAction.SLEEP.value, fix)
     if not config.engine_args.get("enable_sleep_mode"):
         fix = "Set it to true in the deployment file: vLLM must know it at the start."
         return InvalidInput("rollout_server.engine_args.enable_sleep_mode", False, fix)

@@ -25,7 +25,7 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from services.protocol.weight_bus import Link, SendWeights, StageWeights
 from services.protocol.weights import WeightManifest
-from services.rollout_server import layerwise_load
+from services.rollout_server import adapter_load, layerwise_load
 from services.rollout_server.cpu_seeds import leave_draws_spent
 from services.rollout_server.peer_sender import PeerSender
 from services.rollout_server.weight_staging import StagedVersion
@@ -65,6 +65,8 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
+        if hasattr(self.model, "lora_manager"):
+            adapter_load.leave_ends_alone(self.model)
         self._links: dict[str, GlooLink] = {}
         self._keep_copy = False
         self._copy: StagedVersion | None = None
@@ -127,8 +129,14 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         staged = self._staged
         if staged is None or not staged.complete:
             raise RuntimeError(f"no complete version is staged: {self.vote()}")
-        self.torn, self._copy = True, None
-        layerwise_load.load(self.model, self.model_config, staged.named_tensors())
+        adapter = staged.manifest.adapter
+        if adapter is None:
+            self.torn, self._copy = True, None
+            layerwise_load.load(self.model, self.model_config, staged.named_tensors())
+        else:
+            loaded = adapter_load.prepare(self.model, adapter, staged.named_tensors())
+            self.torn, self._copy = True, None
+            adapter_load.exchange(self.model, loaded)
         self.torn = False
         self.committed = {"version": staged.manifest.version, "digest": _digest(staged.manifest)}
         self._copy, self._staged = staged if self._keep_copy else None, None
@@ -205,6 +213,15 @@ class WeightReceiverExtension:
     def drop_stage(self, prefix: str | None = None) -> None:
         """Abandon the open update; with `prefix`, also the links whose prefix starts so."""
         self.weight_transfer_engine.drop(prefix)
+        self._weight_update_active = False
+
+    def finish_adapter(self) -> None:
+        """Load a staged adapter and end the update.
+
+        vLLM's own end of an update forgets all adapters, because it takes the weights that
+        they were for to be replaced.
+        """
+        self.weight_transfer_engine.finish_weight_update()
         self._weight_update_active = False
 
     def send_copy(self, order: bytes, host: str) -> None:

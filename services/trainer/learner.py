@@ -31,7 +31,7 @@ from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
 from services.trainer.model import load_policy
 from services.trainer.network import interface_of
-from services.trainer.outgoing import outgoing
+from services.trainer.outgoing import describe_adapter, outgoing
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot import SnapshotShelf, take_snapshot, tensor_specs
 from services.trainer.step import TrainStep
@@ -84,6 +84,7 @@ class Learner:
         self._touched = False
         self._dtype = Dtype(config.dtype)
         self._layout = WireLayout(self._describe(), config.bucket_bytes)
+        self._adapter = describe_adapter(config)
         self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
@@ -101,6 +102,7 @@ class Learner:
             tensors=self._layout.tensors,
             buckets=self._layout.buckets,
             canary=self._canary,
+            adapter=self._adapter,
         )
 
     def snapshot(self, version: int) -> RankSnapshot:

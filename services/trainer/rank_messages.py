@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from services.protocol.trainer import CheckpointReport, LedgerFrontier
-from services.protocol.weights import TensorSpec
+from services.protocol.weights import Adapter, TensorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,14 @@ class RankModel:
         tensors: what a snapshot consists of.
         buckets: half-open ranges of indexes into `tensors`.
         canary: token sequences that are scored for every version.
+        adapter: what the tensors are to be added to; None: they are the whole model.
     """
 
     parameters: int
     tensors: tuple[TensorSpec, ...]
     buckets: tuple[tuple[int, int], ...]
     canary: tuple[tuple[int, ...], ...]
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

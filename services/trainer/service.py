@@ -315,4 +315,5 @@ class TrainerService:
             buckets=model.buckets,
             digests=tuple(snapshot.digests for snapshot in snapshots),
             canary=model.canary,
+            adapter=model.adapter,
         )

@@ -219,6 +219,30 @@ def test_a_route_that_no_client_knows_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("push", "lora_rank", "fix"),
+    [
+        ("adapter", None, "Write 4"),
+        ("adapter", 2, "Write 4"),
+        ("merged", 4, "Leave it out"),
+        (None, 4, "Leave it out"),
+    ],
+)
+def test_trainer_and_rollout_server_agree_on_whether_adapters_travel(
+    laptop: dict[str, Any], push: str | None, lora_rank: int | None, fix: str
+) -> None:
+    folder = Path(_app(laptop, "rollout_server")["args"]["model"])
+    (folder / "model.safetensors").write_bytes(b"weights")
+    if push is not None:
+        _app(laptop, "trainer")["args"]["lora"] = {"rank": 4, "alpha": 8, "push": push}
+    if lora_rank is not None:
+        _app(laptop, "rollout_server")["args"]["lora_rank"] = lora_rank
+    problem = _problem(laptop)
+    assert problem.field == "deploy.yaml: rollout_server.args.lora_rank"
+    assert problem.value == lora_rank
+    assert fix in problem.fix
+
+
+@pytest.mark.parametrize(
     "url",
     ["http://127.0.0.1:8001", "http://localhost:8001", f"http://{socket.gethostname()}:8001"],
 )

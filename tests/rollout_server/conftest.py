@@ -23,6 +23,7 @@ from transformers import (
 
 from services.protocol.weight_bus import Link, StageWeights
 from services.protocol.weights import (
+    Adapter,
     Dtype,
     TensorSpec,
     WeightManifest,
@@ -67,7 +68,12 @@ class Sender:
     groups: dict[str, ProcessGroupGloo] = field(default_factory=dict)
 
     def order(
-        self, tensors: dict[str, torch.Tensor], version: int, epoch: str, target_bytes: int = 16384
+        self,
+        tensors: dict[str, torch.Tensor],
+        version: int,
+        epoch: str,
+        target_bytes: int = 16384,
+        adapter: Adapter | None = None,
     ) -> tuple[StageWeights, list[list[torch.Tensor]]]:
         """The order a bus would give, and each rank's payload per bucket."""
         specs, shards = [], []
@@ -93,6 +99,7 @@ class Sender:
             tensors=tuple(specs),
             buckets=buckets,
             digests=tuple(tuple(digest([p]) for p in rank) for rank in payloads),
+            adapter=adapter,
         )
         links = tuple(self.link(rank, epoch) for rank in range(self.world_size))
         return StageWeights(manifest=manifest, links=links), payloads

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.weights import Adapter
 from services.trainer.advantages import group_advantages
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.lora import LoraLinear, adapter_off, add_lora, lora_layers
 from services.trainer.model import decoder_layers
+from services.transport.base_digest import base_digest
 
 LORA = LoraConfig(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "down_proj"))
 SEQUENCES = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
@@ -132,6 +134,20 @@ def test_only_the_adapter_is_trained_and_as_plain_autograd_would(
     assert held == 2 * sum(math.prod(one.shape) for one in after.values())
 
 
+def sent_tensors(described: Any, snapshots: list[list[bytes]]) -> dict[str, np.ndarray]:
+    """What a receiver makes of the ranks' buckets."""
+    pieces: dict[str, list[np.ndarray]] = {spec.name: [] for spec in described.tensors}
+    for rank, buckets in enumerate(snapshots):
+        flat = np.frombuffer(b"".join(buckets), dtype=np.float32)
+        ends = np.cumsum([spec.shard_numels[rank] for spec in described.tensors])
+        for spec, piece in zip(described.tensors, np.split(flat, ends[:-1]), strict=True):
+            pieces[spec.name].append(piece)
+    return {
+        spec.name: np.concatenate(pieces[spec.name]).reshape(spec.shape)
+        for spec in described.tensors
+    }
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_travels_merged_is_the_frozen_weight_and_the_scaled_difference(
     rank_groups, tiny_model, make_batch, make_start, ranks
@@ -145,19 +161,31 @@ def test_what_travels_merged_is_the_frozen_weight_and_the_scaled_difference(
         name: one.detach() for name, one in load(tiny_model, torch.float32).named_parameters()
     }
     expected = merged(frozen, adapter, LORA)
-    pieces: dict[str, list[np.ndarray]] = {spec.name: [] for spec in described.tensors}
-    for rank, buckets in enumerate(group.call("snapshot_bytes", 1)):
-        flat = np.frombuffer(b"".join(buckets), dtype=np.float32)
-        ends = np.cumsum([spec.shard_numels[rank] for spec in described.tensors])
-        for spec, piece in zip(described.tensors, np.split(flat, ends[:-1]), strict=True):
-            pieces[spec.name].append(piece)
-    assert pieces.keys() == expected.keys()
+    sent = sent_tensors(described, group.call("snapshot_bytes", 1))
+    assert sent.keys() == expected.keys()
     moved = 0
     for name, weight in expected.items():
-        sent = np.concatenate(pieces[name]).reshape(weight.shape)
-        assert np.abs(sent - weight.numpy()).max() < 1e-6, name
-        moved += not np.array_equal(sent, frozen[name].numpy())
+        assert np.abs(sent[name] - weight.numpy()).max() < 1e-6, name
+        moved += not np.array_equal(sent[name], frozen[name].numpy())
     assert moved == 2 * len(LORA.targets)
+
+
+def test_an_adapter_travels_alone_under_the_names_of_the_peft_format(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    group = rank_groups[2]
+    described = group.load(tiny_model, lora=LORA.model_copy(update={"push": "adapter"}))
+    assert described.parameters > 10 * sum(math.prod(one.shape) for one in described.tensors)
+    assert described.adapter == Adapter(rank=3, alpha=12.0, base=base_digest(str(tiny_model)))
+    group.call("start_run", make_start(), 0)
+    group.call("train", make_batch(1, groups=2), 0, 1)
+    expected = {
+        f"base_model.model.{name}.weight": one for name, one in group.call("adapter")[0].items()
+    }
+    assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in expected
+    sent = sent_tensors(described, group.call("snapshot_bytes", 1))
+    assert sent.keys() == expected.keys()
+    assert all(np.array_equal(sent[name], one) for name, one in expected.items())
 
 
 def test_with_the_adapter_off_the_model_is_the_frozen_one_to_the_bit(

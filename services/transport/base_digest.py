@@ -1,0 +1,42 @@
+"""Whether two processes hold the same frozen model: a digest of its files.
+
+An adapter means nothing without the exact model that it was trained on, and that model does
+not travel with it.
+"""
+
+from pathlib import Path
+
+from blake3 import blake3
+
+from services.protocol.errors import InvalidInput
+from services.protocol.model_source import model_folder, name_or_path, on_hub
+
+_WEIGHTS = "*.safetensors"
+
+
+def base_digest(model: str) -> str:
+    """Digest of a model's weight files, in the order of their names; blake3 hex.
+
+    Args:
+        model: as a configuration names it; of the Hub only what has been downloaded is read.
+
+    Raises:
+        InvalidInput: it has no weights in safetensors files.
+    """
+    files = sorted(_folder(model).glob(_WEIGHTS))
+    if not files:
+        fix = "An adapter needs a frozen model: give a folder with weights in *.safetensors."
+        raise InvalidInput("model", model, fix)
+    hashed = blake3(max_threads=blake3.AUTO)
+    for file in files:
+        hashed.update_mmap(file)
+    return hashed.hexdigest()
+
+
+def _folder(model: str) -> Path:
+    if not on_hub(model):
+        return model_folder(model)
+    from huggingface_hub import snapshot_download  # comes with transformers; slow to import
+
+    name = name_or_path(model)
+    return Path(snapshot_download(name, allow_patterns=[_WEIGHTS], local_files_only=True))
