@@ -12,6 +12,7 @@ TRAINER = ROOT / "services" / "trainer"
 PARTS = {
     "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
     "Advantages by token": ("gae",),
+    "Critic": ("value_loss",),
     "Losses": ("clip", "gspo", "cispo", "reinforce", "user_loss"),
     "Sums": ("aggregation",),
     "Importance corrections": ("correction",),

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from services.protocol.strict import StrictModel
 
 AdvantageKind = Literal[
-    "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+    "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
 ]
 
 ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
@@ -42,6 +42,7 @@ ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
         "clip_low": 0.2,
         "clip_high": 0.2,
     },
+    "ppo": {"advantage": "gae", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "token_mean"},
 }
 """What `preset` stands for; a key that is given as well wins."""
 
@@ -86,6 +87,23 @@ class KlConfig(StrictModel):
         return self.coefficient > 0 and self.where == "reward"
 
 
+class CriticConfig(StrictModel):
+    """How the critic learns; it starts as a copy of the policy with a value head of zeros.
+
+    Attributes:
+        learning_rate: AdamW's.
+        value_clip: how far a value may move in one train step before its loss stops to
+            fall; None for no such bound.
+        grad_clip: largest global gradient norm.
+        warmup_steps: first train steps of a run, in which only the critic learns.
+    """
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    value_clip: float | None = Field(default=0.2, gt=0)
+    grad_clip: float = Field(default=1.0, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+
+
 class AlgorithmConfig(StrictModel):
     """How a batch becomes an update.
 
@@ -94,7 +112,8 @@ class AlgorithmConfig(StrictModel):
             `ALGORITHM_PRESETS`.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `reinforce_plus_plus` normalises over the
-            batch, its `_baseline` variant after subtracting the group's mean.
+            batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
+            critic for each token.
         loss: `clip` (PPO's surrogate), `gspo`, `cispo`, `reinforce`, or the user's own as
             `file.py:function` or `module:function`.
         aggregation: `token_mean` divides by all tokens, `sequence_mean` averages each
@@ -116,7 +135,9 @@ class AlgorithmConfig(StrictModel):
             punishment); None lowers none.
         overlong_buffer: tokens below `overlong_limit` over which that begins.
         kl: a penalty for leaving a reference model.
-        gamma: discount per token, for the `reinforce_plus_plus` kinds.
+        gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
+        gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
+        critic: how it learns, for `gae`.
         minibatches: optimizer steps per train step.
         learning_rate: AdamW's.
         warmup_steps: optimizer steps over which the rate rises linearly from 0.
@@ -134,6 +155,7 @@ class AlgorithmConfig(StrictModel):
             "rloo",
             "reinforce_plus_plus",
             "reinforce_plus_plus_baseline",
+            "ppo",
         ]
         | None
     ) = None
@@ -153,6 +175,8 @@ class AlgorithmConfig(StrictModel):
     overlong_buffer: int = Field(default=0, ge=0)
     kl: KlConfig = KlConfig()
     gamma: float = Field(default=1.0, gt=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    critic: CriticConfig = CriticConfig()
     minibatches: int = Field(default=1, ge=1, le=64)
     learning_rate: float = Field(default=1e-6, gt=0, le=1)
     warmup_steps: int = Field(default=0, ge=0)
@@ -197,11 +221,13 @@ class AlgorithmConfig(StrictModel):
         if self.overlong_buffer > (self.overlong_limit or 0):
             raise ValueError("overlong_buffer must be at most overlong_limit")
         if self.gamma != 1 and not self.by_token:
-            raise ValueError("gamma needs an advantage that goes by token: reinforce_plus_plus")
+            raise ValueError("gamma needs an advantage by token: gae or reinforce_plus_plus")
+        if not self.has_critic and (self.gae_lambda != 0.95 or self.critic != CriticConfig()):
+            raise ValueError("gae_lambda and critic need advantage: gae")
         if self.mask_truncated and self.kl.in_reward and not self.by_token:
             raise ValueError(
                 "mask_truncated leaves out answers whose KL their group's mean would need; "
-                "use kl.where: loss, or advantage: reinforce_plus_plus"
+                "use kl.where: loss, or advantage: gae or reinforce_plus_plus"
             )
         return self
 
@@ -209,9 +235,18 @@ class AlgorithmConfig(StrictModel):
     def by_token(self) -> bool:
         """Whether tokens of one answer can have different advantages."""
         discounted = self.gamma != 1 or self.kl.in_reward
-        return discounted and self.advantage.startswith("reinforce_plus_plus")
+        return self.has_critic or (discounted and self._over_the_batch)
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether there is a second model that predicts rewards."""
+        return self.advantage == "gae"
 
     @property
     def learns_from_equal_rewards(self) -> bool:
         """Whether a sample group whose rewards are all equal can have a gradient."""
-        return self.kl.coefficient > 0 or self.advantage.startswith("reinforce_plus_plus")
+        return self.kl.coefficient > 0 or self.has_critic or self._over_the_batch
+
+    @property
+    def _over_the_batch(self) -> bool:
+        return self.advantage.startswith("reinforce_plus_plus")

@@ -17,14 +17,17 @@ _OF_A_GROUP: dict[str, Callable[[Tensor], Tensor]] = {
     "rloo": rloo_advantages,
     "reinforce_plus_plus": lambda rewards: rewards,
     "reinforce_plus_plus_baseline": dr_grpo_advantages,
+    "gae": lambda rewards: rewards,
 }
+_WITHOUT_BASELINE = {"reinforce_plus_plus", "gae"}
 _OVER_THE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 
 
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
     """One advantage per trajectory of a sample group, the same for all of its tokens.
 
-    For the REINFORCE++ kinds it is what `batch_advantages` goes on with. Where the group's
+    For the REINFORCE++ kinds it is what `batch_advantages` goes on with, for `gae` the
+    rewards. Where the group's
     mean is subtracted, a group of equal rewards gets exactly 0.0, whatever rounding does
     to its mean.
 
@@ -37,7 +40,7 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[floa
     """
     if len(rewards) < 2:
         raise ValueError(f"a sample group needs at least two rewards, not {len(rewards)}")
-    if min(rewards) == max(rewards) and kind != "reinforce_plus_plus":
+    if min(rewards) == max(rewards) and kind not in _WITHOUT_BASELINE:
         return [0.0] * len(rewards)
     return _OF_A_GROUP[kind](torch.tensor(rewards, dtype=torch.float64)).tolist()
 

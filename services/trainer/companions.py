@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from torch.distributed.device_mesh import DeviceMesh
 
 from services.protocol.algorithm import AlgorithmConfig
+from services.trainer.checkpoint import Part
 from services.trainer.config import TrainerConfig
-from services.trainer.reference import FrozenCopy, Reference
+from services.trainer.critic import Critic
+from services.trainer.reference import InitialWeights, Reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,9 +17,11 @@ class Companions:
 
     Attributes:
         reference: with a KL penalty.
+        critic: with `advantage: gae`.
     """
 
     reference: Reference | None = None
+    critic: Critic | None = None
 
     @classmethod
     def load(
@@ -25,4 +29,18 @@ class Companions:
     ) -> "Companions":
         """Load what the algorithm asks for, at the model's initial weights. Collective."""
         penalised = algorithm.kl.coefficient > 0
-        return cls(reference=FrozenCopy(config, mesh) if penalised else None)
+        return cls(
+            reference=InitialWeights(config, mesh) if penalised else None,
+            critic=Critic(algorithm.critic, config, mesh) if algorithm.has_critic else None,
+        )
+
+    def parts(self) -> dict[str, Part]:
+        """What a checkpoint has to keep of them."""
+        if self.critic is None:
+            return {}
+        return {"critic": Part(module=self.critic.model.causal, optimizer=self.critic.optimizer)}
+
+    def reshard_all(self) -> None:
+        """Leave only local shards of what a checkpoint keeps."""
+        if self.critic is not None:
+            self.critic.model.reshard_all()

@@ -26,6 +26,8 @@ class Prepared:
         proximal: `[N]`, proximal logprobs, where the algorithm wants them.
         reference: `[N]`, reference logprobs, where there is a reference.
         kl_penalty: `[N]`, what a KL penalty takes from the reward of each token.
+        values: `[N]`, the critic's, where there is one.
+        returns: `[N]`, what the critic learns.
     """
 
     rows: tuple[int, ...]
@@ -33,6 +35,14 @@ class Prepared:
     proximal: Tensor | None = None
     reference: Tensor | None = None
     kl_penalty: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+    def learned(self) -> tuple[Tensor, Tensor]:
+        """Values and returns, which there are with a critic."""
+        if self.values is None or self.returns is None:
+            raise RuntimeError("a critic was asked to learn from tokens that it had not scored")
+        return self.values, self.returns
 
 
 Work = list[list[Prepared]]
@@ -42,7 +52,7 @@ Work = list[list[Prepared]]
 def assign_credit(
     work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig
 ) -> Work:
-    """Work out the advantages that a KL penalty in the reward or a discount changes. Collective.
+    """Work out the advantages that values, a discount or a penalty change. Collective.
 
     Where an estimator gives an answer one advantage, the answer's reward is lowered by the sum
     of its penalties. Where it goes by token, each token pays its own, the last one earns the
@@ -94,9 +104,15 @@ def _by_token(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
     rewards = torch.where(last, micro.advantage, 0.0)
     if one.kl_penalty is not None:
         rewards = rewards - one.kl_penalty
-    nothing = torch.zeros_like(rewards)
-    advantages, _ = gae(rewards, nothing, micro.row, algorithm.gamma, 1.0)
-    return replace(one, micro=replace(micro, advantage=advantages.to(micro.advantage)))
+    # Without a critic what counts are the rewards to come, less nothing.
+    values = torch.zeros_like(rewards) if one.values is None else one.values
+    gae_lambda = 1.0 if one.values is None else algorithm.gae_lambda
+    advantages, returns = gae(rewards, values, micro.row, algorithm.gamma, gae_lambda)
+    return replace(
+        one,
+        micro=replace(micro, advantage=advantages.to(micro.advantage)),
+        returns=returns.to(micro.advantage),
+    )
 
 
 def _normalised(work: Work) -> Work:

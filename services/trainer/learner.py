@@ -29,7 +29,7 @@ from services.trainer.checkpoint_writer import CheckpointWriter
 from services.trainer.collate import collate_sequences
 from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
-from services.trainer.model import load_policy
+from services.trainer.model import Policy, load_policy
 from services.trainer.network import interface_of
 from services.trainer.outgoing import describe_adapter, outgoing
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
@@ -80,7 +80,7 @@ class Learner:
         self._config = config
         self._device = torch.device(config.device)
         self._mesh = init_device_mesh(config.device, (dist.get_world_size(),))
-        self._policy = load_policy(config, self._mesh)
+        self._policy = load_policy(config, self._mesh, Policy)
         self._touched = False
         self._dtype = Dtype(config.dtype)
         self._layout = WireLayout(self._describe(), config.bucket_bytes)
@@ -128,7 +128,7 @@ class Learner:
         self._checkpoints.settle()
         loaded = load_newest(CheckpointFolder(start.checkpoint_dir), self._fresh_parts)
         if loaded is None and self._touched:
-            self._policy = load_policy(self._config, self._mesh)
+            self._policy = load_policy(self._config, self._mesh, Policy)
             self._touched = False
         if loaded is None:
             self._optimizer = self._make_optimizer()
@@ -203,6 +203,7 @@ class Learner:
         folder = CheckpointFolder(start.checkpoint_dir)
         kept = self._config.checkpoints_kept
         self._policy.reshard_all()
+        self._companions.reshard_all()
         self._checkpoints.begin(folder, self._parts(), manifest, kept=kept)
         if wait:
             self._checkpoints.settle()
@@ -235,7 +236,8 @@ class Learner:
 
     def _parts(self) -> Parts:
         # The inner model, so that parameters have the names of a Hugging Face checkpoint.
-        return {"policy": Part(module=self._policy.causal, optimizer=self._optimizer)}
+        policy = Part(module=self._policy.causal, optimizer=self._optimizer)
+        return {"policy": policy} | self._companions.parts()
 
     def _fresh_parts(self) -> Parts:
         """What a checkpoint is loaded into."""

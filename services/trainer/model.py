@@ -1,7 +1,7 @@
 """The policy: a Hugging Face causal model, scored at response tokens, sharded by FSDP2."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ _LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 _log = Log("trainer")
 
 
+P = TypeVar("P", bound="Policy")
+
+
 class Policy(nn.Module):
     """Scores given tokens without making logits for the rest of the sequence."""
 
@@ -48,16 +51,19 @@ class Policy(nn.Module):
         Returns:
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
-        hidden = packed_hidden if self.packs else padded_hidden
-        states = hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
         return token_logprobs(
-            states,
+            self.states(micro),
             self.causal.get_output_embeddings(),
             micro.target,
             temperature=temperature,
             logits_bytes=self._logits_bytes,
             entropy=entropy,
         )
+
+    def states(self, micro: MicroBatch) -> Tensor:
+        """Last hidden states `[N, hidden]` at the places that predict the trained tokens."""
+        hidden = packed_hidden if self.packs else padded_hidden
+        return hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -93,10 +99,15 @@ class Policy(nn.Module):
         return int(self.causal.config.get_text_config().vocab_size)
 
 
-def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
+def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     """Load the checkpoint with float32 master weights and shard it over `mesh`.
 
     What an adapter leaves frozen is held in the element type that is computed with.
+
+    Args:
+        config: the checkpoint and how to hold it.
+        mesh: the ranks.
+        kind: what to make of it.
 
     Raises:
         InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
@@ -114,12 +125,13 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh) -> Policy:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
     _refuse_transformed_logits(config, causal)
     remove_dropout(causal)
-    policy = Policy(causal, packs=_pack(config, causal), logits_bytes=config.logits_bytes)
+    packs = _pack(config, causal)
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:
         add_lora(causal, decoder_layers(causal), config.lora)
     causal.train()
+    policy = kind(causal, packs=packs, logits_bytes=config.logits_bytes)
     mixed = MixedPrecisionPolicy()
     if config.dtype == "bfloat16":
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

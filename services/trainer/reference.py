@@ -8,23 +8,36 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from services.trainer.collate import MicroBatch
 from services.trainer.config import TrainerConfig
-from services.trainer.model import load_policy
+from services.trainer.lora import adapter_off
+from services.trainer.model import Policy, load_policy
 
 
 class Reference(Protocol):
     """Gives reference logprobs, wherever they come from."""
 
-    def logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
-        """Reference logprobs `[N]` of the trained tokens, without gradient. Collective."""
+    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
+        """Reference logprobs `[N]` of the trained tokens, without gradient. Collective.
+
+        Args:
+            micro: the tokens.
+            temperature: divides the logits.
+            policy: the model in training, whose frozen part may be the reference.
+        """
 
 
-class FrozenCopy:
-    """A sharded copy of the model's initial weights, with neither gradients nor an optimizer."""
+class InitialWeights:
+    """The model as the run began: a sharded copy without gradients or an optimizer, or the
+    policy with its LoRA adapter turned off."""
 
     def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
-        self._model = load_policy(config, mesh).requires_grad_(False)
+        self._copy: Policy | None = None
+        if config.lora is None:
+            self._copy = load_policy(config, mesh, Policy).requires_grad_(False)
 
     @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, temperature: float) -> Tensor:
+    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
         """See `Reference`."""
-        return self._model(micro, temperature)[0]
+        if self._copy is not None:
+            return self._copy(micro, temperature)[0]
+        with adapter_off(policy):
+            return policy(micro, temperature)[0]

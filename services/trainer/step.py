@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.trainer import TrainBatch
@@ -18,9 +17,11 @@ from services.trainer.batching import Minibatch, Row
 from services.trainer.collate import collate
 from services.trainer.companions import Companions
 from services.trainer.credit import Prepared, assign_credit
+from services.trainer.critic import Critic, CriticDiagnostics
 from services.trainer.diagnostics import StepDiagnostics
 from services.trainer.losses import policy_losses
 from services.trainer.model import Policy
+from services.trainer.update import update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class StepOutcome:
         metrics: see `TrainReport`; besides, `mismatch_tokens`, how many tokens
             `mismatch_max` was taken over, and `skipped_updates`, updates left out because
             their gradient was not finite.
-        seconds: `forward_backward` and `optimizer`.
+        seconds: `forward_backward`, `optimizer` and, with one, `critic`.
         skipped_groups: sample groups to blame for skipped updates: those with a loss that
             was not finite, else all of the minibatch.
     """
@@ -51,7 +52,13 @@ class _Updates:
 
     gradient_norms: list[float] = field(default_factory=list)
     skipped: int = 0
+    held_back: bool = False  # measured, but not made
     skipped_groups: set[int] = field(default_factory=set)
+
+    @property
+    def made(self) -> int:
+        """Updates that changed the policy."""
+        return 0 if self.held_back else len(self.gradient_norms)
 
 
 class TrainStep:
@@ -74,7 +81,7 @@ class TrainStep:
         self._companions = companions
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
-        self._diagnostics = StepDiagnostics(device)
+        self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
 
     def run(
@@ -95,6 +102,7 @@ class TrainStep:
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
         self._diagnostics, self._updates = StepDiagnostics(self._device), _Updates()
+        self._values = CriticDiagnostics(self._device)
         self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
@@ -102,11 +110,16 @@ class TrainStep:
             for minibatch in minibatches
         ]
         work = assign_credit(work, rows, batch, self._algorithm)
+        if self._companions.critic is not None:
+            self._values.add_start(work)
         self._clock["forward_backward"] += time.perf_counter() - started
+        self._updates.held_back = batch.step <= self._algorithm.critic.warmup_steps
         for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
             bad = self._accumulate(minibatch, micros, first=index == 0)
-            if not self._update(optimizer_steps + index, bad):
+            if not self._update(optimizer_steps + self._updates.made, bad):
                 self._blame(rows, minibatch, bad)
+            if self._companions.critic is not None:
+                self._update_critic(self._companions.critic, rows, minibatch, micros)
         return self._outcome(minibatches)
 
     def _prepared(
@@ -120,8 +133,15 @@ class TrainStep:
                 proximal = self._policy(micro, self._temperature)[0]
             self._diagnostics.note_mismatch(micro, proximal)
         if self._companions.reference is not None:
-            reference = self._companions.reference.logprobs(micro, self._temperature)
-        return Prepared(rows=chosen, micro=micro, proximal=proximal, reference=reference)
+            reference = self._companions.reference.logprobs(micro, self._temperature, self._policy)
+        critic = self._companions.critic
+        return Prepared(
+            rows=chosen,
+            micro=micro,
+            proximal=proximal,
+            reference=reference,
+            values=critic.values(micro) if critic is not None else None,
+        )
 
     def _accumulate(
         self,
@@ -166,32 +186,38 @@ class TrainStep:
         return bad
 
     def _update(self, optimizer_steps: int, bad: list[Tensor]) -> bool:
-        """Clip, then step; what is not finite is left out, on all ranks alike.
-
-        The loss is looked at besides the gradient: clipping passes no gradient for a NaN,
-        so a step could go on without the tokens that are wrong and say nothing of it.
-
-        Returns:
-            Whether the update was made.
-        """
+        """One step of the policy's optimizer; returns False if it was left out."""
         started = time.perf_counter()
-        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._algorithm.grad_clip)
-        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        wrong = torch.tensor(sum(places.numel() for places in bad), device=self._device)
-        dist.all_reduce(wrong)
-        finite = bool(torch.isfinite(norm)) and not wrong.item()
-        if finite:
-            warmup = self._algorithm.warmup_steps
-            share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._algorithm.learning_rate * share
-            self._optimizer.step()
-            self._updates.gradient_norms.append(norm.item())
-        else:
+        warmup = self._algorithm.warmup_steps
+        share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._algorithm.learning_rate * share
+        norm = update(
+            self._optimizer,
+            self._policy.trained_parameters(),
+            bad,
+            grad_clip=self._algorithm.grad_clip,
+            held_back=self._updates.held_back,
+        )
+        if norm is None:
             self._updates.skipped += 1
-        self._optimizer.zero_grad()
+        else:
+            self._updates.gradient_norms.append(norm)
         self._clock["optimizer"] += time.perf_counter() - started
-        return finite
+        return norm is not None
+
+    def _update_critic(
+        self,
+        critic: Critic,
+        rows: Sequence[Row],
+        minibatch: Minibatch,
+        work: Sequence[Prepared],
+    ) -> None:
+        started = time.perf_counter()
+        bad = critic.learn(work, minibatch.tokens, self._values)
+        self._clock["critic"] = self._clock.get("critic", 0.0) + time.perf_counter() - started
+        if bad is not None:
+            self._blame(rows, minibatch, bad)
 
     def _blame(self, rows: Sequence[Row], minibatch: Minibatch, bad: list[Tensor]) -> None:
         """Find the sample groups of a skipped update; all ranks come here together."""
@@ -213,9 +239,11 @@ class TrainStep:
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["skipped_updates"] = float(skipped)
+        if self._companions.critic is not None:
+            metrics |= self._values.reduce()
         return StepOutcome(
             tokens=tokens,
-            optimizer_steps=len(minibatches) - skipped,
+            optimizer_steps=self._updates.made,
             metrics=metrics,
             seconds=dict(self._clock),
             skipped_groups=tuple(sorted(self._updates.skipped_groups)),

@@ -34,6 +34,12 @@ CHOICES: dict[str, dict[str, Any]] = {
         "mismatch_level": "geometric",
         "mismatch_floor": 0.6,
     },
+    "PPO with KL in rewards": {
+        "preset": "ppo",
+        "kl": KL_IN_REWARD,
+        "gamma": 0.98,
+        "critic": {"learning_rate": 1e-3, "value_clip": 0.001},
+    },
     "KL in the loss": {"preset": "grpo", "kl": {"coefficient": 0.5}},
     "KL in rewards of answers": {"preset": "rloo", "kl": KL_IN_REWARD},
     "KL in rewards of tokens": {

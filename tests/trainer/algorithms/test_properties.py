@@ -184,7 +184,7 @@ def test_kl_estimates_have_the_right_expectations_and_gradients() -> None:
         ({"mismatch_correction": "mask"}, "ratio_anchor: proximal"),
         ({"ratio_anchor": "proximal", "mismatch_floor": 0.5}, "mismatch_correction: mask"),
         ({"overlong_buffer": 5}, "overlong_limit"),
-        ({"preset": "ppo"}, "preset"),
+        ({"preset": "ppp"}, "preset"),
         ({"preset": "dr_grpo"}, "fixed_length goes with"),
     ],
 )

@@ -1,0 +1,42 @@
+"""One optimizer step, made on all ranks or on none."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[nn.Parameter],
+    wrong: Sequence[Tensor],
+    *,
+    grad_clip: float,
+    held_back: bool = False,
+) -> float | None:
+    """Clip the gradients, step, and drop them; what is not finite is left out. Collective.
+
+    The loss is looked at besides the gradient: clipping passes no gradient for a NaN, so a
+    step could go on without the tokens that are wrong and say nothing of it.
+
+    Args:
+        optimizer: of the parameters.
+        parameters: with reduced gradients.
+        wrong: places whose loss was not finite, of each micro-batch.
+        grad_clip: largest global gradient norm.
+        held_back: change nothing, only measure.
+
+    Returns:
+        The gradient norm before clipping; None if it or a loss was not finite.
+    """
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    count = torch.tensor(sum(places.numel() for places in wrong), device=norm.device)
+    dist.all_reduce(count)
+    finite = bool(torch.isfinite(norm)) and not count.item()
+    if finite and not held_back:
+        optimizer.step()
+    optimizer.zero_grad()
+    return norm.item() if finite else None
