@@ -37,6 +37,7 @@ ODD_ANSWERS = {
 
 EOS, MARK, STOP_TOKEN = 256, 300, ord("\x07")
 MODEL = "test-model"
+_DEFAULT = ("max_tokens", 16)
 
 
 def spoken(prompt: list[int], index: int) -> list[int]:
@@ -124,7 +125,10 @@ class Replica:
             params.setdefault("seed", 7)
         stream = order["interval"] is None or params["max_tokens"] > order["interval"]
         prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
-        return await self._generate(request, rendered | prepared, told=True)
+        # As vLLM does: a field equal to the engine's default is left out.
+        shown = {name: params[name] for name in params if (name, params[name]) != _DEFAULT}
+        told = rendered | prepared | {"sampling_params": shown}
+        return await self._generate(request, rendered | prepared, told)
 
     def _render(self, endpoint, body):
         if endpoint == "completions":
@@ -207,9 +211,9 @@ class Replica:
                 raise web.HTTPInternalServerError(text="broken on purpose")
 
     async def generate(self, request):
-        return await self._generate(request, await request.json(), told=False)
+        return await self._generate(request, await request.json())
 
-    async def _generate(self, request, body, *, told):
+    async def _generate(self, request, body, told=None):
         self.bodies.append(body)
         self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
@@ -219,9 +223,9 @@ class Replica:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
             if told:
-                await _send(response, {"request": body})
+                await _send(response, {"request": told})
         else:
-            response = _Whole({"request": body} if told else {})
+            response = _Whole({"request": told} if told else {})
         try:
             await self._speak(request, response, body, fault)
         except (asyncio.CancelledError, ConnectionResetError):

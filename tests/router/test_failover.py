@@ -315,3 +315,16 @@ async def test_a_fast_failing_replica_is_no_black_hole(cluster, fault):
     before = len(cluster.replicas[0].bodies)
     await asyncio.gather(*(_whole(cluster) for _ in range(20)))
     assert len(cluster.replicas[0].bodies) == before
+
+
+async def test_an_answer_of_the_engines_default_length_is_no_longer_after_a_cut(cluster, fault):
+    """A replica leaves out of what it tells whatever is its engine's default."""
+    await cluster.start()
+    body = {"model": "test-model", "prompt": "a line of more than sixteen tokens"}
+    url = f"{cluster.url}/v1/completions"
+    whole = (await cluster.http.post(url, json=body)).json()["choices"][0]
+    assert whole["finish_reason"] == "length"
+    cluster.faults.append(fault("drop", 7))
+    cut = (await cluster.http.post(url, json=body)).json()["choices"][0]
+    assert not cluster.faults
+    assert (cut["text"], cut["finish_reason"]) == (whole["text"], "length")

@@ -12,6 +12,10 @@ from typing import Any
 from services.protocol.rollout_server import HISTORY_DEPENDENT
 from services.router.answering.journal import ChoiceJournal
 
+ENGINE_DEFAULT_MAX_TOKENS = 16
+"""vLLM's default. What a replica tells leaves out fields that are equal to it, and generate reads
+an absent `max_tokens` as "until the context is full"."""
+
 _MASK_64 = (1 << 64) - 1
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from services.protocol.rollout_server import GenerationOrder
 from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.attempts import Attempts
+from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
 from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
@@ -158,6 +159,7 @@ class OpenRequest:
         if parses and ask.streams_tokens and params.get("stop"):
             # Parsers read tokens, and text that a stop string may still take away is inside.
             raise Unjournaled("stop")
+        params.setdefault("max_tokens", ENGINE_DEFAULT_MAX_TOKENS)
         self._request = request
         keep = ask.logprobs and not ask.streams_tokens
         self.journals = [
