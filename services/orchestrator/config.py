@@ -36,8 +36,8 @@ class OrchestratorConfig(StrictModel):
             first and says why.
         trainer_timeout_s: how long a trainer that is gone may take to come back, seconds.
         replicas_timeout_s: how long rollout servers may take to hold a version, seconds.
-        recoveries_in_row: trainer recoveries without a finished train step in between
-            after which a run fails.
+        recoveries_in_row: trainer recoveries without progress in between, which is a train
+            step that was not reached before, after which a run fails.
         failures_in_row: sample groups in a row that may fail before a run fails, in batches.
         barren_batches: batches in a row in which every sample group has equal rewards after
             which a run finishes, because there is nothing left to learn; it fails if all

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from services.observability.log import Log
@@ -95,6 +95,10 @@ class Groups:
     def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
         """Hand over the results of these groups."""
         return [self._results.pop(group_id) for group_id in group_ids]
+
+    def put_back(self, results: Iterable[GroupResult]) -> None:
+        """Keep results again that were handed over and not trained."""
+        self._results |= {result.group.group_id: result for result in results}
 
     def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
         """End an open group without a batch, also in the middle of its rollout."""

@@ -10,7 +10,7 @@ the cause for which their attempt was thrown away.
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,11 +189,11 @@ class Ledger:
                 (cause, lost),
             )
 
-    def rollback(self, step: int) -> int:
+    def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
         """The weights went back to train step `step`: open again what later steps trained.
 
-        Every group in flight gets a new attempt, since its tokens are of weights that are
-        gone. Returns how many closed groups were opened again.
+        Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
+        Returns how many closed groups were opened again.
         """
         with self._transaction():
             opened = self._db.execute(
@@ -201,10 +201,15 @@ class Ledger:
                 " WHERE status = 'trained' AND train_step > ?",
                 (step,),
             ).rowcount
-            self._waste("rollback", "status = 'in_flight'")
+            lost = (
+                "status = 'in_flight' AND group_id NOT IN (SELECT value FROM json_each(?))",
+                json.dumps(sorted(keep)),
+            )
+            self._waste("rollback", *lost)
             self._db.execute(
                 "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL, kept = 0,"
-                " reason = 'rollback' WHERE status = 'in_flight'"
+                f" reason = 'rollback' WHERE {lost[0]}",
+                lost[1:],
             )
         return opened
 

@@ -86,7 +86,7 @@ class Schedule:
         self._config = config
         self._open: dict[int, _OpenGroup] = {}
         self._refills: deque[int] = deque()
-        self._taken = 0
+        self._taken: list[_OpenGroup] = []
         self._not_live: dict[int, int] = {}
         self._live: int | None = None
         self._trainer: int | None = None
@@ -108,12 +108,12 @@ class Schedule:
         ready = sum(group.ready for group in groups)
         scoring = sum(group.rolled_out for group in groups) - ready
         updating = sum(self._not_live.values())
-        used = len(groups) + self._taken + updating
+        used = len(groups) + len(self._taken) + updating
         return Slots(
             sampling=len(groups) - scoring - ready,
             scoring=scoring,
             ready=ready,
-            training=self._taken,
+            training=len(self._taken),
             updating=updating,
             free=max(0, self.capacity - used),
         )
@@ -122,8 +122,8 @@ class Schedule:
 
     def free_slots(self, *, steps_left: int) -> int:
         """How many groups may be admitted now; none that the remaining steps cannot use."""
-        charged = len(self._open) + self._taken + sum(self._not_live.values())
-        useful = steps_left * self.batch_groups - len(self._open) - self._taken
+        charged = len(self._open) + len(self._taken) + sum(self._not_live.values())
+        useful = steps_left * self.batch_groups - len(self._open) - len(self._taken)
         room = min(self.capacity - len(self._open), self._ahead - charged, useful)
         return max(0, min(room, self._in_time))
 
@@ -137,7 +137,7 @@ class Schedule:
         if self._live is None:
             return self.capacity
         trainer = self._live if self._trainer is None else self._trainer
-        next_batch = trainer + (self._taken > 0)
+        next_batch = trainer + bool(self._taken)
         batches = max(0, self._live + self.bound - next_batch + 1)
         if batches and self._config.on_stale != "withhold":
             return self.capacity
@@ -240,7 +240,7 @@ class Schedule:
         batch.sort(key=lambda group: group.group_id)
         for group in batch:
             del self._open[group.group_id]
-        self._taken = len(batch)
+        self._taken = batch
         train = [group for group in batch if group.trainable]
         return Selection(
             train=tuple(group.group_id for group in train),
@@ -253,8 +253,8 @@ class Schedule:
         """The batch taken last became `version`, or None when it trained nothing."""
         if version is not None:
             self._trainer = version
-            self._not_live[version] = self._not_live.get(version, 0) + self._taken
-        self._taken = 0
+            self._not_live[version] = self._not_live.get(version, 0) + len(self._taken)
+        self._taken = []
 
     def live(self, version: int) -> None:
         """Every leased replica serves at least `version`: free the slots up to it."""
@@ -262,10 +262,14 @@ class Schedule:
         for trained in [trained for trained in self._not_live if trained <= version]:
             del self._not_live[trained]
 
-    def reset(self) -> None:
-        """Forget all groups and charges: the trainer went back to a checkpoint."""
-        self._open.clear()
-        self._refills.clear()
+    def went_back(self) -> frozenset[int]:
+        """The trainer went back to a checkpoint: forget what was charged for its versions.
+
+        Returns:
+            The open groups; those of a batch that it did not finish are among them again.
+        """
+        self._open |= {group.group_id: group for group in self._taken}
         self._not_live.clear()
-        self._taken = 0
+        self._taken = []
         self._live = self._trainer = None
+        return frozenset(self._open)

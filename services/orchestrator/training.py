@@ -74,7 +74,7 @@ class TrainingLoop:
         self._again: deque[LedgerGroup] = deque()
         self._position = 0
         self._trainer_version = -1
-        self._recoveries_in_row = 0
+        self._recoveries_in_row = self._furthest = 0
         self.stepping = asyncio.Lock()
         """Held from a train call until the ledger and the checkpoint agree with it."""
 
@@ -157,7 +157,7 @@ class TrainingLoop:
             try:
                 await self._step(batch, results, wait_s)
             except TrainerLost as lost:
-                await self._recover(lost)
+                await self._recover(lost, results)
 
     async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
         """The next batch; None when there is nothing left to learn."""
@@ -247,7 +247,8 @@ class TrainingLoop:
                     self._progress.saved_step = saved_step(saved, at_least=needed)
                 except TrainerLost as error:
                     lost = error
-        self._recoveries_in_row = 0
+        if step > self._furthest:  # a step that kills the trainer each time is no progress
+            self._recoveries_in_row, self._furthest = 0, step
         self._record.write(batch=batch, results=results, report=report, seconds=seconds)
         if lost is not None:
             raise lost
@@ -255,8 +256,12 @@ class TrainingLoop:
 
     # Recovery
 
-    async def _recover(self, error: TrainerLost) -> None:
-        """Go back to the newest checkpoint; what later steps trained is rolled out again."""
+    async def _recover(self, error: TrainerLost, results: Sequence[GroupResult]) -> None:
+        """Go back to the newest checkpoint; what later steps trained is rolled out again.
+
+        Rollouts go on meanwhile. Those in progress, and the `results` of a batch that was not
+        trained, are used as far as the staleness bound allows under the new version.
+        """
         self._recoveries_in_row += 1
         self._progress.recoveries += 1
         _log.warning(
@@ -269,11 +274,11 @@ class TrainingLoop:
         if self._recoveries_in_row > self._config.recoveries_in_row:
             raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
-        await self._groups.cancel_all()
         state = await start_trainer(self._trainer, self._start, self._config, self._progress)
-        reopened = self._ledger.rollback(state.step)
-        self._schedule.reset()
-        self._again = deque(self._ledger.in_flight())
+        keep = self._schedule.went_back()
+        self._groups.put_back(one for one in results if one.group.group_id in keep)
+        reopened = self._ledger.rollback(state.step, keep=keep)
+        self._again = deque(one for one in self._ledger.in_flight() if one.group_id not in keep)
         self._record.rolled_back(state.step)
         self._progress.step = self._progress.saved_step = state.step
         self._progress.policy_version = state.policy_version
@@ -285,6 +290,7 @@ class TrainingLoop:
             step=state.step,
             version=state.policy_version,
             reopened=reopened,
+            kept=len(keep),
         )
         await self._fleet.wait_settled(self._trainer_version, self._config.replicas_timeout_s)
         self._progress.enter(RunState.TRAINING, f"back at step {state.step}")

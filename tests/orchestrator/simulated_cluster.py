@@ -15,7 +15,14 @@ from typing import Any
 from services.orchestrator.rollout import Arrived, RolloutFailed, RolloutRequest
 from services.protocol.errors import NotReady
 from services.protocol.reward_service import Score, ScoreJob
-from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+)
 from services.protocol.trajectory import PolicySpan, Trajectory
 from tests.orchestrator.fakes import FakeBus, FakeTrainer, score
 
@@ -121,12 +128,14 @@ class SimulatedTrainer(FakeTrainer):
                     moment.add(batch.step)
             return await super().train(batch)
 
-    async def save(self, run_id: str) -> int:
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
         """See `FakeTrainer`."""
         async with self._busy:
             if self._chance.random() < self._weather.save_fails:
-                raise NotReady("the disk is full")
-            return await super().save(run_id)
+                raise NotReady("a rank died in the middle of it")
+            return await super().save(run_id, frontier, wait)
 
 
 class SimulatedReward:

@@ -352,12 +352,13 @@ async def test_a_dead_trainer_comes_back_and_no_prompt_is_lost_or_trained_twice(
                 assert lag <= config.schedule.max_staleness
 
 
-async def test_what_was_in_flight_when_the_weights_went_back_is_rolled_out_again(
+async def test_rollouts_go_on_while_the_trainer_comes_back_within_the_staleness_bound(
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path) as cluster:
         back = asyncio.Event()
         held: list[str] = []
+        finished: list[str] = []
 
         async def hold(asked, index: int) -> None:
             # Two batches are under way, with tokens, when the trainer dies.
@@ -365,14 +366,17 @@ async def test_what_was_in_flight_when_the_weights_went_back_is_rolled_out_again
             if late and index == 3 and len(cluster.trainer.starts) <= 1:
                 held.append(asked.session)
                 await back.wait()
+                finished.append(asked.session)
 
         real_start = cluster.trainer.start_run
 
         async def start_run(start):
-            state = await real_start(start)
-            if len(cluster.trainer.starts) == 2:
+            if cluster.trainer.starts:
                 back.set()
-            return state
+                async with asyncio.timeout(10):
+                    while len(finished) < len(held):  # noqa: ASYNC110  (the fake has no event)
+                        await asyncio.sleep(0)
+            return await real_start(start)
 
         cluster.router.hold = hold
         cluster.trainer.start_run = start_run
@@ -382,17 +386,34 @@ async def test_what_was_in_flight_when_the_weights_went_back_is_rolled_out_again
         assert (status.state, status.step) == (RunState.FINISHED, 5), status.detail
         assert held, "nothing was in flight"
         sessions = {asked.session for asked in cluster.router.asked}
-        for session in held:
-            group, attempt = session.rsplit("-", 1)
-            assert f"{group}-{int(attempt) + 1}" in sessions
-        after = [batch for version, batch in cluster.trainer.batches if batch.step > 2]
-        assert len(after) == 3
-        restarted_at = 4  # versions 1 to 3 are of the start and the first two steps
-        assert all(
-            one.trajectory.oldest_version >= restarted_at
-            for batch in after
+        again = {f"{session.rsplit('-', 1)[0]}-2" for session in held}
+        assert not again & sessions, "what was in flight was begun anew"
+        died_at = 3  # versions 1 to 3 are of the start and the first two steps
+        lags = [
+            version - one.trajectory.oldest_version
+            for version, batch in cluster.trainer.batches
+            if version > died_at
             for one in trajectories(batch)
-        )
+        ]
+        assert 0 < max(lags) <= 4, "nothing from before the death was trained"
+
+
+async def test_a_step_that_kills_the_trainer_each_time_fails_the_run_though_others_succeed(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path, recoveries_in_row=3) as cluster:
+        train, deaths = cluster.trainer.train, []
+
+        async def die_in_step_4(batch):
+            if batch.step == 4:
+                deaths.append(batch.step)
+                raise cluster.trainer.death()
+            return await train(batch)
+
+        cluster.trainer.train = die_in_step_4
+        status = await run_to_end(cluster, cluster.run_config(checkpoint={"every": 2}))
+        assert status.state is RunState.FAILED
+        assert len(deaths) == 4
 
 
 async def test_a_trainer_that_dies_again_and_again_fails_the_run(tmp_path: Path) -> None:

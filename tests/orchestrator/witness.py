@@ -1,7 +1,7 @@
 """Watches a run's ledger and trainer from outside, and says at once what must never be."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,9 @@ class Witness:
             self._say(f"group {group_id} closed twice: {self._closed[group_id]}, {how}")
         self._closed[group_id] = (how, step)
 
-    def rolled_back(self, step: int) -> None:
-        """What later steps trained is open again; nothing is ready."""
-        self._ready.clear()
+    def rolled_back(self, step: int, keep: Collection[int]) -> None:
+        """What later steps trained is open again; only what is kept is ready."""
+        self._ready = {group: oldest for group, oldest in self._ready.items() if group in keep}
         for group_id, (how, trained_in) in list(self._closed.items()):
             if how == "trained" and trained_in > step:
                 del self._closed[group_id]
@@ -182,8 +182,8 @@ class WatchedLedger(Ledger):
         super().close_batch(step, train=train, filtered=filtered)
         self._witness.batch_closed(step, train, filtered)
 
-    def rollback(self, step: int) -> int:
+    def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
         """See `Ledger`."""
-        opened = super().rollback(step)
-        self._witness.rolled_back(step)
+        opened = super().rollback(step, keep=keep)
+        self._witness.rolled_back(step, keep)
         return opened
