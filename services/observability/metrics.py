@@ -91,6 +91,7 @@ class RouterMetrics:
     requests = _counter("router_requests", "Requests by how they ended", "endpoint", "status")
     choices = _counter("router_choices", "Replica choices: hit, new, moved, spilled, free", "kind")
     failovers = _counter("router_failovers", "Open requests continued elsewhere", "reason")
+    interruptions = _counter("router_interruptions", "Requests stopped to go on under new weights")
     restarts = _counter("router_restarts", "Cut choices begun again from the prompt")
     replayed_tokens = _counter(
         "router_replayed_tokens", "Tokens made again after a loss, shown once"

@@ -126,6 +126,20 @@ class SessionList(BaseModel):
     data: list[SessionSummary]
 
 
+class SessionInterrupted(BaseModel):
+    """Answer to an interruption.
+
+    Attributes:
+        stopped: requests to replicas that were stopped; their answers go on by themselves.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    object: Literal["session.interrupted"] = "session.interrupted"
+    stopped: int
+
+
 class SessionDeleted(BaseModel):
     """Answer to a delete request."""
 

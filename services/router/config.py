@@ -62,6 +62,8 @@ class RouterConfig(StrictModel):
         whole_answer_s: for an answer that only the replica itself can give, in one piece, so
             that nothing is heard of it in between.
         lease_wait_s: how long a request waits for a replica with a lease.
+        interrupted_wait_s: how long an interrupted answer waits for the version that it is to
+            go on with: longer than a train step and its weight update take.
         client_read_s: how long a client may take to send its request's body.
         client_write_s: how long a client may take to accept one piece of its answer.
         max_retries: how often one choice of an answer may be continued elsewhere in a row,
@@ -132,6 +134,7 @@ class RouterConfig(StrictModel):
     between_tokens_s: float = Field(default=120.0, gt=0)
     whole_answer_s: float = Field(default=7200.0, gt=0)
     lease_wait_s: float = Field(default=60.0, ge=0)
+    interrupted_wait_s: float = Field(default=7200.0, gt=0)
     client_read_s: float = Field(default=120.0, gt=0)
     client_write_s: float = Field(default=600.0, gt=0)
     max_retries: int = Field(default=5, ge=0)

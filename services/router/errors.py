@@ -82,7 +82,7 @@ class UpstreamBroken(Exception):
 
     Attributes:
         reason: `connection`, `status`, `eof`, `abort`, `error`, `stalled`, `lease_lost`,
-            `unlabelled` or `malformed`; a tag of the failover counter.
+            `interrupted`, `unlabelled` or `malformed`; a tag of the failover counter.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:

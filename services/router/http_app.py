@@ -83,7 +83,7 @@ def _add_routes(
         for known in (replicas, external):
             known.seats.chooser.homes.forget(session)
 
-    app.include_router(session_routes(sessions, forget_home))
+    app.include_router(session_routes(sessions, forget_home, replicas.seats.interruptions))
     app.include_router(status_routes(replicas, external))
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)

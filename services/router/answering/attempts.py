@@ -6,6 +6,7 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.placement.interruptions import INTERRUPTED
 from services.router.placement.needs import NO_NEEDS, Needs
 from services.router.placement.seats import Seat, Seats
 
@@ -51,13 +52,16 @@ class Attempts:
         """Count a break; one that came after new tokens is the first of a new row.
 
         An answer of hours may meet many weight updates and many deaths, and each finds it
-        further than the one before.
+        further than the one before. What was interrupted on purpose counts for nothing.
 
         Raises:
             RequestFailed: it was the last allowed attempt.
         """
         if progressed:
             self._broken = 0
+        if broken.reason == INTERRUPTED:
+            RouterMetrics.interruptions.inc()
+            return
         RouterMetrics.failovers.inc(tags={"reason": broken.reason})
         _LOG.warning("request_broken", replica=seat.replica_id, reason=str(broken))
         self._broken += 1

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError
 from services.protocol.session import (
     SessionDeleted,
     SessionFields,
+    SessionInterrupted,
     SessionList,
     SessionState,
     SessionSummary,
@@ -18,6 +19,7 @@ from services.protocol.session import (
 from services.protocol.strict import StrictModel, first_problem
 from services.router.errors import RequestFailed, bad_request
 from services.router.http.openapi import ERRORS, json_body, query
+from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.sessions import SessionRecords
 
 _MAX_BODY_BYTES = 64 * 1024
@@ -39,6 +41,12 @@ class _Finish(StrictModel):
     return_trajectories: bool = False
 
 
+class _Interrupt(StrictModel):
+    """Body of POST /v1/sessions/{id}/interrupt."""
+
+    min_version: int = Field(ge=0)
+
+
 class _Part(StrictModel):
     """Query of GET /v1/sessions/{id}: which trajectories, all by default."""
 
@@ -55,7 +63,9 @@ class _Listing(StrictModel):
     wait_s: float = Field(default=0.0, ge=0)
 
 
-def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None]) -> APIRouter:
+def session_routes(
+    sessions: SessionRecords, forget_home: Callable[[str], None], interruptions: Interruptions
+) -> APIRouter:
     """The routes; `forget_home` is told of every session that ends."""
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
 
@@ -63,6 +73,7 @@ def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None])
     chosen_by = query(_Listing.model_json_schema())
     ended_by = json_body(_Finish.model_json_schema())
     in_part = query(_Part.model_json_schema())
+    interrupted_by = json_body(_Interrupt.model_json_schema())
 
     @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
     async def make(request: Request) -> Response:
@@ -94,6 +105,18 @@ def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None])
         if asked.return_trajectories:
             return await _whole(await sessions.get(name))
         return _json(finished)
+
+    @routes.post(
+        "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=interrupted_by
+    )
+    async def interrupt(name: str, request: Request) -> Response:
+        """Stop its answers where they are: they, and its later calls, wait for a version.
+
+        The session needs no record: it is any value of the session header.
+        """
+        asked = _checked(_Interrupt, await _body(request))
+        stopped = interruptions.interrupt(name, asked.min_version)
+        return _json(SessionInterrupted(id=name, stopped=stopped))
 
     @routes.delete("/{name}", response_model=SessionDeleted)
     async def delete(name: str) -> Response:

@@ -1,7 +1,7 @@
 """What a request needs of a replica besides its model, and its place in the line."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER
@@ -40,6 +40,12 @@ class Needs:
         if version is not None and version < 0:
             raise bad_request(f"{MIN_VERSION_HEADER} must be 0 or more", MIN_VERSION_HEADER)
         return cls(min_version=version, priority=priority, flow=flow, prefix=PromptPrefix.of(body))
+
+    def at_least(self, version: int | None) -> "Needs":
+        """The same, of a replica that serves this version or a newer one; None: any."""
+        if version is None or version <= (self.min_version or 0):
+            return self
+        return replace(self, min_version=version)
 
 
 NO_NEEDS = Needs()

@@ -13,6 +13,7 @@ from services.protocol.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
+from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
 from services.router.placement.needs import NO_NEEDS, Needs
 from services.router.placement.replica_gauges import ReplicaGauges
@@ -20,9 +21,9 @@ from services.router.placement.seat_queue import SeatQueue, SeatRequest
 from services.router.placement.sequence_cap import SequenceCap
 
 _LOG = Log("router")
-_NO_FAULT = ("lease_lost", "abort")
+_NO_FAULT = ("lease_lost", "abort", INTERRUPTED)
 """Ends of a request that say nothing of the replica's health: a lease ends, and a weight update
-aborts, for the weight bus's reasons."""
+aborts, for the weight bus's reasons; others are interrupted on purpose."""
 
 
 class Seat:
@@ -34,15 +35,18 @@ class Seat:
         model: the model it serves.
         kind: why this replica was chosen.
         trial: see `Choice`.
+        session: value of the request's session header.
     """
 
-    def __init__(self, seats: "Seats", member: Member, choice: Choice, weight: int) -> None:
+    def __init__(
+        self, seats: "Seats", member: Member, choice: Choice, request: SeatRequest
+    ) -> None:
         self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
         self.kind, self.trial = choice.kind, choice.trial
-        self._seats, self._weight = seats, weight
+        self._seats, self._weight, self.session = seats, request.weight, request.session
         self._waiting: asyncio.Timeout | None = None
         self._break_stream: Callable[[UpstreamBroken], None] | None = None
-        self._lost = False
+        self._lost = ""
         self._answered = False
 
     def __enter__(self) -> Self:
@@ -63,7 +67,7 @@ class Seat:
             UpstreamBroken: the replica's lease has ended since it was chosen.
         """
         if self._lost or not self._seats.membership.holds_lease(self.replica_id):
-            raise UpstreamBroken("lease_lost", self.replica_id)
+            raise UpstreamBroken(self._lost or "lease_lost", self.replica_id)
 
     def answered(self) -> None:
         """The first token has come."""
@@ -86,13 +90,13 @@ class Seat:
         """Have an open stream broken when the replica is lost, at once if it already is."""
         self._break_stream = break_stream
         if self._lost:
-            self.lose()
+            self.lose(self._lost)
 
-    def lose(self) -> None:
-        """The replica is gone: break the wait in progress and allow no other."""
-        self._lost = True
+    def lose(self, reason: str = "lease_lost") -> None:
+        """The replica is gone for this request: break its wait and allow no other."""
+        self._lost = reason
         if self._break_stream is not None:
-            self._break_stream(UpstreamBroken("lease_lost", self.replica_id))
+            self._break_stream(UpstreamBroken(reason, self.replica_id))
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -105,7 +109,7 @@ class _Limit:
 
     async def __aenter__(self) -> None:
         if self._seat._lost:
-            raise UpstreamBroken("lease_lost", self._seat.replica_id)
+            raise UpstreamBroken(self._seat._lost, self._seat.replica_id)
         self._timeout = asyncio.timeout(self._seconds)
         await self._timeout.__aenter__()
         self._seat._waiting = self._timeout
@@ -121,7 +125,7 @@ class _Limit:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
             if self._seat._lost:
-                raise UpstreamBroken("lease_lost", self._seat.replica_id) from None
+                raise UpstreamBroken(self._seat._lost, self._seat.replica_id) from None
             raise UpstreamBroken("stalled", f"nothing for {self._seconds:g} s") from None
 
 
@@ -141,6 +145,9 @@ class Seats:
         self._caps: dict[str, SequenceCap] = {}
         self.chooser = ReplicaChooser(config)
         self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
+        self.interruptions = Interruptions(
+            self.membership, sessions=config.max_sessions, wait_s=config.interrupted_wait_s
+        )
         self.queue = SeatQueue(
             config,
             take=self._try,
@@ -172,19 +179,29 @@ class Seats:
 
         Raises:
             RequestFailed: 404 when members are known and none serves the model; 503 when
-                no lease came in time; 429 when too many wait, or every replica was full for
-                too long.
+                no lease came in time, or no version for an interrupted session; 429 when too
+                many wait, or every replica was full for too long.
         """
         unknown = self._unknown(model)
         if unknown is not None:
             raise unknown
-        request = SeatRequest(
-            model=model, session=session, weight=weight, avoid=avoid, urgent=urgent, needs=needs
-        )
-        seat = None
-        if urgent or not weight or not self.queue.stands(request):
-            seat = self._try(request)
-        return seat or await self.queue.wait(request)
+        while True:
+            floor = await self.interruptions.passed(session, model) if weight else None
+            request = SeatRequest(
+                model=model,
+                session=session,
+                weight=weight,
+                avoid=avoid,
+                urgent=urgent or floor is not None,
+                needs=needs.at_least(floor),
+            )
+            seat = None
+            if request.urgent or not weight or not self.queue.stands(request):
+                seat = self._try(request)
+            seat = seat or await self.queue.wait(request)
+            if not weight or not self.interruptions.bars(seat):
+                return seat
+            self.give_back(seat, weight, UpstreamBroken(INTERRUPTED))  # while it waited
 
     def _leased(self, request: SeatRequest) -> dict[str, Member]:
         least = request.needs.min_version
@@ -206,7 +223,8 @@ class Seats:
             return None
         if request.weight:
             RouterMetrics.choices.inc(tags={"kind": choice.kind})
-        seat = Seat(self, leased[choice.replica_id], choice, request.weight)
+        seat = Seat(self, leased[choice.replica_id], choice, request)
+        self.interruptions.took(seat)
         self._taken.setdefault(choice.replica_id, set()).add(seat)
         return seat
 
@@ -271,6 +289,7 @@ class Seats:
     def give_back(self, seat: Seat, weight: int, error: BaseException | None) -> None:
         """Count a seat as free and remember how its request ended."""
         self.chooser.release(seat.replica_id, weight)
+        self.interruptions.gave_back(seat)
         seats = self._taken.get(seat.replica_id, set())
         seats.discard(seat)
         if not seats:

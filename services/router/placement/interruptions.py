@@ -1,0 +1,93 @@
+"""Sessions whose answers stop where they are, and go on only under newer weights.
+
+What was sampled stays in the token journal, so nothing is lost and the client, who waits,
+sees one answer: it goes on from its tokens as after a replica's death.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from services.router.errors import RequestFailed
+from services.router.placement.membership import Membership
+
+if TYPE_CHECKING:
+    from services.router.placement.seats import Seat
+
+INTERRUPTED = "interrupted"
+"""Reason of `UpstreamBroken` for an answer that was stopped so; nothing has failed."""
+
+_LOOK_S = 5.0
+
+
+class Interruptions:
+    """From which policy version on a session's calls may be answered.
+
+    Args:
+        membership: which versions the replicas serve.
+        sessions: remembered at most; those interrupted longest ago are forgotten first.
+        wait_s: how long an answer waits for its version.
+    """
+
+    def __init__(self, membership: Membership, *, sessions: int, wait_s: float) -> None:
+        self._membership, self._bound, self._wait_s = membership, sessions, wait_s
+        self._floors: OrderedDict[str, int] = OrderedDict()
+        self._seats: dict[str, set[Seat]] = {}
+
+    def took(self, seat: "Seat") -> None:
+        """A request has begun to be answered."""
+        if seat.session is not None:
+            self._seats.setdefault(seat.session, set()).add(seat)
+
+    def gave_back(self, seat: "Seat") -> None:
+        """It is not answered there any more."""
+        seats = self._seats.get(seat.session or "", set())
+        seats.discard(seat)
+        if not seats:
+            self._seats.pop(seat.session or "", None)
+
+    def interrupt(self, session: str, min_version: int) -> int:
+        """Stop what a session's calls are being answered with; it goes on from `min_version`.
+
+        Returns:
+            How many seats were taken from it. Those with replicas that serve the version
+            already stay.
+        """
+        self._floors[session] = max(min_version, self._floors.get(session, min_version))
+        self._floors.move_to_end(session)
+        if len(self._floors) > self._bound:
+            self._floors.popitem(last=False)
+        stopped = [seat for seat in self._seats.get(session, ()) if self.bars(seat)]
+        for seat in stopped:
+            seat.lose(INTERRUPTED)
+        return len(stopped)
+
+    def bars(self, seat: "Seat") -> bool:
+        """Whether the seat's replica serves an older version than its session may have."""
+        floor = self._floors.get(seat.session or "")
+        member = self._membership.members.get(seat.replica_id)
+        return floor is not None and (member is None or (member.committed_version or 0) < floor)
+
+    async def passed(self, session: str | None, model: str | None) -> int | None:
+        """Wait until a replica may go on with the session.
+
+        Returns:
+            The version that the replica must serve; None: any.
+
+        Raises:
+            RequestFailed: 503, it was not there in time.
+        """
+        floor = self._floors.get(session or "")
+        try:
+            async with asyncio.timeout(self._wait_s):
+                while floor is not None and not self._served(model, floor):
+                    await self._membership.wait_for_change(_LOOK_S)
+                    floor = self._floors.get(session or "")
+        except TimeoutError:
+            message = f"interrupted, and no replica reached version {floor} in {self._wait_s:g} s"
+            raise RequestFailed(503, "version_not_served", message, retry_after_s=1) from None
+        return floor
+
+    def _served(self, model: str | None, version: int) -> bool:
+        leased = self._membership.leased(model).values()
+        return any((member.committed_version or 0) >= version for member in leased)
