@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 
 import aiohttp
@@ -215,8 +216,9 @@ async def test_a_session_is_token_exact_also_where_a_text_has_other_tokens_than_
 
 @contextlib.asynccontextmanager
 async def _breaking(url):
-    """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks."""
-    state = {"limit": None, "cuts": 0}
+    """An address in front of vLLM; it drops the next stream after `state["limit"]` chunks, or
+    says nothing more after `state["pause"]` of them."""
+    state = {"limit": None, "cuts": 0, "pause": None, "paused": asyncio.Event()}
 
     async def forward(request):
         body = await request.read()
@@ -231,6 +233,10 @@ async def _breaking(url):
                 chunks = 0
                 async for line in got.content:
                     chunks += line.startswith(b"data")
+                    if state["pause"] is not None and chunks > state["pause"]:
+                        state["pause"] = None
+                        state["paused"].set()
+                        await asyncio.Event().wait()
                     if limit is not None and chunks > limit:
                         state["cuts"] += 1
                         request.transport.abort()
@@ -240,7 +246,7 @@ async def _breaking(url):
 
     app = web.Application()
     app.router.add_post("/{path:.*}", forward)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -340,3 +346,46 @@ async def test_an_agents_loop_with_tools_runs_through_openais_own_client(cluster
         result = {"role": "tool", "tool_call_id": call.id, "content": "8"}
         messages += [message.model_dump(exclude_none=True), result]
     assert len(ids) == 2
+
+
+async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_token(
+    cluster, vllm_url
+):
+    body = {"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 40}
+    body |= {"return_trajectory": True}
+    await cluster.start(replicas=0, max_retries=0, journal_tokens=1)
+    path, session = f"{cluster.url}/v1/chat/completions", {"x-session-id": "run-1"}
+    async with _breaking(vllm_url) as (state, url):
+        await cluster.bus.put(_member("first", url))
+        whole = (await cluster.http.post(path, json=body)).json()["choices"]
+        state["pause"] = 24
+        answer = asyncio.create_task(cluster.http.post(path, json=body, headers=session))
+        async with asyncio.timeout(20):
+            await state["paused"].wait()
+        interrupt = f"{cluster.url}/v1/sessions/run-1/interrupt"
+        await cluster.http.post(interrupt, json={"min_version": 4})
+        newer = dataclasses.replace(_member("second", vllm_url), committed_version=4)
+        async with _labelled(vllm_url, 4):
+            await cluster.bus.put(newer)
+            got = (await answer).json()["choices"]
+    for one, other in zip(got, whole, strict=True):
+        assert one["message"] == other["message"]
+        assert one["finish_reason"] == other["finish_reason"]
+        ours, theirs = one["trajectory"], other["trajectory"]
+        assert ours["prompt_token_ids"] == theirs["prompt_token_ids"]
+        assert ours["token_ids"] == theirs["token_ids"]
+        assert ours["logprobs"] == pytest.approx(theirs["logprobs"], abs=1e-4)
+        cut = ours["spans"][0][2]
+        assert 0 < cut < 40
+        assert ours["spans"] == [[3, 0, cut, "first"], [4, cut, 40, "second"]]
+
+
+@contextlib.asynccontextmanager
+async def _labelled(url, version):
+    """The same weights under another policy version's name."""
+    async with httpx.AsyncClient(timeout=20, verify=False) as http:
+        for label in (version, 3):
+            body = {"new_version": str(label)}
+            (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()
+            if label == version:
+                yield
