@@ -18,7 +18,7 @@ from services.router.http.listener import Listener
 from services.router.http.logged_app import LoggedApp
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
-from services.router.http.session_endpoints import session_routes
+from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
 from services.router.placement.external_backends import external_replicas
 from services.router.placement.membership import TableSource
@@ -83,7 +83,8 @@ def _add_routes(
         for known in (replicas, external):
             known.seats.chooser.homes.forget(session)
 
-    app.include_router(session_routes(sessions, forget_home, replicas.seats.interruptions))
+    app.include_router(session_routes(sessions, forget_home))
+    app.include_router(interrupt_route(replicas.seats.interruptions))
     app.include_router(status_routes(replicas, external))
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)

@@ -63,9 +63,7 @@ class _Listing(StrictModel):
     wait_s: float = Field(default=0.0, ge=0)
 
 
-def session_routes(
-    sessions: SessionRecords, forget_home: Callable[[str], None], interruptions: Interruptions
-) -> APIRouter:
+def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None]) -> APIRouter:
     """The routes; `forget_home` is told of every session that ends."""
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
 
@@ -73,7 +71,6 @@ def session_routes(
     chosen_by = query(_Listing.model_json_schema())
     ended_by = json_body(_Finish.model_json_schema())
     in_part = query(_Part.model_json_schema())
-    interrupted_by = json_body(_Interrupt.model_json_schema())
 
     @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
     async def make(request: Request) -> Response:
@@ -106,24 +103,32 @@ def session_routes(
             return await _whole(await sessions.get(name))
         return _json(finished)
 
-    @routes.post(
-        "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=interrupted_by
-    )
-    async def interrupt(name: str, request: Request) -> Response:
-        """Stop its answers where they are: they, and its later calls, wait for a version.
-
-        The session needs no record: it is any value of the session header.
-        """
-        asked = _checked(_Interrupt, await _body(request))
-        stopped = interruptions.interrupt(name, asked.min_version)
-        return _json(SessionInterrupted(id=name, stopped=stopped))
-
     @routes.delete("/{name}", response_model=SessionDeleted)
     async def delete(name: str) -> Response:
         """Forget a session: whoever read it says so."""
         await sessions.delete(name)
         forget_home(name)
         return _json(SessionDeleted(id=name))
+
+    return routes
+
+
+def interrupt_route(interruptions: Interruptions) -> APIRouter:
+    """The route; a session that is interrupted needs no record."""
+    routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
+    interrupted_by = json_body(_Interrupt.model_json_schema())
+
+    @routes.post(
+        "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=interrupted_by
+    )
+    async def interrupt(name: str, request: Request) -> Response:
+        """Stop its answers where they are: they, and its later calls, wait for a version.
+
+        It is any value of the session header.
+        """
+        asked = _checked(_Interrupt, await _body(request))
+        stopped = interruptions.interrupt(name, asked.min_version)
+        return _json(SessionInterrupted(id=name, stopped=stopped))
 
     return routes
 
