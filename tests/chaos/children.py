@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import string
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from services.trainer.config import TrainerConfig
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 from tests.chaos.calls import BusOverSocket, serve
-from tests.chaos.faults import FAULTS, FaultyLink
+from tests.chaos.faults import FAULTS, HOLD_S, FaultyLink
 
 HOST = "127.0.0.1"
 
@@ -89,13 +90,33 @@ class FaultyRank(rank_module.TrainerRank):
     async def corrupt(self, replica_id: str, bucket: int) -> None:
         FAULTS.corrupt(replica_id, bucket)
 
+    async def hold_step(self) -> None:
+        """Begin the next train step and go no further."""
+        self._learner.stepping.clear()
+        self._learner.go.clear()
+
+    async def wait_until_stepping(self) -> None:
+        assert await asyncio.to_thread(self._learner.stepping.wait, HOLD_S)
+
+    async def hold_save(self) -> None:
+        """Have the thread that writes checkpoints wait for good."""
+        writer = self._learner._checkpoints
+        writer._thread.submit(threading.Event().wait, HOLD_S)
+
 
 class RecordingLearner(learner.Learner):
     """Also leaves every version's parameters, gathered from all ranks, for the judge."""
 
     def __init__(self, folder: Path, config: TrainerConfig) -> None:
         self._folder = folder
+        self.stepping, self.go = threading.Event(), threading.Event()
+        self.go.set()
         super().__init__(config)
+
+    def train(self, *args: Any) -> Any:
+        self.stepping.set()
+        assert self.go.wait(HOLD_S)
+        return super().train(*args)
 
     def snapshot(self, version: int) -> Any:
         taken = super().snapshot(version)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import NotReady
-from services.protocol.trainer import RunStart
+from services.protocol.trainer import CheckpointReport, RunStart
 from services.protocol.weight_bus import Member, MemberTable
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig
@@ -230,6 +231,20 @@ class Scene:
             except NotReady:
                 assert time.monotonic() < deadline, "the trainer does not come back"
                 await asyncio.sleep(0.1)
+
+    async def save(self, *, wait: bool = True) -> CheckpointReport:
+        """A checkpoint of the step trained last."""
+        return await self._trainer.save(self._run.run_id, None, wait)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """What lies in the run's folder of checkpoints."""
+        return sorted(path.name for path in Path(self._run.checkpoint_dir).iterdir())
+
+    def parameters(self, version: int) -> dict[str, Any]:
+        """Those of the model as the ranks had them when they made this version."""
+        loaded: dict[str, Any] = torch.load(self.weights / f"{version}.pt")
+        return loaded
 
     async def train_and_hold(self, rank: int, replica_ids: list[str], bucket: int = 2) -> int:
         """One train step whose version this rank stops sending in the middle."""
