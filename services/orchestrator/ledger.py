@@ -236,6 +236,11 @@ class Ledger:
         """How far the ledger is, for a checkpoint of the train step that closed last."""
         return LedgerFrontier(next_position=self.next_position(), trained=self.counts().trained)
 
+    def reaches(self, frontier: LedgerFrontier) -> bool:
+        """Whether this is the ledger of a checkpoint, after a rollback to its train step."""
+        now = self.frontier()
+        return now.trained == frontier.trained and now.next_position >= frontier.next_position
+
     def last_step(self) -> int:
         """The newest train step that closed a group, 0 before the first."""
         query = "SELECT COALESCE(MAX(train_step), 0) FROM groups WHERE status = 'trained'"

@@ -300,6 +300,12 @@ class Run:
                 f"{self._ledger.last_step()}: they are not of the same run"
             )
         self._ledger.rollback(state.step)
+        if state.frontier is not None and not self._ledger.reaches(state.frontier):
+            raise RunFailed(
+                f"the checkpoint of step {state.step} was written when the ledger had "
+                f"{state.frontier}, the ledger has {self._ledger.frontier()}: they are not of the "
+                "same run, or one of them is an older copy"
+            )
         self._record.rolled_back(state.step)
         progress = self.progress
         progress.step = progress.saved_step = state.step

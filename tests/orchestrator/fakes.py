@@ -134,6 +134,8 @@ class FakeTrainer:
         self.weights = "initial"
         self.checkpoints: dict[str, list[tuple[int, str]]] = {}
         self.batches: list[tuple[int, TrainBatch]] = []
+        self.frontiers: dict[tuple[str, int], LedgerFrontier | None] = {}
+        self.frontier: LedgerFrontier | None = None
         self.die_before: set[int] = set()
         self.die_after: set[int] = set()
         self.train_s = 0.0
@@ -145,6 +147,7 @@ class FakeTrainer:
         self.starts.append(start)
         saved = self.checkpoints.get(start.checkpoint_dir, [(0, f"seed {start.seed}")])
         self.step, self.weights = saved[-1]
+        self.frontier = self.frontiers.get((start.checkpoint_dir, self.step))
         self.run_id = start.run_id
         self._publish()
         return await self.state()
@@ -199,6 +202,7 @@ class FakeTrainer:
         start = next(start for start in reversed(self.starts) if start.run_id == run_id)
         saved = self.checkpoints.setdefault(start.checkpoint_dir, [])
         saved.append((self.step, self.weights))
+        self.frontiers[start.checkpoint_dir, self.step] = frontier
         return CheckpointReport(saved_step=self.step)
 
     async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -212,6 +216,7 @@ class FakeTrainer:
             policy_version=self.version,
             world_size=2,
             parameters=1,
+            frontier=self.frontier,
         )
 
 

@@ -457,6 +457,20 @@ async def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
         assert status.summary.weight_pushes > before["weight_pushes"]
 
 
+async def test_a_ledger_that_is_older_than_the_checkpoint_is_not_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        status = await run_to_end(cluster, cluster.run_config(steps=2))
+        ledger = Path(status.run_dir) / "ledger.sqlite"
+        with sqlite3.connect(ledger) as edited:
+            edited.execute("UPDATE groups SET train_step = 1")
+            edited.execute("UPDATE groups SET status = 'expired' WHERE group_id = 5")
+        again = await run_to_end(cluster, cluster.run_config(steps=3), resume=status.run_id)
+        assert again.state is RunState.FAILED
+        assert "not of the same run" in again.detail
+
+
 async def test_a_killed_orchestrator_goes_back_to_the_checkpoint(tmp_path: Path) -> None:
     async with world(tmp_path) as cluster:
         config = cluster.run_config(steps=6, checkpoint={"every": 2})
