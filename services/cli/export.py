@@ -18,6 +18,9 @@ def add_export_command(commands: Any) -> None:
     export.add_argument("source", help="run directory, or one of its checkpoints")
     export.add_argument("folder", help="to be made; it must not exist")
     export.add_argument("--dtype", choices=_DTYPES, help="of the weights (as they were served)")
+    export.add_argument(
+        "--adapter", action="store_true", help="only the LoRA adapter, in the PEFT format"
+    )
     export.set_defaults(command=export_command)
 
 
@@ -26,4 +29,6 @@ def export_command(arguments: argparse.Namespace, console: Console) -> int:
     command = [sys.executable, "-m", "services.trainer.export", arguments.source, arguments.folder]
     if arguments.dtype is not None:
         command += ["--dtype", arguments.dtype]
+    if arguments.adapter:
+        command.append("--adapter")
     return subprocess.run(command, check=False).returncode

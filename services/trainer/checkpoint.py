@@ -9,7 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from services.protocol.errors import InvalidInput
@@ -50,20 +54,28 @@ class Loaded:
     refused: tuple[str, ...]
 
 
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What an adapter leaves frozen is not the checkpoint's: it is still where it came from."""
+
+
 def state_of(parts: Parts) -> dict[str, Any]:
-    """Parameters, optimizers and random state as they are now, sharded. Collective.
+    """Trained parameters, optimizers and random state as they are now, sharded. Collective.
 
     The random state is the CPU's, the only place where the trainer draws, and the same on
     all ranks.
     """
     state: dict[str, Any] = {_RANDOM: torch.get_rng_state()}
     for name, part in parts.items():
-        model, optimizer = get_state_dict(part.module, part.optimizer)
+        model, optimizer = get_state_dict(part.module, part.optimizer, options=_TRAINED)
         state[name] = {"model": model, "optimizer": optimizer}
     return state
 
 
-def load_newest(folder: CheckpointFolder, parts: Callable[[], Parts]) -> Loaded | None:
+def load_newest(
+    folder: CheckpointFolder,
+    parts: Callable[[], Parts],
+    check: Callable[[CheckpointManifest], None],
+) -> Loaded | None:
     """Load the newest good checkpoint, written by any number of ranks. Collective.
 
     Those that turn out not to be good are set aside, once a good one is found.
@@ -71,6 +83,7 @@ def load_newest(folder: CheckpointFolder, parts: Callable[[], Parts]) -> Loaded 
     Args:
         folder: the same for all ranks.
         parts: gives what to load into; called when there is something to load.
+        check: raises where a good checkpoint is another model's.
 
     Raises:
         InvalidInput: there are checkpoints and none is good, or it is of another model.
@@ -81,6 +94,7 @@ def load_newest(folder: CheckpointFolder, parts: Callable[[], Parts]) -> Loaded 
         if manifest is None:
             bad[path] = f"{path.name}: {problem}"
             continue
+        check(manifest)
         _load(path, parts())
         if dist.get_rank() == 0:
             folder.set_aside(list(bad))
@@ -110,6 +124,7 @@ def _load(path: Path, parts: Parts) -> None:
             part.optimizer,
             model_state_dict=loaded["model"],
             optim_state_dict=loaded["optimizer"],
+            options=_TRAINED,
         )
     torch.set_rng_state(state[_RANDOM])
 

@@ -49,6 +49,7 @@ class CheckpointManifest(StrictModel):
         model: what the run started from, as the trainer's configuration names it.
         dtype: in which the weights were served.
         lora: the adapter that was trained, None where the model itself was.
+        base: digest of the weights that the adapter is for, None without one.
         files: every other file, by its path in the folder.
     """
 
@@ -60,6 +61,7 @@ class CheckpointManifest(StrictModel):
     model: str
     dtype: Dtype
     lora: LoraConfig | None = None
+    base: str | None = None
     files: dict[str, FileDigest] = Field(default_factory=dict)
 
 

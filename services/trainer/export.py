@@ -4,34 +4,29 @@ import argparse
 import json
 import shutil
 import sys
-import warnings
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights import Dtype
 from services.trainer.checkpoint_choice import choose
 from services.trainer.checkpoint_manifest import CheckpointManifest
-from services.trainer.checkpoint_names import CheckpointNames
+from services.trainer.checkpoint_names import CheckpointNames, Part
+from services.trainer.checkpoint_parameters import CheckpointParameters
+from services.trainer.frozen_base import FrozenBase
 from services.trainer.lora import ADAPTER_PARAMETERS
 from services.trainer.model_files import FOLDER
 
 FILE_SIZE = "5GB"
-_PARAMETERS = "policy.model."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,16 +75,10 @@ class _Weights:
     """The parameters in one checkpoint, and the tensors that a Hugging Face folder has of them."""
 
     def __init__(self, checkpoint: Path, manifest: CheckpointManifest, dtype: Dtype) -> None:
-        self._reader = FileSystemReader(checkpoint)
-        self._dtype = dtype
+        self._stored, self._dtype = CheckpointParameters(checkpoint), dtype
         lora = manifest.lora
         self._scale = lora.alpha / lora.rank if lora is not None else 0.0
-        known = self._reader.read_metadata().state_dict_metadata
-        self._stored = {
-            name.removeprefix(_PARAMETERS): held
-            for name, held in known.items()
-            if name.startswith(_PARAMETERS) and isinstance(held, TensorStorageMetadata)
-        }
+        self._base = FrozenBase(manifest) if lora is not None else None
 
     def write(self, folder: Path) -> None:
         """Add weights to a folder with the model's other files."""
@@ -108,23 +97,24 @@ class _Weights:
             (folder / "model.safetensors.index.json").write_text(text, encoding="utf-8")
         _name_dtype(folder / "config.json", self._dtype)
 
-    def _parts(self, folder: Path) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
+    def _parts(self, folder: Path) -> dict[str, list[Part]]:
         """Name and shape of the tensors made of each parameter; a tied one is left out."""
         config = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
             blank = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         wanted = dict(blank.named_parameters())
-        if missing := wanted.keys() - self._stored.keys():
+        missing = wanted.keys() - self._stored.shapes.keys()
+        if missing and self._base is None:
             fix = f"Its parameter {min(missing)} is not in the checkpoint."
             raise InvalidInput("model", str(folder), fix)
         names = CheckpointNames(str(config.get_text_config().model_type))
         return {name: names.parts(name, tuple(one.shape)) for name, one in wanted.items()}
 
     def _tensors(
-        self, parts: dict[str, list[tuple[str, tuple[int, ...]]]], wanted: set[str]
+        self, parts: dict[str, list[Part]], wanted: set[str]
     ) -> Iterator[tuple[str, Tensor]]:
         needed = [name for name, made in parts.items() if wanted & {part for part, _ in made}]
-        merged = self._merged(needed)
+        merged = self._merged({name: parts[name] for name in needed})
         for name in needed:
             made = parts[name]
             flat = merged.pop(name).to(getattr(torch, self._dtype)).reshape(-1)
@@ -133,32 +123,23 @@ class _Weights:
                 if part in wanted:
                     yield part, flat[start:end].reshape(shape).clone()
 
-    def _merged(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Parameters with what an adapter adds to them."""
-        adapters: dict[str, list[str]] = defaultdict(list)
-        for name in names:
+    def _merged(self, parts: dict[str, list[Part]]) -> dict[str, Tensor]:
+        """Parameters, with what an adapter adds to them."""
+        adapters = {}
+        for name in parts:
             layer = name.removesuffix(".weight")
             both = [f"{layer}.{kind}" for kind in ADAPTER_PARAMETERS]
-            if name != layer and all(one in self._stored for one in both):
+            if name != layer and all(one in self._stored.shapes for one in both):
                 adapters[name] = both
-        loaded = self._load([*names, *(one for both in adapters.values() for one in both)])
+        kept = [name for name in parts if name in self._stored.shapes]
+        loaded = self._stored.load([*kept, *chain.from_iterable(adapters.values())])
+        for name in parts.keys() - loaded.keys():
+            assert self._base is not None, "what was not trained is the base's"
+            loaded[name] = self._base.parameter(parts[name])
         for name, (a, b) in adapters.items():
-            loaded[name] = torch.addmm(
-                loaded[name].float(), loaded[b], loaded[a], alpha=self._scale
-            )
+            weight = loaded[name].float()
+            loaded[name] = torch.addmm(weight, loaded[b], loaded[a], alpha=self._scale)
         return loaded
-
-    def _load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        state: dict[str, Any] = {
-            f"{_PARAMETERS}{name}": torch.empty(
-                self._stored[name].size, dtype=self._stored[name].properties.dtype
-            )
-            for name in names
-        }
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # as it should
-            load(state, storage_reader=self._reader, no_dist=True)
-        return {name.removeprefix(_PARAMETERS): tensor for name, tensor in state.items()}
 
 
 def _name_dtype(path: Path, dtype: Dtype) -> None:
@@ -177,10 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", type=Dtype)
+    parser.add_argument("--adapter", action="store_true")
     arguments = parser.parse_args(argv)
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        done = export(arguments.source, arguments.folder, arguments.dtype)
+        done = _do(arguments)
     except InvalidInput as problem:
         errors.print(f"error: {problem.field}: {problem.value!r} -> {problem.fix}")
         return 2
@@ -189,6 +171,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"{arguments.folder} holds {done.checkpoint}")
     return 0
+
+
+def _do(arguments: argparse.Namespace) -> Exported:
+    if not arguments.adapter:
+        return export(arguments.source, arguments.folder, arguments.dtype)
+    from services.trainer.adapter_export import export_adapter  # imports this module
+
+    return export_adapter(arguments.source, arguments.folder)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from services.trainer.checkpoint_writer import CheckpointWriter
 from services.trainer.collate import collate_sequences
 from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
+from services.trainer.frozen_base import identify_base, refuse_other_base
 from services.trainer.model import Policy, load_policy
 from services.trainer.network import interface_of
 from services.trainer.outgoing import describe_adapter, outgoing
@@ -84,7 +85,7 @@ class Learner:
         self._touched = False
         self._dtype = Dtype(config.dtype)
         self._layout = WireLayout(self._describe(), config.bucket_bytes)
-        self._adapter = describe_adapter(config)
+        self._base = identify_base(config)
         self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
@@ -102,7 +103,7 @@ class Learner:
             tensors=self._layout.tensors,
             buckets=self._layout.buckets,
             canary=self._canary,
-            adapter=self._adapter,
+            adapter=describe_adapter(self._config.lora, self._base),
         )
 
     def snapshot(self, version: int) -> RankSnapshot:
@@ -126,7 +127,11 @@ class Learner:
         self._companions = Companions.load(self._algorithm, self._config, self._mesh)
         torch.manual_seed(start.seed)
         self._checkpoints.settle()
-        loaded = load_newest(CheckpointFolder(start.checkpoint_dir), self._fresh_parts)
+        loaded = load_newest(
+            CheckpointFolder(start.checkpoint_dir),
+            self._fresh_parts,
+            lambda manifest: refuse_other_base(manifest, self._config, self._base),
+        )
         if loaded is None and self._touched:
             self._policy = load_policy(self._config, self._mesh, Policy)
             self._touched = False
@@ -199,6 +204,7 @@ class Learner:
             model=self._config.model,
             dtype=self._dtype,
             lora=self._config.lora,
+            base=self._base,
         )
         folder = CheckpointFolder(start.checkpoint_dir)
         kept = self._config.checkpoints_kept

@@ -18,6 +18,9 @@ ALL = "all"
 ADAPTER_PARAMETERS = ("lora_A", "lora_B")
 """Last parts of the names of trained parameters."""
 
+PEFT_PREFIX = "base_model.model."
+"""What the PEFT format puts before the name of a layer."""
+
 
 class LoraLinear(nn.Linear):
     """`y = W x + b + alpha / rank * B (A x)` with W and b frozen (arXiv:2106.09685, section 4.1).

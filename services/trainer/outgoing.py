@@ -3,18 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.weights import Adapter
-from services.trainer.config import LoraConfig, TrainerConfig
-from services.trainer.lora import ADAPTER_PARAMETERS, LoraLinear, lora_layers
+from services.trainer.config import LoraConfig
+from services.trainer.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model import Policy
-from services.transport.base_digest import base_digest
-
-PEFT_PREFIX = "base_model.model."
-"""What the PEFT format puts before the name of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,17 +33,11 @@ class OutgoingTensor:
         return self.parameter.to_local().detach()
 
 
-def describe_adapter(config: TrainerConfig) -> Adapter | None:
-    """What is to be said of an adapter that travels; None where the model does. Collective.
-
-    Raises:
-        InvalidInput: the model has no weights in files that could be compared.
-    """
-    if config.lora is None or config.lora.push != "adapter":
+def describe_adapter(config: LoraConfig | None, base: str | None) -> Adapter | None:
+    """What is to be said of an adapter that travels; None where the model does."""
+    if config is None or base is None or config.push != "adapter":
         return None
-    base = [base_digest(config.model) if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(base)
-    return Adapter(rank=config.lora.rank, alpha=config.lora.alpha, base=base[0])
+    return Adapter(rank=config.rank, alpha=config.alpha, base=base)
 
 
 def outgoing(policy: Policy, config: LoraConfig | None) -> list[OutgoingTensor]:

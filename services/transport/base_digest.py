@@ -23,14 +23,23 @@ def base_digest(model: str) -> str:
     Raises:
         InvalidInput: it has no weights in safetensors files.
     """
+    hashed = blake3(max_threads=blake3.AUTO)
+    for file in weight_files(model):
+        hashed.update_mmap(file)
+    return hashed.hexdigest()
+
+
+def weight_files(model: str) -> list[Path]:
+    """A model's weight files, in the order of their names.
+
+    Raises:
+        InvalidInput: there are none.
+    """
     files = sorted(_folder(model).glob(_WEIGHTS))
     if not files:
         fix = "An adapter needs a frozen model: give a folder with weights in *.safetensors."
         raise InvalidInput("model", model, fix)
-    hashed = blake3(max_threads=blake3.AUTO)
-    for file in files:
-        hashed.update_mmap(file)
-    return hashed.hexdigest()
+    return files
 
 
 def _folder(model: str) -> Path:

@@ -32,11 +32,9 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 """Not all: vLLM merges q, k, v and gate, up, and must take a part as well."""
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["untied", "tied"])
-async def adapted(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator["Adapted"]:
-    folder = build_model(tmp_path_factory.mktemp("base"), tied=request.param == "tied")
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Adapted"]:
+    folder = build_model(tmp_path_factory.mktemp("base"))
     policy(folder, seed=100).save_pretrained(folder)
     async with serve(folder, lora_rank=RANK) as served:
         yield Adapted(served)

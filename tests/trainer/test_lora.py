@@ -1,7 +1,9 @@
 """LoRA judged by plain autograd over merged weights in float64."""
 
 import math
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,17 @@ import pytest
 import torch
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.weights import Adapter
+from services.trainer.adapter_export import export_adapter
 from services.trainer.advantages import group_advantages
+from services.trainer.checkpoint_parameters import CheckpointParameters
 from services.trainer.config import LoraConfig, TrainerConfig
+from services.trainer.export import main
 from services.trainer.lora import LoraLinear, adapter_off, add_lora, lora_layers
 from services.trainer.model import decoder_layers
 from services.transport.base_digest import base_digest
@@ -206,6 +213,67 @@ def test_with_the_adapter_off_the_model_is_the_frozen_one_to_the_bit(
     assert scored("frozen_logprobs") == frozen
     assert adapted != frozen
     assert scored("logprobs") == adapted, "the adapter was not turned on again"
+
+
+def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_on_other_ranks(
+    rank_groups, tiny_model, make_batch, make_start, tmp_path
+) -> None:
+    start, writer, reader = make_start(), rank_groups[2], rank_groups[1]
+    writer.load(tiny_model, lora=LORA)
+    writer.call("start_run", start, 0)
+    writer.call("train", make_batch(1, groups=2), 0, 1)
+    writer.call("save", 1)
+    writer.call("train", make_batch(2, groups=2), 1, 2)
+    (checkpoint,) = Path(start.checkpoint_dir).glob("step-*")
+    adapter = writer.call("adapter")[0]
+    assert CheckpointParameters(checkpoint).shapes == {k: v.shape for k, v in adapter.items()}
+    reader.load(tiny_model, lora=LORA)
+    assert reader.call("start_run", start, 7)[0].step == 1
+    reader.call("train", make_batch(2, groups=2), 1, 2)
+    for name, expected in adapter.items():
+        assert np.abs(reader.call("adapter")[0][name] - expected).max() < 1e-6, name
+
+    changed = LORA.model_copy(update={"alpha": 1.0})
+    reader.load(tiny_model, lora=changed)
+    with pytest.raises(InvalidInput, match=r"trainer\.lora"):
+        reader.call("start_run", start, 8)
+    reader.load(tiny_model)
+    with pytest.raises(InvalidInput, match=r"trainer\.lora"):
+        reader.call("start_run", start, 8)
+    other = shutil.copytree(tiny_model, tmp_path / "other")
+    model = load(other, torch.float32)
+    with torch.no_grad():
+        model.model.norm.weight += 0.1
+    model.save_pretrained(other)
+    reader.load(other, lora=LORA)
+    with pytest.raises(InvalidInput, match=r"trainer.model.*weights with digest"):
+        reader.call("start_run", start, 8)
+
+
+def test_an_exported_adapter_is_what_vllm_and_peft_read(
+    rank_groups, tiny_model, make_batch, make_start, tmp_path
+) -> None:
+    start, group = make_start(), rank_groups[2]
+    group.load(tiny_model, lora=LORA)
+    group.call("start_run", start, 0)
+    group.call("train", make_batch(1, groups=2), 0, 1)
+    group.call("save", 1)
+    folder = tmp_path / "adapter"
+    assert main([str(Path(start.checkpoint_dir)), str(folder), "--adapter"]) == 0
+    config = PEFTHelper.from_local_dir(str(folder), 512)
+    config.validate_legal(SimpleNamespace(max_lora_rank=8))
+    assert config.vllm_lora_scaling_factor == LORA.alpha / LORA.rank
+    assert set(config.target_modules) == set(LORA.targets)
+    read = LoRAModel.from_local_checkpoint(
+        str(folder), set(LORA.targets), config, lora_model_id=1, device="cpu"
+    )
+    adapter = group.call("adapter")[0]
+    assert len(read.loras) == len(adapter) / 2
+    for name, layer in read.loras.items():
+        assert np.array_equal(layer.lora_a.numpy(), adapter[f"{name}.lora_A"])
+        assert np.array_equal(layer.lora_b.numpy(), adapter[f"{name}.lora_B"])
+    with pytest.raises(InvalidInput, match="exists already"):
+        export_adapter(Path(start.checkpoint_dir), folder)
 
 
 def test_an_adapter_is_turned_on_again_when_what_it_was_off_for_fails(tiny_model) -> None:
