@@ -5,7 +5,7 @@ unknown keys pass at every level and finds bad arguments only on the cluster.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -37,11 +37,13 @@ class Deployment:
         source: its path, for messages.
         schema: as Serve takes it.
         built: each application, built here.
+        configs: each application's arguments, by its name.
     """
 
     source: str
     schema: ServeDeploySchema
     built: tuple[BuiltApplication, ...]
+    configs: Mapping[str, BaseModel]
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -72,7 +74,7 @@ class Deployment:
             schema = ServeDeploySchema.model_validate(data)
         except ValidationError as error:
             raise first_problem(error, source) from None
-        configs = {}
+        configs: dict[str, BaseModel] = {}
         built = []
         for application in schema.applications:
             name, route = application.name, application.route_prefix
@@ -90,7 +92,7 @@ class Deployment:
             lora = getattr(configs["trainer"], "lora", None)
             lora_rank = getattr(configs["rollout_server"], "lora_rank", None)
             check_adapter(lora, lora_rank, source=source)
-        return cls(source=source, schema=schema, built=tuple(built))
+        return cls(source=source, schema=schema, built=tuple(built), configs=configs)
 
     @property
     def names(self) -> list[str]:

@@ -11,6 +11,7 @@ from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
 from services.cli.export import add_export_command
+from services.cli.dry_run import explain
 from services.cli.follow import ENDED, follow_or_stop
 from services.cli.member_listing import show_members
 from services.cli.run_commands import active_run, add_commands
@@ -35,14 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace, Console], int] = arguments.command
     console = Console()
-    errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
         return command(arguments, console)
     except InvalidInput as problem:
-        errors.print(f"error: {problem.field}: {_shown(problem.value)} -> {problem.fix}")
+        _show_problem(problem)
         return BAD_INPUT
     except (NotReady, ControlFailed) as problem:
-        errors.print(f"error: {problem}")
+        _errors().print(f"error: {problem}")
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -61,6 +61,11 @@ def wait_command(arguments: argparse.Namespace, console: Console) -> int:
 def run_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace run`: start a run and follow it."""
     config = read_run_file(arguments.file, seed=arguments.seed, steps=arguments.steps)
+    if arguments.dry_run:
+        problems = explain(config, arguments.deployment, console)
+        for problem in problems:
+            _show_problem(problem)
+        return BAD_INPUT if problems else 0
     with RunsClient(arguments.url) as client:
         status = client.start(config, resume=arguments.resume)
         console.print(f"[bold]{status.run_id}[/] in {near(status.run_dir)}", soft_wrap=True)
@@ -170,6 +175,14 @@ def demo_command(arguments: argparse.Namespace, console: Console) -> int:
     return demo(options, console)
 
 
+def _show_problem(problem: InvalidInput) -> None:
+    _errors().print(f"error: {problem.field}: {_shown(problem.value)} -> {problem.fix}")
+
+
+def _errors() -> Console:
+    return Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 3] + "..."
@@ -236,6 +249,8 @@ def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:
     run.add_argument("--seed", type=int, help="instead of the file's")
     run.add_argument("--steps", type=int, help="instead of the file's")
     run.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    run.add_argument("--dry-run", action="store_true", help="explain it, and start nothing")
+    run.add_argument("--deployment", metavar="FILE", help="of --dry-run: for this Serve file")
     run.set_defaults(command=run_command)
 
     status = commands.add_parser("status", parents=[served], help="show all runs, or one")

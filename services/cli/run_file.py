@@ -30,7 +30,13 @@ def read_run_file(
         for file in (config.task_file, *(source.file for source in config.tasks))
     )
     tasks = [
-        source.model_copy(update={"file": file, "dataset": _absolute_dataset(source, folder)})
+        source.model_copy(
+            update={
+                "file": file,
+                "dataset": _absolute_dataset(source, folder),
+                "environment": _absolute_environment(source.environment, folder, str(path)),
+            }
+        )
         for source, file in zip(config.tasks, files, strict=True)
     ]
     run_root = (folder / config.run_root).resolve()

@@ -11,6 +11,7 @@ from services.orchestrator.answers import Answers
 from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.curriculum import PassRates
 from services.orchestrator.failures import one_line
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
@@ -63,6 +64,7 @@ class Groups:
         progress: Progress,
         changes: Changes,
         record: RunRecord,
+        rates: PassRates,
     ) -> None:
         self._run = run
         self._tasks = tasks
@@ -74,6 +76,7 @@ class Groups:
         self._progress = progress
         self._changes = changes
         self._record = record
+        self._rates = rates
         self._retries = config.rollout_retries
         self._tags = {"run": progress.run_id}
         self._barrier = BatchBarrier(
@@ -247,6 +250,7 @@ class Groups:
             self._fail(result.group, "infra_error", problem)
             return
         self._progress.failures.in_row = 0
+        self._rates.note(result.task.task_id, [graded.reward for graded in result.graded])
         if result.trainable:
             self.barren.clear()
         else:

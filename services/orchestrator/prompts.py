@@ -2,6 +2,30 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """One place in an order of prompts.
+
+    Attributes:
+        position: 0-based, over all epochs.
+        epoch: 0-based, of its source.
+        index: of the prompt, over all sources.
+    """
+
+    position: int
+    epoch: int
+    index: int
+
+
+class Order(Protocol):
+    """Where the prompts of a run come from, one after the other."""
+
+    def next(self, position: int) -> Place:
+        """The place to take at a position or, if that is passed over, after it."""
 
 
 class PromptOrder:
@@ -47,6 +71,11 @@ class Mixture:
         self._next = 0
         self._taken = [0] * len(self._orders)
         self._credit = [0.0] * len(self._orders)
+
+    def next(self, position: int) -> Place:
+        """The place at a position: none is passed over."""
+        epoch, index = self.at(position)
+        return Place(position=position, epoch=epoch, index=index)
 
     def at(self, position: int) -> tuple[int, int]:
         """Epoch of its source, and prompt index over all sources, at a 0-based position."""

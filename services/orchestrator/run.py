@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.curriculum import PassRates
 from services.orchestrator.ending import RunEnding
 from services.orchestrator.evaluation import Evaluator
 from services.orchestrator.failures import Failures
@@ -128,6 +129,7 @@ class Run:
 
     def _training_loop(self) -> TrainingLoop:
         schedule = Schedule(self._run.schedule, batch_groups=self._run.batch_groups)
+        rates = PassRates(self._directory.pass_rates)
         groups = Groups(
             run=self._run,
             config=self._config,
@@ -140,12 +142,13 @@ class Run:
             progress=self.progress,
             changes=self._changes,
             record=self._record,
+            rates=rates,
         )
         return TrainingLoop(
             run=self._run,
             config=self._config,
             task_ids=self._tasks.train,
-            prompts=self._tasks.mixture(self._run.seed),
+            prompts=self._tasks.order(rates),
             trainer=self._peers.trainer,
             start=self._start,
             ledger=self._ledger,

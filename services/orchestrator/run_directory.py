@@ -18,15 +18,17 @@ class RunDirectory:
     """One folder per run.
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
-    step), `evaluations.jsonl` (one line per evaluation), `trajectories.jsonl` (answers of
-    the model for people to read), `summary.json`, `learning_curve.png` and, if the run
-    broke in an unexpected way, `error.txt`.
+    step), `evaluations.jsonl` (one line per evaluation), `pass_rates.jsonl` (one line per
+    graded sample group: task and share that passed), `trajectories.jsonl` (answers of the
+    model for people to read), `summary.json`, `learning_curve.png` and, if the run broke in
+    an unexpected way, `error.txt`.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.ledger = self.path / "ledger.sqlite"
         self.checkpoints = self.path / "checkpoints"
+        self.pass_rates = self.path / "pass_rates.jsonl"
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"

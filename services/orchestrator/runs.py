@@ -190,18 +190,21 @@ def _check_paths(run: RunConfig) -> None:
 
 
 def _check_environment(run: RunConfig, config: OrchestratorConfig) -> None:
-    if run.environment is None:
-        return
+    for environment in filter(None, run.environments):
+        _check_code(environment, config)
+
+
+def _check_code(environment: str, config: OrchestratorConfig) -> None:
     if not config.environments:
         fix = (
             "This deployment runs no code of run files: set `environments: true` in the "
             "orchestrator's args, if you trust whoever may start runs."
         )
-        raise InvalidInput("environment", run.environment, fix)
-    path = Path(run.environment.rpartition(":")[0])
+        raise InvalidInput("environment", environment, fix)
+    path = Path(environment.rpartition(":")[0])
     if not path.is_absolute() or not path.is_file():
         fix = "Name a file that is there where the orchestrator runs, by its absolute path."
-        raise InvalidInput("environment", run.environment, fix)
+        raise InvalidInput("environment", environment, fix)
 
 
 async def _check_model(run: RunConfig, peers: Peers) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from services.orchestrator.prompts import Mixture
+from services.orchestrator.curriculum import Curriculum, PassRates
+from services.orchestrator.prompts import Mixture, Order
 from services.orchestrator.task_rows import Rows, open_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.evaluation import DEFAULT_SET
@@ -24,7 +25,7 @@ class TaskTable(Mapping[str, Task]):
     """
 
     def __init__(self, run: RunConfig, *, quote: bool = True) -> None:
-        self._needs_grader = run.environment is None
+        self._run = run
         self._quote = quote
         self._sources = [(source, open_rows(source)) for source in run.task_sources]
         self._index: dict[str, tuple[int, int]] = {}
@@ -67,9 +68,19 @@ class TaskTable(Mapping[str, Task]):
     def _task(self, source: TaskSource, rows: Rows, number: int) -> Task:
         where, row = rows.place(number), rows.row(number, quote=self._quote)
         task = source.task(row, number, where, quote=self._quote)
-        if self._needs_grader and task.grader is None:
+        environment = self._run.environment_of(source)
+        if environment is None and task.grader is None:
             raise InvalidInput(where, "grader", "This key is missing.")
-        return task
+        return task.in_environment(environment)
+
+    def order(self, rates: PassRates) -> Order:
+        """The order in which the run asks for: places in `train`."""
+        mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
+        if curriculum is None:
+            return mixture
+        return Curriculum(
+            curriculum, order=mixture, task_ids=self.train, rates=rates, seed=self._run.seed
+        )
 
     def mixture(self, seed: int) -> Mixture:
         """The order in which the tasks to learn from are used, as places in `train`."""

@@ -18,7 +18,7 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
 from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
 from services.orchestrator.progress import Progress
-from services.orchestrator.prompts import Mixture
+from services.orchestrator.prompts import Order
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import (
     RunFailed,
@@ -45,7 +45,7 @@ class TrainingLoop:
         run: RunConfig,
         config: OrchestratorConfig,
         task_ids: Sequence[str],
-        prompts: Mixture,
+        prompts: Order,
         trainer: Trainer,
         start: RunStart,
         ledger: Ledger,
@@ -125,16 +125,17 @@ class TrainingLoop:
             group = self._again.popleft()
             self._ledger.restart(group.group_id, version=version)
             groups.append(group)
-        fresh = range(self._position, self._position + slots - len(groups))
+        fresh = [self._next_prompt() for _ in range(slots - len(groups))]
         if fresh:
-            prompts = [self._prompt(position) for position in fresh]
-            groups += self._ledger.admit(prompts, version=version)
-            self._position = fresh.stop
+            groups += self._ledger.admit(fresh, version=version)
         return groups
 
-    def _prompt(self, position: int) -> Prompt:
-        epoch, index = self._prompts.at(position)
-        return Prompt(position=position, epoch=epoch, task_id=self._task_ids[index])
+    def _next_prompt(self) -> Prompt:
+        place = self._prompts.next(self._position)
+        self._position = place.position + 1
+        return Prompt(
+            position=place.position, epoch=place.epoch, task_id=self._task_ids[place.index]
+        )
 
     # Training
 

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.curriculum import CurriculumConfig
 from services.protocol.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.schedule import ScheduleConfig
 from services.protocol.strict import StrictModel
@@ -48,6 +49,7 @@ class RunConfig(StrictModel):
         rollout_timeout_s: deadline for the rollout of one group, seconds.
         environment: `file.py:function` of an own `async def rollout(client, task)`, in place
             of one answer a trajectory; a relative path counts from the run file.
+        curriculum: prefer tasks by their pass rate; None takes all alike.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
@@ -65,6 +67,7 @@ class RunConfig(StrictModel):
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    curriculum: CurriculumConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
@@ -88,6 +91,15 @@ class RunConfig(StrictModel):
     def task_sources(self) -> list[TaskSource]:
         """Where its tasks are."""
         return self.tasks or [TaskSource(file=self.task_file)]
+
+    def environment_of(self, source: TaskSource) -> str | None:
+        """The environment of a source's tasks: its own, else the run's."""
+        return source.environment or self.environment
+
+    @property
+    def environments(self) -> list[str | None]:
+        """Every environment that some of the tasks have, None for those that have none."""
+        return list(dict.fromkeys(map(self.environment_of, self.task_sources)))
 
 
 class RunState(StrEnum):

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import Grader
@@ -41,6 +41,18 @@ class Task(StrictModel):
     split: Literal["train", "heldout"]
     grader: Grader | None = None
     data: dict[str, Any] = Field(default={})
+    _environment: str | None = PrivateAttr(default=None)  # never from a row: it names code
+
+    @property
+    def environment(self) -> str | None:
+        """Which rollout function makes its episodes; None: it has one answer."""
+        return self._environment
+
+    def in_environment(self, name: str | None) -> Self:
+        """The same task, played in this environment."""
+        task = self.model_copy()
+        task._environment = name
+        return task
 
     @property
     def chat(self) -> list[dict[str, Any]]:
@@ -66,6 +78,7 @@ class TaskSource(StrictModel):
             `prompt` (a text, as the only message) or `data.NAME`. Columns that are not named
             are left alone. Without any, the rows have a task's own fields.
         grader: of all its tasks, where the rows have none.
+        environment: of its tasks, in place of the run's (`RunConfig.environment`).
     """
 
     file: str | None = None
@@ -77,6 +90,7 @@ class TaskSource(StrictModel):
     weight: float = Field(default=1.0, gt=0)
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None
+    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
 
     @model_validator(mode="after")
     def _one_place(self) -> "TaskSource":

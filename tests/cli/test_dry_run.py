@@ -1,0 +1,131 @@
+"""`millrace run --dry-run`: what a run would be, and what it could never be."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+import yaml
+from safetensors.numpy import save_file
+
+from services.cli.main import main
+from services.cli.model_size import parameters_of
+
+Changed = Callable[[str, str], Path]
+LAPTOP = Path(__file__).parents[2] / "deploy" / "laptop.yaml"
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+SHAPE = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 1,
+    "head_dim": 32,
+    "vocab_size": 64,
+    "max_position_embeddings": 512,
+}
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The laptop's deployment, with a model of 48 parameters in place of the demo's."""
+    tmp_path = tmp_path_factory.mktemp("laptop")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SHAPE))
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    tensors = {"a": numpy.zeros((4, 10)), "b": numpy.zeros(8)}
+    save_file(tensors, tmp_path / "model" / "model.safetensors")
+    data = yaml.safe_load(LAPTOP.read_text())
+    for application in data["applications"]:
+        if "model" in application["args"]:
+            application["args"]["model"] = str(tmp_path / "model")
+    (tmp_path / "laptop.yaml").write_text(yaml.safe_dump(data))
+    return tmp_path / "laptop.yaml"
+
+
+def test_a_plan_shows_the_arithmetic_and_starts_nothing(
+    changed: Changed, laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = "model: tiny_code\nsampling: {max_tokens: 16}\nbatch_groups: 1"
+    file = changed("model: m", more)
+    file.write_text(file.read_text().replace("batch_groups: 2\n", ""))
+    assert main(["run", str(file), "--dry-run", "--deployment", str(laptop)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for part in (
+        "1 to learn from, 1 held out",
+        "2 steps x 1 = 2, 2.00 times the tasks",
+        "1 groups x 2 = 2 trajectories, at most 32 sampled tokens",
+        "at most 1 groups = 2 answers at a time",
+        "0 versions, on_stale: wait",
+        "heldout: 1 tasks at temperature 0",
+        "2 ranks on cpu, 1 optimizer steps, each of at most 1 micro-batches a rank",
+        "2 on cpu, 512 answers at a time, prompt and answer at most 256 tokens",
+        "every 10 steps and at the end, 2 kept, 0.00 GB each",
+    ):
+        assert part in shown
+    assert parameters_of(str(laptop.parent / "model")) == 48
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field", "fix"),
+    [
+        ("model: m", "model: m", "model: 'm'", "serve tiny_code"),
+        ("steps: 2", "steps: 2\nsampling: {max_tokens: 256}", "sampling.max_tokens: 256", "less"),
+        (
+            "steps: 2",
+            "steps: 2\nalgorithm: {warmup_steps: 2}",
+            "algorithm.warmup_steps: 2",
+            "fewer",
+        ),
+        (
+            "steps: 2",
+            "steps: 2\nalgorithm: {minibatches: 9}",
+            "algorithm.minibatches: 9",
+            "at most",
+        ),
+        ("steps: 2", "steps: 2\nalgorithm: {minibatches: 4}", "batch_groups: 2", "2 ranks"),
+        (
+            "steps: 2",
+            "steps: 2\nalgorithm: {overlong_limit: 900}",
+            "algorithm.overlong_limit: 900",
+            "at most",
+        ),
+        ("steps: 2", "steps: 2\nrollout_timeout_s: 0.1", "rollout_timeout_s: 0.1", "longer"),
+        ("batch_groups: 2", "batch_groups: 3", "batch_groups: 3", "1 tasks to learn from"),
+        ("steps: 2", "steps: 2\nevaluation: {every: 5}", "evaluation.every (heldout): 5", "less"),
+        ("group_size: 2", "group_size: 300", "group_size: 300", "max_choices, 256"),
+    ],
+)
+def test_what_cannot_go_well_is_refused_by_field_value_and_fix(
+    changed: Changed,
+    laptop: Path,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    field: str,
+    fix: str,
+) -> None:
+    file = changed(before, after)
+    assert main(["run", str(file), "--dry-run", "--deployment", str(laptop)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("error: ") and " -> " in line for line in errors)
+    assert any(line.startswith(f"error: {field}") and fix in line for line in errors), errors
+
+
+def test_without_a_deployment_the_run_file_alone_is_looked_at(
+    changed: Changed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = changed("batch_groups: 2", "batch_groups: 1")
+    assert main(["run", str(file), "--dry-run"]) == 0
+    assert "With --deployment FILE" in capsys.readouterr().out
+    rays = str(LAPTOP.parent / "ray" / "cluster.yaml")
+    assert main(["run", str(file), "--dry-run", "--deployment", rays]) == 2
