@@ -10,8 +10,8 @@ from rich.console import Console
 from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
 from services.cli.demo import DemoOptions, demo
-from services.cli.export import add_export_command
 from services.cli.dry_run import explain
+from services.cli.export import add_export_command
 from services.cli.follow import ENDED, follow_or_stop
 from services.cli.member_listing import show_members
 from services.cli.run_commands import active_run, add_commands

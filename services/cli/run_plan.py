@@ -50,8 +50,9 @@ class RunPlan:
 
     @property
     def checkpoint_bytes(self) -> int | None:
-        """Of one checkpoint; None where the model is not known here."""
-        parameters = parameters_of(self.cluster.trainer.model) if self.cluster else None
+        """Of one checkpoint; None where the model is not known here, or is frozen."""
+        trainer = self.cluster.trainer if self.cluster else None
+        parameters = parameters_of(trainer.model) if trainer and not trainer.lora else None
         return None if parameters is None else parameters * _BYTES_A_PARAMETER
 
     def figures(self) -> Iterator[tuple[str, str]]:
@@ -109,7 +110,7 @@ class RunPlan:
         trainer, updates = cluster.trainer, self.run.algorithm.minibatches
         rows = ceil(self.trajectories / updates / trainer.world_size)
         longest = cluster.rollout.max_model_len
-        together = max(1, trainer.max_tokens_per_microbatch // longest)
+        together = max(1, trainer.micro_batch_tokens // longest)
         passes = ceil(rows / together)
         return f"{updates} optimizer steps, each of at most {passes} micro-batches a rank"
 
