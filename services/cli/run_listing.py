@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from services.cli.rows import show_rows
-from services.cli.run_view import failures_text, ledger_text
+from services.cli.run_view import evaluation_text, failures_text, ledger_text
 from services.protocol.orchestrator import RunStatus
 
 _COLUMNS = ("run", "state", "step", "reward", "held-out", "seconds")
@@ -29,6 +29,11 @@ def show_run(status: RunStatus, console: Console) -> None:
         shown = _shown(value)
         if name == "ledger":
             shown = ledger_text(status.ledger)
+        elif name == "evaluations":
+            for one in status.evaluations:
+                line = f"{one.name:18} {evaluation_text(one)}  after step {one.step}"
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
+            continue
         elif name == "failures":
             shown = failures_text(status.failures) or "-"
         console.print(f"{name:18} {shown}", markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from services.cli.run_view import failures_text, ledger_text
+from services.cli.run_view import evaluation_text, failures_text, ledger_text
 from services.cli.runs_client import URL
 from services.protocol.orchestrator import RunState, RunStatus, RunSummary
 
@@ -52,6 +52,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
     if summary is not None:
         rows = [
             ("held-out pass rate", _before_after(summary)),
+            *_evaluations(summary),
             ("train steps", str(summary.train_steps)),
             ("seconds", f"{summary.wall_s:.1f}"),
             ("tokens generated", f"{summary.tokens_generated:,}"),
@@ -68,6 +69,14 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
         ("summary", "summary.json"),
     ]
     return rows + [(name, near(folder / file)) for name, file in files if (folder / file).exists()]
+
+
+def _evaluations(summary: RunSummary) -> list[tuple[str, str]]:
+    """The newest of each held-out set, where there is more to say than the pass rate."""
+    after = summary.evaluations_after
+    if all(one.samples == 1 for one in after) and len(after) < 2:
+        return []
+    return [(f"held-out, {one.name}", evaluation_text(one)) for one in after]
 
 
 def _before_after(summary: RunSummary) -> str:

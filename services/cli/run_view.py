@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from services.cli.step_log import Step
+from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus
 
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -25,6 +26,7 @@ class RunView:
         self._live = Live(console=console, transient=True) if console.is_terminal else None
         self._rewards: dict[int, float] = {}
         self._heldout: float | None = None
+        self._seconds: Mapping[str, float] = {}
         self._said = ""
 
     def __enter__(self) -> Self:
@@ -44,6 +46,7 @@ class RunView:
     def show(self, status: RunStatus, steps: list[Step]) -> None:
         """Draw this status in place of the last one; `steps` are those done since then."""
         self._rewards |= {step.number: step.reward for step in steps}
+        self._seconds = steps[-1].seconds if steps else self._seconds
         if self._live is not None:
             self._live.update(self._drawn(status))
             return
@@ -66,7 +69,8 @@ class RunView:
         bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
         table.add_row("step", bar, f"{status.step}/{status.steps}")
         table.add_row("reward", _sparkline(list(self._rewards.values())), _rate(status.reward))
-        table.add_row("held-out", Text(""), _rate(status.heldout_pass_rate))
+        for one in status.evaluations:
+            table.add_row(f"held-out, {one.name}", evaluation_text(one), f"step {one.step}")
         table.add_row(
             "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
         )
@@ -75,6 +79,10 @@ class RunView:
         )
         table.add_row("replicas", f"{status.live_replicas} leased")
         table.add_row("ledger", ledger_text(status.ledger))
+        if self._seconds:
+            table.add_row("last step", _phases(self._seconds))
+        if status.seconds_left is not None:
+            table.add_row("time left", _duration(status.seconds_left))
         if status.failures:
             table.add_row("failures", Text(failures_text(status.failures)))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
@@ -92,6 +100,25 @@ def failures_text(reasons: Mapping[str, int]) -> str:
     """Why sample groups failed, in one line, the most frequent reason first."""
     often = sorted(reasons.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} x {reason}" for reason, count in often)
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """The rates of one held-out set in one line."""
+    rates = [f"pass@{k} {_rate(rate)}" for k, rate in sorted(evaluation.pass_at.items())]
+    return "  ".join([*rates, f"avg@{evaluation.samples} {_rate(evaluation.reward)}"])
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    """Where the time of a step went; `wait` is the trainer's idle time for want of a batch."""
+    whole = sum(seconds.values()) or 1.0
+    parts = (f"{name} {took / whole:.0%}" for name, took in seconds.items() if took)
+    return f"{whole:.1f} s: " + ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
 def _line(step: Step, steps: int, heldout: float | None) -> str:

@@ -6,6 +6,7 @@ two looks at it. The file has every step, where it can be read from here.
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,6 +20,7 @@ class Step:
 
     Attributes:
         heldout: held-out pass rate measured after it, None if it was not.
+        seconds: what its wall time went to: waiting for a batch, training, saving.
         elapsed_s: wall time of the run at its end, seconds; grows from line to line, also
             when a step is done again after a recovery.
     """
@@ -28,6 +30,7 @@ class Step:
     heldout: float | None
     policy_version: int | None
     staleness: float | None
+    seconds: Mapping[str, float]
     elapsed_s: float
 
     @classmethod
@@ -39,6 +42,7 @@ class Step:
             heldout=line["heldout_pass_rate"],
             policy_version=line["policy_version"],
             staleness=line["staleness_max"],
+            seconds=line.get("seconds", {}),
             elapsed_s=line["elapsed_s"],
         )
 
@@ -93,5 +97,6 @@ def _newest(status: RunStatus, reward: float) -> Step:
         heldout=status.heldout_pass_rate,
         policy_version=status.policy_version,
         staleness=status.staleness,
+        seconds={},
         elapsed_s=status.elapsed_s,
     )

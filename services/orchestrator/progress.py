@@ -1,11 +1,15 @@
 """Where a run is, for people and for `GET /v1/runs/{run_id}`."""
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from services.orchestrator.failures import Failures
 from services.protocol.evaluation import DEFAULT_SET, Evaluation
 from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
+
+_STEPS_TIMED = 20
 
 
 @dataclass(kw_only=True)
@@ -47,6 +51,7 @@ class Progress:
     _started: float = field(default_factory=lambda: time.monotonic())
     _ended: float | None = None
     _rate_from: tuple[float, int] | None = None
+    _stepped: deque[float] = field(default_factory=partial(deque, maxlen=_STEPS_TIMED + 1))
 
     @property
     def active(self) -> bool:
@@ -71,12 +76,21 @@ class Progress:
             self._ended = time.monotonic()
 
     def measure_rate(self) -> None:
-        """Set `tokens_per_second` to the rate since the last call."""
+        """Set `tokens_per_second` to the rate since the last call, which was a step ago."""
         now = time.monotonic()
+        self._stepped.append(now)
         if self._rate_from is not None and now > self._rate_from[0]:
             then, tokens = self._rate_from
             self.tokens_per_second = (self.tokens - tokens) / (now - then)
         self._rate_from = (now, self.tokens)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the last train step at the pace of the newest ones; None before the second."""
+        if len(self._stepped) < 2 or not self.active:
+            return None
+        took = (self._stepped[-1] - self._stepped[0]) / (len(self._stepped) - 1)
+        return took * (self.steps - self.step)
 
     def status(self, *, ledger: LedgerCounts, live_replicas: int) -> RunStatus:
         """The answer to a client."""
@@ -100,6 +114,7 @@ class Progress:
             failures=dict(self.failures.counts),
             failure_example=self.failures.example,
             elapsed_s=round(self.elapsed_s, 1),
+            seconds_left=None if self.seconds_left is None else round(self.seconds_left, 1),
             detail=self.detail,
             summary=self.summary,
         )

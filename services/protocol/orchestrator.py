@@ -173,6 +173,7 @@ class RunStatus(BaseModel):
         evaluations: the newest of each held-out set.
         failures: as in `RunSummary`, so far.
         failure_example: as in `RunSummary`.
+        seconds_left: until the last train step, at the pace of the newest ones.
         detail: one line: what it waits for, or why it failed.
         tokens_per_second: generated tokens over the last step.
         live_replicas: replicas with a lease.
@@ -196,6 +197,7 @@ class RunStatus(BaseModel):
     failures: dict[str, int] = {}
     failure_example: str = ""
     elapsed_s: float
+    seconds_left: float | None = None
     detail: str
     summary: RunSummary | None = None
 

@@ -228,3 +228,31 @@ async def test_a_runs_ledger_balances_whatever_an_environment_does(
 
 def ledger_reasons(failures: dict[str, int]) -> list[str]:
     return [reason for reason, count in failures.items() if count]
+
+
+async def test_one_run_has_answers_and_episodes_of_two_environments(tmp_path: Path) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(
+        "async def rollout(client, task):\n"
+        "    messages = [{'role': 'user', 'content': 'other'}]\n"
+        "    await client.chat.completions.create(model='', messages=messages)\n"
+        "    return float(sum(map(ord, task.task_id)) % 2)\n"
+    )
+    async with world(tmp_path, environments=True) as cluster:
+        sources: list[dict[str, Any]] = [{"file": str(cluster.task_file)}]
+        for name, environment in (("zoo", ZOO), ("other", f"{other}:rollout")):
+            file = write_tasks(tmp_path / f"{name}.jsonl", train=8, heldout=1)
+            rows = [json.loads(line) for line in file.read_text().splitlines()]
+            for row in rows:
+                row |= {"task_id": f"{name}-{row['task_id']}", "data": {"how": "two_turns"}}
+                del row["grader"]
+            file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            sources.append({"file": str(file), "environment": environment})
+        status = await run_to_end(cluster, cluster.run_config(task_file=None, tasks=sources))
+        assert status.state is RunState.FINISHED, status.detail
+        assert status.ledger.failed == 0
+        assert {one["rollout"].partition("-2")[0] for one in cluster.router.sessions.metadata}
+        asked = {asked.session.startswith("sess_") for asked in cluster.router.asked}
+        assert asked == {True, False}
+        said = {asked.body["messages"][0]["content"] for asked in cluster.router.asked}
+        assert "other" in said
