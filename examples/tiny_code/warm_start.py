@@ -26,7 +26,7 @@ def make_checkpoint(folder: str, seed: int) -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(1)  # more cost time at this size
     tokenizer = train_tokenizer(_texts())
-    model = _new_model(tokenizer, seed)
+    model = new_model(tokenizer, seed)
     _warm_start(model, tokenizer, seed)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -40,7 +40,7 @@ def _texts() -> list[str]:
     return texts
 
 
-def _new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def new_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
     """0.14 M parameters, untied: a CPU engine repacks linear layers, and a tied output
     layer would not follow its embedding through a weight update."""
     torch.manual_seed(seed)
@@ -76,7 +76,7 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, see
         optimizer.param_groups[0]["lr"] = LEARNING_RATE * rate
         specs = [choose.choice(train) for _ in range(BATCH)]
         answers = [_demonstration(spec, tokenizer, choose) for spec in specs]
-        loss = _imitation_loss(model, [prompts[spec] for spec in specs], answers)
+        loss = imitation_loss(model, [prompts[spec] for spec in specs], answers)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -89,7 +89,7 @@ def _demonstration(
     return answer_ids(tokenizer, spec.answer(right=choose.random() < SHARE_RIGHT))
 
 
-def _imitation_loss(
+def imitation_loss(
     model: Qwen3ForCausalLM, prompts: list[list[int]], answers: list[list[int]]
 ) -> torch.Tensor:
     """Mean cross entropy of the answers' tokens; rows are padded on the right."""

@@ -76,7 +76,7 @@ def test_nothing_that_is_held_out_is_demonstrated(monkeypatch: pytest.MonkeyPatc
         warm_start, "_demonstration", lambda spec, tokenizer, choose: seen.add(spec) or [1, 2]
     )
     tokenizer = warm_start.train_tokenizer(warm_start._texts())
-    model = warm_start._new_model(tokenizer, 0)
+    model = warm_start.new_model(tokenizer, 0)
     warm_start._warm_start(model, tokenizer, 0)
     assert len(seen) > 500
     assert not seen & set(split_specs()[1])
