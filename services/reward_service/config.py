@@ -30,6 +30,12 @@ class RewardServiceConfig(StrictModel):
             the callers, or one slow answer costs them all scores of its call.
         queue_wait_s: seconds an answer may wait; longer is an `infra_error`.
         cache_entries: verdicts remembered.
+        compile_cpu_s: processor seconds of one compilation.
+        compile_memory_mb: address space of each process of the compiler, MiB.
+        compile_output_mb: largest program, MiB.
+        program_cache_mb: memory for compiled programs, MiB.
+        toolchain_dir: folder for precompiled headers, to be shared by services of one user;
+            without it each service has a temporary one.
         slot_start_s: seconds a sandbox may take to start.
         failures_until_unhealthy: consecutive answers that no sandbox could be had for.
         graders: users' own Python graders, `module:function` by name.
@@ -47,6 +53,11 @@ class RewardServiceConfig(StrictModel):
     answer_deadline_s: float = Field(default=240.0, gt=0)
     queue_wait_s: float = Field(default=180.0, gt=0)
     cache_entries: int = Field(default=65536, ge=1)
+    compile_cpu_s: int = Field(default=10, ge=1)
+    compile_memory_mb: int = Field(default=2048, ge=256)
+    compile_output_mb: int = Field(default=32, ge=1)
+    program_cache_mb: int = Field(default=512, ge=1)
+    toolchain_dir: str | None = None
     slot_start_s: float = Field(default=30.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)
     graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)

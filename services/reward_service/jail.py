@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from services.reward_service.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parent / "jailed"
-_MODULES = ("codec", "answer", "confine", "zygote")
+SLOT, BUILD = ("codec", "answer", "confine", "zygote"), ("confine", "build")
+"""Modules of a slot and of a compiler's jail."""
 
 # The jail's source travels over the control socket, because the slot's user may not be able
 # to read the folder it lies in.
@@ -67,13 +69,16 @@ class Jail:
             stdlib=os.path.realpath(sysconfig.get_path("stdlib")),
         )
 
-    def command(self, control_fd: int, name: str) -> list[str]:
-        """The command line of a slot; `name` tells its processes from others."""
+    def command(self, control_fd: int, name: str, mounts: Sequence[str] = ()) -> list[str]:
+        """The command line of a slot; `name` tells its processes from others.
+
+        `mounts` are more arguments for bubblewrap, if there is one.
+        """
         python = [self.interpreter, *_PYTHON_FLAGS, "-c", BOOT, str(control_fd), name]
         if not self.namespaces:
             return python
         bubblewrap = shutil.which("bwrap") or "bwrap"
-        return [bubblewrap, *self._namespace_flags(), *self._mounts(), "--", *python]
+        return [bubblewrap, *self._namespace_flags(), *self._mounts(), *mounts, "--", *python]
 
     def environment(self) -> dict[str, str]:
         """All of the slot's environment."""
@@ -83,21 +88,26 @@ class Jail:
         """What the fork server is told before it confines itself."""
         as_root = os.geteuid() == 0
         programs = build_filter(programs=True)
-        shares_user = not as_root and not self.namespaces
         return {
             "filters": {
                 "source": (seccomp.program.hex(), seccomp.own_pid_at),
                 "program": (programs.program.hex(), programs.own_pid_at),
             },
-            "user_id": _own_user_id() if as_root else None,
-            # Counted over all processes of a user, so a shared one needs room for the others.
-            "processes": _SHARED_USER_THREADS if shares_user else _THREADS,
+            "user_id": own_user_id() if as_root else None,
+            "processes": self.processes,
             "readable": self._readable(),
             "listable": [self.stdlib],
             "writable": ["/dev/null"],
             "stdlib": self.stdlib,
             "stdlib_by_fd": as_root and not self.namespaces and not _open_to_all(self.stdlib),
         }
+
+    @property
+    def processes(self) -> int:
+        """Most processes and threads of a slot's user, counted by the kernel over all of them,
+        so that a shared user needs room for the others."""
+        shares_user = os.geteuid() != 0 and not self.namespaces
+        return _SHARED_USER_THREADS if shares_user else _THREADS
 
     def _readable(self) -> list[str]:
         """The standard library without the packages installed beside it, and libraries."""
@@ -140,10 +150,10 @@ class Jail:
         return mounts
 
 
-def jailed_sources() -> list[tuple[str, str]]:
-    """Name and source of every module of the jail, dependencies first."""
+def jailed_sources(modules: Sequence[str] = SLOT) -> list[tuple[str, str]]:
+    """Name and source of every module of a jail, dependencies first, the one with `main` last."""
     package = "services.reward_service.jailed"
-    return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in _MODULES]
+    return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in modules]
 
 
 def _bubblewrap_knows(flag: str) -> bool:
@@ -166,7 +176,7 @@ def _open_to_all(folder: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (path, *path.parents))
 
 
-def _own_user_id() -> int:
+def own_user_id() -> int:
     """A user id that no other slot has, within what this user namespace maps."""
     first, count = _HIGH_USER_IDS
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]

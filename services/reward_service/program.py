@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from services.protocol.code_tests import Limits
+from services.reward_service.compiler import Binary
 from services.reward_service.execution import Execution
 from services.reward_service.jailed.codec import encode
 
@@ -15,11 +16,11 @@ class Program:
 
     Attributes:
         source: of Python; empty if compiled.
-        binary: descriptor of a compiled program.
+        binary: a compiled program.
     """
 
     source: str = ""
-    binary: int | None = None
+    binary: Binary | None = None
 
     def run(self, stdin: str, limits: Limits) -> Execution:
         """The whole program, once."""
@@ -45,7 +46,7 @@ class Program:
             stdin=stdin,
             limits=limits,
             wall_s=idle_limit_s(limits),
-            program=self.binary,
+            program=None if self.binary is None else self.binary.descriptor,
         )
 
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
+from services.reward_service.compiler import Compiler
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import CoreQueue
 from services.reward_service.execution import SlotFailed
@@ -36,6 +37,7 @@ class Sandbox:
     def __init__(self, config: RewardServiceConfig) -> None:
         self.tier: Tier | None = None
         self.landlock_abi = 0
+        self.compiler: Compiler | None = None
         self._config = config
         self._seats: list[Seat] = []
         self._idle: list[Seat] = []
@@ -50,6 +52,7 @@ class Sandbox:
             InvalidInput: nothing that works is of the required tier; says what is missing.
         """
         jail = await self._strongest_jail()
+        self.compiler = Compiler(self._config, jail)
         self._seats = [self._new_seat(jail) for _ in range(self._config.slots)]
         self._idle = list(self._seats)
         for seat in self._seats:

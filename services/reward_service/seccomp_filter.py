@@ -112,6 +112,23 @@ PLAIN: dict[str, tuple[int, int | None]] = {
     "ftruncate": (77, 46),
 }
 
+# What a compiler needs beyond that; Landlock says on which files.
+COMPILER: dict[str, tuple[int, int | None]] = {
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fadvise64": (221, 223),
+    "fallocate": (285, 47),
+    "chdir": (80, 49),
+}
+
 # Allowed with certain arguments only.
 GUARDED: dict[str, tuple[int, int | None]] = {
     "clone": (56, 220),
@@ -158,13 +175,16 @@ class SeccompFilter:
     own_pid_at: int
 
 
-def build_filter(machine: str | None = None, *, programs: bool = False) -> SeccompFilter:
+def build_filter(
+    machine: str | None = None, *, programs: bool = False, compiler: bool = False
+) -> SeccompFilter:
     """Assemble the filter for a machine, by default this one.
 
     Args:
         machine: as `platform.machine` names it.
         programs: let a process start a program that it holds a descriptor of. It stays
             confined, Landlock lets it execute no file, and it can make no memory file.
+        compiler: let it make processes, start programs and change the modes of its files.
 
     Raises:
         InvalidInput: there is no table of system calls for the machine.
@@ -179,7 +199,7 @@ def build_filter(machine: str | None = None, *, programs: bool = False) -> Secco
     asm.if_equal(arch, if_false="kill_process")
     asm.load(NUMBER_AT)
     asm.if_at_least(_X32_BIT, if_true="deny")
-    for numbers in PLAIN.values():
+    for numbers in (PLAIN | COMPILER if compiler else PLAIN).values():
         if (number := numbers[column]) is not None:
             asm.if_equal(number, if_true="allow")
     if programs:
@@ -192,11 +212,11 @@ def build_filter(machine: str | None = None, *, programs: bool = False) -> Secco
         asm.label("execveat")  # only what a descriptor stands for
         asm.load(argument_at(4))
         asm.if_equal(_AT_EMPTY_PATH, if_true="allow", if_false="deny")
-    own_pid_at = _guards(asm)
+    own_pid_at = _guards(asm, processes=compiler)
     return SeccompFilter(program=asm.encode(), own_pid_at=own_pid_at)
 
 
-def _guards(asm: Assembler) -> int:
+def _guards(asm: Assembler, *, processes: bool) -> int:
     """The sections that look at arguments, and the ends; gives the place of the process id."""
     for name, index, values in (
         ("fcntl", 1, _FCNTL_COMMANDS),
@@ -213,10 +233,10 @@ def _guards(asm: Assembler) -> int:
     asm.if_equal(0, if_false="deny")
     asm.load(argument_at(2, high=True))
     asm.if_equal(0, if_true="allow", if_false="deny")
-    asm.label("clone")  # only threads
+    asm.label("clone")  # only threads, or processes, and never in new namespaces
     asm.load(argument_at(0))
-    asm.mask(_CLONE_THREAD | _CLONE_NAMESPACES)
-    asm.if_equal(_CLONE_THREAD, if_true="allow", if_false="deny")
+    asm.mask(_CLONE_NAMESPACES if processes else _CLONE_THREAD | _CLONE_NAMESPACES)
+    asm.if_equal(0 if processes else _CLONE_THREAD, if_true="allow", if_false="deny")
     asm.label("kill")
     asm.label("tgkill")
     asm.load(argument_at(0))

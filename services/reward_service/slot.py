@@ -176,16 +176,21 @@ def _ended(process: int, timeout_s: float) -> bool:
 def _make_files(execution: Execution) -> list[int]:
     """Payload, stdin, stdout, stderr and report as files in memory, in this order."""
     files: list[int] = []
-    for content in (execution.payload, execution.stdin, None, None, None):
-        descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        files.append(descriptor)
-        if content is not None:
-            view = memoryview(content)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.lseek(descriptor, 0, os.SEEK_SET)
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _READ_ONLY)
+    for content in (execution.payload, execution.stdin):
+        files.append(sealed_file(content))
+    files += [os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3)]
     return files
+
+
+def sealed_file(content: bytes) -> int:
+    """A memory file that nobody can change any more; the caller closes it."""
+    descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _READ_ONLY)
+    return descriptor
 
 
 def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:

@@ -1,7 +1,10 @@
 """Real sandboxes of both tiers, and jobs for them."""
 
+import atexit
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +39,25 @@ def new_scoring() -> Callable[..., Any]:
     return start_scoring
 
 
+@cache
+def _toolchain() -> str:
+    """One precompiled header for all tests; pytest's own folders are closed to the jails."""
+    folder = tempfile.mkdtemp(prefix="millrace-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 async def start_scoring(tier: str, **settings: Any) -> Scoring:
     if tier == "A" and shutil.which("bwrap") is None:
         pytest.skip("tier A needs bubblewrap, which is not installed")
     config = RewardServiceConfig.model_validate(
-        {"slots": 3, "require_tier": tier, "use_bubblewrap": tier == "A", **settings}
+        {
+            "toolchain_dir": _toolchain(),
+            "slots": 3,
+            "require_tier": tier,
+            "use_bubblewrap": tier == "A",
+            **settings,
+        }
     )
     scoring = Scoring(config)
     try:

@@ -3,19 +3,22 @@
 import hashlib
 import time
 from dataclasses import replace
+from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.code_tests import CodeTest
 from services.protocol.grader import CodeGrader, PythonFunctionGrader, PythonStdioGrader
-from services.protocol.reward_service import CheckedTest, Verdict
+from services.protocol.reward_service import CheckedTest, CompileRecord, Verdict
 from services.reward_service import policies
+from services.reward_service.compiler import Compiled
 from services.reward_service.core_queue import QueueFull
 from services.reward_service.execution import SlotFailed
 from services.reward_service.extraction import extract_code
 from services.reward_service.grade import Grade, failure, infra_failure
 from services.reward_service.graders.registry import grades
 from services.reward_service.jailed.codec import NoText
+from services.reward_service.judge import printable
 from services.reward_service.languages import Language, languages
 from services.reward_service.program import Program
 from services.reward_service.seat import SandboxCrashed, Seat
@@ -81,6 +84,7 @@ class _CodeJob:
         self._language, self._tools = language, tools
         self._tests_key = _digest(spec.model_dump_json())
         self.key = _digest(code, self._tests_key, f"{_HARNESS} {tools.sandbox.tier}")
+        self._compiled: CompileRecord | None = None
 
     async def grade(self) -> Grade:
         """Run it. What fails on our side is `infra_error`."""
@@ -111,7 +115,12 @@ class _CodeJob:
             return await self._run(seat)
 
     async def _run(self, seat: Seat) -> Grade:
-        program = Program(source=self._code)
+        compiled = await self._compile()
+        if compiled is not None and compiled.binary is None:
+            detail = printable(compiled.record.message)
+            return replace(failure(Verdict.COMPILE_ERROR, detail), **self._stamp())
+        binary = None if compiled is None else compiled.binary
+        program = Program(source=self._code, binary=binary)
         trial = Trial(program, self._spec, self._tests, static_types=self._language.static_types)
         order = self._tools.estimates.order(self._tests_key, len(self._tests))
         await trial.run(order, seat)
@@ -137,8 +146,26 @@ class _CodeJob:
             detail=detail,
             first_failure=None if failed is None else failed.test,
             tests=tuple(trial.checked),
-            tier=str(self._tools.sandbox.tier or ""),
+            **self._stamp(),
         )
+
+    async def _compile(self) -> Compiled | None:
+        """The program of a language that is compiled."""
+        if self._language.toolchain is None:
+            return None
+        compiler = self._tools.sandbox.compiler
+        assert compiler is not None, "the sandbox was started"
+        source = self._code
+        if self._spec.entry_point is not None:
+            if self._language.with_calls is None:
+                raise SlotFailed(f"{self._language.name} is graded by whole programs only")
+            source = self._language.with_calls(source, self._spec.entry_point)
+        compiled = await compiler.compile(source, self._language)
+        self._compiled = compiled.record
+        return compiled
+
+    def _stamp(self) -> dict[str, Any]:
+        return {"tier": str(self._tools.sandbox.tier or ""), "compile": self._compiled}
 
     def _count(self, checked: list[CheckedTest]) -> None:
         for test in checked:

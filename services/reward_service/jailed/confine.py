@@ -26,6 +26,9 @@ LANDLOCK_RULE_PATH_BENEATH = 1
 
 FS_READ_FILE, FS_READ_DIR = 1 << 2, 1 << 3
 FS_WRITE_FILE, FS_TRUNCATE = 1 << 1, 1 << 14
+FS_EXECUTE, FS_REMOVE_FILE, FS_MAKE_REG = 1 << 0, 1 << 5, 1 << 8
+FS_FOLDER = FS_READ_FILE | FS_READ_DIR | FS_WRITE_FILE | FS_TRUNCATE | FS_REMOVE_FILE | FS_MAKE_REG
+_ONLY_FOLDERS = FS_READ_DIR | FS_REMOVE_FILE | FS_MAKE_REG
 _FS_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _ALL_NET = 0b11
 _M_ARENA_MAX = -8
@@ -45,9 +48,17 @@ def prctl(option: int, value: int = 0, pointer: object = None) -> None:
 
 
 def create_ruleset(
-    readable: list[str], listable: list[str], writable: list[str]
+    readable: list[str],
+    listable: list[str],
+    writable: list[str],
+    *,
+    executable: list[str] | None = None,
+    folders: list[str] | None = None,
 ) -> tuple[int, int]:
     """A Landlock ruleset: what can be read, what can only be listed, what also be written.
+
+    For a compiler there is also what can be executed, and folders in which plain files can
+    be made and removed.
 
     It handles every right that the running kernel knows, so all others are denied. Paths
     that do not exist are left out.
@@ -80,6 +91,10 @@ def create_ruleset(
         _allow_beneath(ruleset, path, rights & FS_READ_DIR)
     for path in writable:
         _allow_beneath(ruleset, path, rights & (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE))
+    for path in executable or []:
+        _allow_beneath(ruleset, path, rights & (FS_EXECUTE | FS_READ_FILE | FS_READ_DIR))
+    for path in folders or []:
+        _allow_beneath(ruleset, path, rights & FS_FOLDER)
     return abi, ruleset
 
 
@@ -90,7 +105,7 @@ def _allow_beneath(ruleset: int, path: str, rights: int) -> None:
         return
     try:
         if not stat.S_ISDIR(os.fstat(place).st_mode):
-            rights &= ~FS_READ_DIR  # the kernel refuses it for a file
+            rights &= ~_ONLY_FOLDERS  # the kernel refuses it for a file
         rule = struct.pack("=Qi", rights, place)
         _syscall(
             LANDLOCK_ADD_RULE,

@@ -15,7 +15,8 @@ class Toolchain:
         compiler: an executable.
         flags: its arguments; it writes `program` in its working folder.
         header: source to be precompiled once, if the compiler can do that.
-        header_flags: its arguments then; it writes the file `header_output`.
+        header_flags: its arguments then; it writes the file `header_output` and finds the
+            source in a file of the same name without its last suffix.
         use_header: arguments that make it use the precompiled header, where `{folder}` is
             the folder with `header_output` in it.
         version_flags: arguments that make it print which version it is.

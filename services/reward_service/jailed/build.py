@@ -1,0 +1,63 @@
+"""Runs a compiler, once, under limits of its own. See `services.reward_service.compiler`."""
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+from services.reward_service.jailed import confine
+
+_KEPT = 3
+
+
+def main(control: socket.socket) -> None:
+    """Confine this process, run the compiler on the source received, and say how it ended."""
+    message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
+    order = json.loads(message)
+    try:
+        _confine(order)
+        reply = _compile(order, descriptors)
+    except OSError as error:
+        reply = {"failed": str(error)}
+    os.write(control.fileno(), json.dumps(reply).encode())  # no call of sockets is left to it
+
+
+def _confine(order: dict[str, Any]) -> None:
+    _, ruleset = confine.create_ruleset(
+        order["readable"],
+        [],
+        order["writable"],
+        executable=order["executable"],
+        folders=[order["folder"]],
+    )
+    confine.drop_privileges(order["user_id"])
+    os.chdir(order["folder"])
+    confine.limit_resources(
+        cpu_s=order["cpu_s"],
+        address_space=order["memory"],
+        file_size=order["output"],
+        processes=order["processes"],
+        stack=64 << 20,
+    )
+    program, own_pid_at = order["filter"]
+    confine.seal(ruleset, bytes.fromhex(program), own_pid_at)
+    os.close(ruleset)
+
+
+def _compile(order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    source, errors = descriptors
+    child = os.fork()
+    if child == 0:
+        try:
+            nothing = os.open("/dev/null", os.O_RDWR)
+            for number, descriptor in enumerate((source, nothing, errors)):
+                os.dup2(descriptor, number)
+            os.closerange(_KEPT, 1 << 16)
+            os.execve(order["command"][0], order["command"], order["environment"])
+        except OSError as error:
+            print(error, file=sys.stderr)  # noqa: T201 - its standard error is what is shown
+        os._exit(127)
+    _, status, usage = os.wait4(child, 0)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return {"exit": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s}

@@ -1,0 +1,44 @@
+"""C++17 and C++20 by the GNU compiler, as programs that need no library to run."""
+
+from pathlib import Path
+
+from services.reward_service.languages.language import Language, Toolchain
+
+_CALLS = (Path(__file__).parent / "cpp_calls.hpp").read_text(encoding="utf-8")
+_HEADER = "#include <bits/stdc++.h>\n" + _CALLS
+
+
+def with_calls(source: str, entry_point: str) -> str:
+    """The answer and a `main` that calls one of its functions.
+
+    A macro of the answer's may rename words of the language (`#define int long long` is
+    common), so nothing but names follows the answer.
+    """
+    owner, _, method = entry_point.rpartition(".")
+    function = f"&{owner}::{method}" if owner else f"&{method}"
+    return f"{source}\n#undef signed\nsigned main() {{ return millrace::serve({function}); }}\n"
+
+
+def _language(standard: str, *tags: str, suffixes: tuple[str, ...] = ()) -> Language:
+    flags = ("-x", "c++", f"-std=c++{standard}", "-O2", "-w", "-fmax-errors=3")
+    return Language(
+        name=f"cpp{standard}",
+        tags=(f"cpp{standard}", f"c++{standard}", *tags),
+        toolchain=Toolchain(
+            compiler="g++",
+            flags=(*flags, "-static", "-pipe", "-o", "program", "-"),
+            header=_HEADER,
+            header_flags=("-x", "c++-header", *flags[2:], "-o", "all.hpp.gch", "all.hpp"),
+            header_output="all.hpp.gch",
+            use_header=("-include", "{folder}/all.hpp"),
+        ),
+        with_calls=with_calls,
+        static_types=True,
+        suffixes=suffixes,
+    )
+
+
+LANGUAGES = (
+    _language("17", "cpp", "c++", "cc", "cxx", suffixes=(".cpp", ".cc", ".cxx")),
+    _language("20", "cpp", "c++", "cc", "cxx"),
+)
