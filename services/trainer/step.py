@@ -106,8 +106,11 @@ class TrainStep:
         self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
-            [self._prepared(micro, rows, held_version) for micro in minibatch.ranks[self._rank]]
-            for minibatch in minibatches
+            [
+                self._prepared(micro, rows, held_version, first=index == 0)
+                for micro in minibatch.ranks[self._rank]
+            ]
+            for index, minibatch in enumerate(minibatches)
         ]
         work = assign_credit(work, rows, batch, self._algorithm)
         if self._companions.critic is not None:
@@ -123,12 +126,15 @@ class TrainStep:
         return self._outcome(minibatches)
 
     def _prepared(
-        self, chosen: tuple[int, ...], rows: Sequence[Row], held_version: int
+        self, chosen: tuple[int, ...], rows: Sequence[Row], held_version: int, *, first: bool
     ) -> Prepared:
         """Collate rows, and score them before the first update where the algorithm wants it."""
         micro = collate([rows[i] for i in chosen], held_version).to(self._device)
         proximal = reference = None
-        if self._algorithm.ratio_anchor == "proximal":
+        # The first minibatch's forward pass for the loss is its proximal pass as well: no
+        # update comes before it.
+        scored_before = not first or self._algorithm.kl.in_reward
+        if self._algorithm.ratio_anchor == "proximal" and scored_before:
             with torch.no_grad():
                 proximal = self._policy(micro, self._temperature)[0]
             self._diagnostics.note_mismatch(micro, proximal)
@@ -159,9 +165,9 @@ class TrainStep:
             For each micro-batch the rows of tokens whose loss was not finite.
         """
         started = time.perf_counter()
-        # With a proximal pass the mismatch was taken over all tokens before any update;
-        # without one, only the first minibatch still sees the weights of the step's start.
-        note = first and self._algorithm.ratio_anchor == "behaviour"
+        # A proximal pass has taken the mismatch before any update; without one, only the
+        # first minibatch still sees the weights of the step's start.
+        note = first and not any(one.proximal is not None for one in work)
         scale = self._world_size / denominator(
             minibatch.tokens, minibatch.sequences, self._algorithm
         )
@@ -170,7 +176,7 @@ class TrainStep:
             micro = prepared.micro
             self._policy.reduce_gradients(index == len(work) - 1)
             current, entropy = self._policy(micro, self._temperature, "value")
-            tokens = _scored(prepared, current)
+            tokens = _scored(prepared, current, self._algorithm)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
                 micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
@@ -250,14 +256,16 @@ class TrainStep:
         )
 
 
-def _scored(prepared: Prepared, current: Tensor) -> ScoredTokens:
-    micro = prepared.micro
+def _scored(prepared: Prepared, current: Tensor, algorithm: AlgorithmConfig) -> ScoredTokens:
+    micro, proximal = prepared.micro, prepared.proximal
+    if algorithm.ratio_anchor == "proximal" and proximal is None:
+        proximal = current.detach()
     return ScoredTokens(
         current=current,
         behaviour=micro.behaviour,
         advantage=micro.advantage,
         sequence=micro.row,
         sequences=micro.sequences,
-        proximal=prepared.proximal,
+        proximal=proximal,
         reference=prepared.reference,
     )
