@@ -1,0 +1,169 @@
+"""A train step beside TRL's and beside the bare passes of the same tokens, in one run.
+
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install trl
+    .venv/bin/python benchmarks/train_step.py --peers /tmp/peers
+
+The same random Qwen3 of 7M parameters, the same 64 answers of uneven length, the same cores.
+Ways take turns, one at a time, and every ratio is the median of the rounds' ratios; the
+first round is dropped. Ours is everything that a rank does in a train step, the planning, the
+update, the diagnostics and the snapshot for the weight bus included; bare is nothing but
+forward and backward of micro-batches that were laid out before.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import train_step_batch
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+BASELINE = HERE / "baselines" / "train_step.json"
+BARS = {"behaviour": 0.9, "proximal": 0.9, "trl": 1.0}
+
+
+class Way:
+    """A process that does one thing at a time when told."""
+
+    def __init__(self, python: Path, script: str, *arguments: Any) -> None:
+        command = [str(python), str(HERE / script), *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._read()
+
+    def ask(self, what: str) -> Any:
+        """What it measured."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return self._read()["seconds"]
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found = json.loads(line)
+                if "ready" in found or "seconds" in found:
+                    return found
+        raise RuntimeError("a way ended early; its error is above")
+
+
+def main() -> None:
+    """Measure, print, and write the figures if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
+    parser.add_argument("--groups", type=int, default=8, help="of 8 answers")
+    parser.add_argument("--longest", type=int, default=320, help="tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
+    parser.add_argument("--rows", type=int, default=16, help="of TRL's forward passes")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(Path(folder), options)
+    show(result, Console(width=110))
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All rounds; every list holds seconds, a figure a round."""
+    train_step_batch.make(folder, groups=options.groups, longest=options.longest, seed=0)
+    answers = train_step_batch.read(folder)
+    common = ("--threads", options.threads)
+    ours = Way(
+        Path(sys.executable), "train_step_ours.py", folder, *common, "--tokens", options.tokens
+    )
+    peer = None
+    if options.peers:
+        python = options.peers / "bin" / "python"
+        rounds = ("--rounds", options.rounds + 2, "--rows", options.rows)
+        peer = Way(python, "train_step_peer.py", folder, *common, *rounds)
+    try:
+        rounds_taken = [one_round(ours, peer) for _ in range(options.rounds + 1)][1:]
+        memory = ours.ask("memory")
+    finally:
+        for way in filter(None, (ours, peer)):
+            way.close()
+    seconds = {name: [one[name] for one in rounds_taken] for name in rounds_taken[0]}
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": options.threads,
+        "answers": len(answers),
+        "tokens": sum(len(one.prompt) + len(one.response) for one in answers),
+        "seconds": seconds,
+        "scoring_peak_mib": memory,
+        "ratios": ratios(seconds),
+        "bars": BARS,
+    }
+
+
+def one_round(ours: Way, peer: Way | None) -> dict[str, float]:
+    """Every way once, the yardstick before and after ours."""
+    taken: dict[str, float] = {"bare": ours.ask("bare"), "bare padded": ours.ask("bare padded")}
+    for name in ("behaviour", "proximal"):
+        ours.ask(f"begin {name}")
+        ours.ask("step")  # the first one makes the optimizer's moments
+        taken[name] = ours.ask("step")
+        taken[f"bare, {name}"] = ours.ask("bare")
+    taken["bare forward"] = ours.ask("bare forward")
+    if peer is not None:
+        taken["trl"] = peer.ask("step")
+    return taken
+
+
+def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Medians over rounds; the second minibatch of two needs a proximal pass of its own."""
+
+    def median(above: list[float], below: list[float]) -> float:
+        return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+    both = [
+        bare + half / 2
+        for bare, half in zip(seconds["bare, proximal"], seconds["bare forward"], strict=True)
+    ]
+    found = {
+        "behaviour": median(seconds["bare, behaviour"], seconds["behaviour"]),
+        "proximal": median(both, seconds["proximal"]),
+        "padded bare": median(seconds["bare padded"], seconds["behaviour"]),
+    }
+    if "trl" in seconds:
+        found["trl"] = median(seconds["trl"], seconds["behaviour"])
+    return found
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print tokens a second and what they are of the yardsticks."""
+    table = Table(title=f"{result['tokens']} tokens in {result['answers']} answers")
+    for column in ("way", "ms", "tokens/s"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for name, seconds in result["seconds"].items():
+        middle = statistics.median(seconds)
+        table.add_row(name, f"{1e3 * middle:.0f}", f"{result['tokens'] / middle:,.0f}")
+    console.print(table)
+    for name, ratio in result["ratios"].items():
+        bar = BARS.get(name)
+        verdict = "" if bar is None else f"  (bar {bar:g}: {'met' if ratio >= bar else 'MISSED'})"
+        console.print(f"{name}: {ratio:.3f} times as fast as its yardstick{verdict}")
+    console.print("Peak MiB of scoring 2,048 tokens of 32,768:", result["scoring_peak_mib"])
+
+
+if __name__ == "__main__":
+    main()
