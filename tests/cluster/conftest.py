@@ -113,7 +113,7 @@ def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
     args = {application["name"]: application["args"] for application in content["applications"]}
     args["trainer"] |= {"model": str(model_dir), "checkpoints_kept": 100}
     args["rollout_server"] |= {"model": str(model_dir), "max_model_len": 1024}
-    args["orchestrator"] |= {"router_url": f"http://127.0.0.1:{port}"}
+    args["orchestrator"] |= {"router_url": f"http://127.0.0.1:{port}", "environments": True}
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)
     with PrivateCluster(num_cpus=2) as cluster:

@@ -1,0 +1,115 @@
+"""A real `verifiers` environment, with tools, played through the client an environment gets.
+
+It runs where verifiers 0.1 is installed: the package asks for older versions of others than
+the rest of Millrace, so it is no dependency of the tests.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from services.orchestrator.policy_client import connections, policy_client
+from services.orchestrator.verifiers_environment import load, task_rows, verifiers_rollout
+from services.protocol.errors import InvalidInput
+from services.protocol.task import Task
+
+ENVIRONMENT = '''
+import verifiers as vf
+from datasets import Dataset
+
+
+def times(a: int, b: int) -> int:
+    """Multiply.
+
+    Args:
+        a: one number.
+        b: the other.
+    """
+    return a * b
+
+
+def right(completion, answer) -> float:
+    return float(answer in str(completion[-1].content))
+
+
+def load_environment(largest: int = 3):
+    rows = [{"question": f"{n} times {n}?", "answer": str(n * n)} for n in range(2, largest + 1)]
+    return vf.ToolEnv(
+        tools=[times],
+        dataset=Dataset.from_list(rows),
+        eval_dataset=Dataset.from_list(rows[:1]),
+        rubric=vf.Rubric(funcs=[right]),
+        max_turns=4,
+    )
+'''
+
+
+def test_without_verifiers_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers", None)
+    with pytest.raises(InvalidInput, match="pip install 'millrace"):
+        load("anything")
+
+
+@pytest.fixture
+def squares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of an environment that can be imported."""
+    verifiers = pytest.importorskip("verifiers")
+    if not hasattr(verifiers, "ToolEnv"):
+        pytest.skip("needs verifiers 0.1")
+    (tmp_path / "millrace_squares.py").write_text(ENVIRONMENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "millrace-squares"
+
+
+class Policy:
+    """Calls the tool, then says what it heard; `asked` are the requests it got."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.sessions: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body)
+        self.sessions.append(request.headers["x-session-id"])
+        last = body["messages"][-1]
+        message: dict[str, Any] = {"role": "assistant", "content": f"It is {last['content']}."}
+        if last["role"] == "user":
+            call = {"name": "times", "arguments": json.dumps({"a": 3, "b": 3})}
+            tool = {"id": "c1", "type": "function", "function": call}
+            message = {"role": "assistant", "content": None, "tool_calls": [tool]}
+        reason = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "finish_reason": reason, "message": message}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        head = {"id": "c", "object": "chat.completion", "created": 1, "model": "policy"}
+        return web.json_response(head | {"choices": [choice], "usage": usage})
+
+
+async def test_an_episode_of_a_verifiers_environment_gets_its_rubrics_reward(squares: str) -> None:
+    rows = list(task_rows(load(squares, largest=3)))
+    assert [row["split"] for row in rows] == ["train", "train", "heldout"]
+    tasks = [Task.model_validate(row) for row in rows]
+    policy, app = Policy(), web.Application()
+    app.router.add_post("/v1/chat/completions", policy.answer)
+    async with TestServer(app) as server:
+        client = policy_client(
+            http=connections(),
+            url=f"http://127.0.0.1:{server.port}",
+            session={"x-session-id": "sess_1"},
+            api_key="none",
+            fixed={"temperature": 0.7, "model": "tiny"},
+            max_tokens=9,
+            seed=1,
+            timeout_s=20.0,
+        )
+        rollout = verifiers_rollout(squares, largest=3)
+        assert [await rollout(client, task) for task in tasks] == [0.0, 1.0, 0.0]
+    assert len(policy.asked) == 6, "a call of the tool and an answer each"
+    assert {(body["temperature"], body["max_tokens"]) for body in policy.asked} == {(0.7, 9)}
+    assert set(policy.sessions) == {"sess_1"}
+    assert {body["tools"][0]["function"]["name"] for body in policy.asked} == {"times"}
