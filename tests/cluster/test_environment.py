@@ -13,7 +13,8 @@ async def rollout(client, task):
         reply = await client.chat.completions.create(model="policy", messages=messages)
         said = reply.choices[0].message.content or ""
         lengths.append(len(said))
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "a plus b"}]
+        messages.append({"role": "assistant", "content": said})
+        messages.append({"role": "user", "content": "a plus b"})
     return float(sum(lengths) % 2)
 """
 
