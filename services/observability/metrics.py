@@ -182,6 +182,10 @@ class RunMetrics:
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")
     refills = _counter("run_refills", "Places of groups of equal rewards", "run", "outcome")
+    interruptions = _counter("run_interruptions", "Rollouts stopped at a batch's end", "run")
+    interruptions_missed = _counter(
+        "run_interruptions_missed", "Sessions that went on instead, with older weights", "run"
+    )
     ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
     end_failures = _counter("run_end_failures", "Last steps of a run that failed", "run", "part")

@@ -12,6 +12,7 @@ import aiohttp
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.environment_process import EnvironmentProcess, EpisodeFailed
+from services.orchestrator.interruption import interrupt_session
 from services.orchestrator.rollout import (
     WHOLE_DISTRIBUTION,
     Arrived,
@@ -48,6 +49,7 @@ class EpisodeSampler:
         self._slots = asyncio.Semaphore(config.max_connections)
         self._running: set[asyncio.Task[EpisodeFailed | RolloutFailed | None]] = set()
         self._http: aiohttp.ClientSession | None = None
+        self._open: dict[str, set[str]] = {}
 
     async def __aenter__(self) -> "EpisodeSampler":
         """Start the environment's process."""
@@ -78,6 +80,18 @@ class EpisodeSampler:
             last = next(f for f in reversed(failures) if f.reason == reason)
             problem = str(last).removeprefix(f"{reason}: ")
             raise RolloutFailed(reason, f"{len(failures)} of {request.n} episodes; {problem}")
+
+    async def interrupt(self, session: str, min_version: int) -> int:
+        """See `Sampler`; the next calls of its episodes wait, too."""
+        assert self._http is not None
+        url, key = self._config.router_url, self._key
+        stopped = await asyncio.gather(
+            *(
+                interrupt_session(self._http, url, name, min_version=min_version, headers=key)
+                for name in self._open.get(session, ())
+            )
+        )
+        return stopped.count(False)
 
     async def _all(self, episodes: list[_Episode]) -> list[EpisodeFailed | RolloutFailed | None]:
         async with asyncio.TaskGroup() as group:
@@ -123,6 +137,7 @@ class EpisodeSampler:
         session = await sessions.create({"rollout": request.session[-512:], "index": str(index)})
         failure: EpisodeFailed | None = None
         outcome: dict[str, Any] = {}
+        self._open.setdefault(request.session, set()).add(session)
         try:
             try:
                 episode = self._order(request, index, session, deadline)
@@ -131,6 +146,7 @@ class EpisodeSampler:
                 failure = error
             done = await sessions.finish(session)
         finally:
+            self._close(request.session, session)
             await sessions.delete(session)
         if failure is None and not done.trajectories:
             failure = _nothing(done)
@@ -143,6 +159,11 @@ class EpisodeSampler:
             else:
                 arrived(index, trajectory, _score(request, outcome.get("reward"), failure))
         return failure
+
+    def _close(self, rollout: str, session: str) -> None:
+        self._open[rollout].discard(session)
+        if not self._open[rollout]:
+            del self._open[rollout]
 
     def _order(
         self, request: RolloutRequest, index: int, session: str, deadline: float

@@ -36,8 +36,13 @@ _log = Log("orchestrator")
 
 @dataclass(kw_only=True)
 class _Rolling:
-    """A group's rollout in progress."""
+    """A group's rollout in progress.
 
+    Attributes:
+        session: of the attempt in progress, None while nothing is being sampled.
+    """
+
+    session: str | None = None
     task: asyncio.Task[None] | None = None
     answers: Answers | None = None
 
@@ -84,6 +89,7 @@ class Groups:
         )
         self._rolling: dict[int, _Rolling] = {}
         self._results: dict[int, GroupResult] = {}
+        self._interrupting: set[asyncio.Task[None]] = set()
         self.barren = BarrenRow(config, batch_groups=run.batch_groups)
         self.defect: BaseException | None = None
 
@@ -118,9 +124,30 @@ class Groups:
         self._schedule.restart(group.group_id, version)
         self.start(LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt))
 
+    def interrupt(self, min_version: int) -> None:
+        """Have every group that is still being sampled stop, and go on from this version.
+
+        Its finished siblings keep their results, the others their tokens.
+        """
+        sessions = [rolling.session for rolling in self._rolling.values() if rolling.session]
+        if sessions:
+            work = self._interrupt(sessions, min_version)
+            task = asyncio.create_task(work, name="interrupt")
+            self._interrupting.add(task)
+            task.add_done_callback(self._interrupting.discard)
+
+    async def _interrupt(self, sessions: list[str], min_version: int) -> None:
+        calls = (self._sampler.interrupt(session, min_version) for session in sessions)
+        missed = sum(await asyncio.gather(*calls))
+        RunMetrics.interruptions.inc(len(sessions), self._tags)
+        RunMetrics.interruptions_missed.inc(missed, self._tags)
+
     async def cancel_all(self) -> None:
         """End every rollout; the groups stay in flight in the ledger."""
         tasks = [rolling.task for rolling in self._rolling.values() if rolling.task]
+        tasks += self._interrupting
+        for task in self._interrupting:
+            task.cancel()
         for group_id in list(self._rolling):
             self._abandon(group_id)
         self._results.clear()
@@ -210,10 +237,13 @@ class Groups:
             versions = trajectory.oldest_version, trajectory.newest_version
             self._schedule.sampled(group.group_id, *versions)
 
+        request = self._request(group, task)
         self._barrier.enter()
+        rolling.session = request.session
         try:
-            await self._sampler.sample(self._request(group, task), arrived)
+            await self._sampler.sample(request, arrived)
         finally:
+            rolling.session = None
             self._barrier.leave()
         rolled_out = time.monotonic()
         self._schedule.rolled_out(group.group_id)

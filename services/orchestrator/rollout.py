@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
+from services.orchestrator.interruption import interrupt_session
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import Score
 from services.protocol.router import (
@@ -56,6 +57,13 @@ class Sampler(Protocol):
 
         Raises:
             RolloutFailed: what came before is whole, but the group is not.
+        """
+
+    async def interrupt(self, session: str, min_version: int) -> int:
+        """Have the rollout of a request stop where it is, and go on from this policy version.
+
+        Returns:
+            Sessions of the router that could not be interrupted: they go on as they are.
         """
 
 
@@ -167,6 +175,14 @@ class RolloutClient:
             last = f", last: {away}" if away else ""
             problem = f"not answered in {request.timeout_s:g} s{last}"
             raise RolloutFailed("deadline", problem) from None
+
+    async def interrupt(self, session: str, min_version: int) -> int:
+        """See `Sampler`."""
+        assert self._http is not None, "use the client as an async context"
+        url = self._config.router_url
+        return not await interrupt_session(
+            self._http, url, session, min_version=min_version, headers=self._key
+        )
 
     async def _unavailable(
         self, request: RolloutRequest, arrived: Arrived

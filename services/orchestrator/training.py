@@ -155,6 +155,8 @@ class TrainingLoop:
                 self._changes.notify()
                 continue
             wait_s = time.monotonic() - waiting_since
+            if self._run.schedule.unfinished == "interrupt":
+                self._groups.interrupt(self._trainer_version + 1)
             try:
                 await self._step(batch, results, wait_s)
             except TrainerLost as lost:

@@ -282,6 +282,15 @@ class FakeRouter:
     hold: Callable[[Asked, int], Awaitable[None]] | None = None
     delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
     sessions: FakeSessions | None = None
+    floors: dict[str, int] = field(default_factory=dict)
+    interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def interrupt(self, request: web.Request) -> web.Response:
+        name, body = request.match_info["name"], await request.json()
+        assert request.headers["x-session-id"] == name
+        self.floors[name] = body["min_version"]
+        self.interrupted.set()
+        return web.json_response({"id": name, "object": "session.interrupted", "stopped": 1})
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
@@ -316,6 +325,8 @@ class FakeRouter:
         await asyncio.sleep(self.delay(asked, index))
         if self.hold is not None:
             await self.hold(asked, index)
+        while (self.bus.committed[name] or 0) < self.floors.get(asked.session, 0):
+            await self.bus.watch(self.bus.revision, 1.0)
         last = self.bus.committed[name]
         self.sampled += asked.body["n"] > 1
         seed = (asked.body["seed"], json.dumps(asked.body["messages"]), index, first)
@@ -418,6 +429,7 @@ async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0,
     router = FakeRouter(bus)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", router.chat)
+    app.router.add_post("/v1/sessions/{name}/interrupt", router.interrupt)
     sessions = FakeSessions(bus)
     sessions.add_to(app)
     router.sessions = sessions

@@ -169,6 +169,8 @@ class SimulatedRouter:
     bus: FakeBus
     weather: Weather
     chance: random.Random
+    floors: dict[str, int] = field(default_factory=dict)
+    """Versions that interrupted sessions wait for."""
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Response tokens that reached an orchestrator, by session."""
 
@@ -197,6 +199,11 @@ class SimulatedRouter:
                 choice.cancel()
             await asyncio.gather(*choices, return_exceptions=True)
 
+    async def interrupt(self, session: str, min_version: int) -> int:
+        """See `Sampler`."""
+        self.floors[session] = min_version
+        return 0
+
     def _breaks(self, request: RolloutRequest) -> int | None:
         """At which answer the stream is cut; raises if the request is refused."""
         if self.chance.random() < self.weather.refused:
@@ -211,6 +218,9 @@ class SimulatedRouter:
         served: list[tuple[int, str]] = []
         name = await self._place(index)
         for _ in range(pieces := self.chance.randint(1, 3)):
+            while (self.bus.committed[name] or 0) < self.floors.get(request.session, 0):
+                await self.bus.watch(self.bus.revision, 1.0)
+                name = await self._place(index)
             version = self.bus.committed[name]
             if version is None:  # its replica is lost: the router goes on elsewhere
                 name = await self._place(index)
