@@ -81,14 +81,14 @@ class EpisodeSampler:
             problem = str(last).removeprefix(f"{reason}: ")
             raise RolloutFailed(reason, f"{len(failures)} of {request.n} episodes; {problem}")
 
-    async def interrupt(self, session: str, min_version: int) -> int:
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`; the next calls of its episodes wait, too."""
         assert self._http is not None
         url, key = self._config.router_url, self._key
         stopped = await asyncio.gather(
             *(
                 interrupt_session(self._http, url, name, min_version=min_version, headers=key)
-                for name in self._open.get(session, ())
+                for name in self._open.get(request.session, ())
             )
         )
         return stopped.count(False)

@@ -39,10 +39,10 @@ class _Rolling:
     """A group's rollout in progress.
 
     Attributes:
-        session: of the attempt in progress, None while nothing is being sampled.
+        request: of the attempt in progress, None while nothing is being sampled.
     """
 
-    session: str | None = None
+    request: RolloutRequest | None = None
     task: asyncio.Task[None] | None = None
     answers: Answers | None = None
 
@@ -129,17 +129,17 @@ class Groups:
 
         Its finished siblings keep their results, the others their tokens.
         """
-        sessions = [rolling.session for rolling in self._rolling.values() if rolling.session]
-        if sessions:
-            work = self._interrupt(sessions, min_version)
+        requests = [rolling.request for rolling in self._rolling.values() if rolling.request]
+        if requests:
+            work = self._interrupt(requests, min_version)
             task = asyncio.create_task(work, name="interrupt")
             self._interrupting.add(task)
             task.add_done_callback(self._interrupting.discard)
 
-    async def _interrupt(self, sessions: list[str], min_version: int) -> None:
-        calls = (self._sampler.interrupt(session, min_version) for session in sessions)
+    async def _interrupt(self, requests: list[RolloutRequest], min_version: int) -> None:
+        calls = (self._sampler.interrupt(request, min_version) for request in requests)
         missed = sum(await asyncio.gather(*calls))
-        RunMetrics.interruptions.inc(len(sessions), self._tags)
+        RunMetrics.interruptions.inc(len(requests), self._tags)
         RunMetrics.interruptions_missed.inc(missed, self._tags)
 
     async def cancel_all(self) -> None:
@@ -239,11 +239,11 @@ class Groups:
 
         request = self._request(group, task)
         self._barrier.enter()
-        rolling.session = request.session
+        rolling.request = request
         try:
             await self._sampler.sample(request, arrived)
         finally:
-            rolling.session = None
+            rolling.request = None
             self._barrier.leave()
         rolled_out = time.monotonic()
         self._schedule.rolled_out(group.group_id)

@@ -59,8 +59,8 @@ class Sampler(Protocol):
             RolloutFailed: what came before is whole, but the group is not.
         """
 
-    async def interrupt(self, session: str, min_version: int) -> int:
-        """Have the rollout of a request stop where it is, and go on from this policy version.
+    async def interrupt(self, request: "RolloutRequest", min_version: int) -> int:
+        """Have a rollout in progress stop where it is, and go on from this policy version.
 
         Returns:
             Sessions of the router that could not be interrupted: they go on as they are.
@@ -176,12 +176,12 @@ class RolloutClient:
             problem = f"not answered in {request.timeout_s:g} s{last}"
             raise RolloutFailed("deadline", problem) from None
 
-    async def interrupt(self, session: str, min_version: int) -> int:
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`."""
         assert self._http is not None, "use the client as an async context"
         url = self._config.router_url
         return not await interrupt_session(
-            self._http, url, session, min_version=min_version, headers=self._key
+            self._http, url, request.session, min_version=min_version, headers=self._key
         )
 
     async def _unavailable(

@@ -35,8 +35,14 @@ class MixedSampler:
 
     async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
         """As in `Sampler`."""
-        environment = request.task.environment if request.task else None
-        await self._samplers[environment].sample(request, arrived)
+        await self._of(request).sample(request, arrived)
+
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
+        """As in `Sampler`."""
+        return await self._of(request).interrupt(request, min_version)
+
+    def _of(self, request: RolloutRequest) -> RunSampler:
+        return self._samplers[request.task.environment if request.task else None]
 
 
 def run_sampler(run: RunConfig, config: OrchestratorConfig, run_id: str) -> RunSampler:

@@ -199,9 +199,9 @@ class SimulatedRouter:
                 choice.cancel()
             await asyncio.gather(*choices, return_exceptions=True)
 
-    async def interrupt(self, session: str, min_version: int) -> int:
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`."""
-        self.floors[session] = min_version
+        self.floors[request.session] = min_version
         return 0
 
     def _breaks(self, request: RolloutRequest) -> int | None:
