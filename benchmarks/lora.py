@@ -1,0 +1,183 @@
+"""What a LoRA adapter saves and costs beside full weights, in one run on this machine.
+
+    .venv/bin/python benchmarks/lora.py
+
+One rank trains a 29 M parameter model in float32: all of it, or an adapter. Then a vLLM
+engine is brought to the next version, as whole weights or as an adapter, and answers. Each
+way has a process of its own, so that memory is its own. Ratios are against full training.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from transformers import Qwen3Config
+
+RANK, ALPHA = 16, 32.0
+ANSWERS, TOKENS = 8, 128
+ROUNDS = 5
+WAYS = ("full", "merged", "adapter")
+
+
+def make_model(folder: Path) -> None:
+    """A model of random weights, with a tokenizer."""
+    from tests.rollout_server.conftest import build_model, policy
+
+    config = Qwen3Config(
+        vocab_size=4096,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    build_model(folder, config=config)
+    policy(folder, seed=0).save_pretrained(folder)
+
+
+def lora_of(way: str) -> dict[str, Any] | None:
+    """`trainer.lora` of a way."""
+    return None if way == "full" else {"rank": RANK, "alpha": ALPHA, "push": way}
+
+
+def train(way: str, model: str) -> dict[str, float]:
+    """One rank: bytes that travel, memory above the imports, seconds of a step and a snapshot."""
+    from services.protocol.algorithm import AlgorithmConfig
+    from services.protocol.trainer import RunStart
+    from services.trainer.config import TrainerConfig
+    from services.trainer.learner import Learner, join_group, open_store
+
+    given = {"model": model, "world_size": 1, "lora": lora_of(way)}
+    config = TrainerConfig.model_validate(given)
+    store = open_store("127.0.0.1")
+    join_group(config, 0, store, "127.0.0.1")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    learner = Learner(config)
+    with tempfile.TemporaryDirectory() as folder:
+        algorithm = AlgorithmConfig(learning_rate=1e-3)
+        start = RunStart(
+            run_id="r", checkpoint_dir=folder, algorithm=algorithm, temperature=1.0, seed=0
+        )
+        learner.start_run(start, 0)
+        steps = [learner.train(batch(step), step - 1, step) for step in range(1, ROUNDS + 1)]
+        learner.save(ROUNDS)
+        saved = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    sent = learner.shelf.get(ROUNDS)
+    assert sent is not None
+    return {
+        "wire_mb": sum(bucket.numel() for bucket in sent.buckets) / 1e6,
+        "checkpoint_mb": saved / 1e6,
+        "peak_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3,
+        "step_s": min(
+            one.seconds["forward_backward"] + one.seconds["optimizer"] for one in steps[1:]
+        ),
+        "snapshot_s": min(one.seconds["snapshot"] for one in steps[1:]),
+    }
+
+
+def batch(step: int) -> Any:
+    """Random answers to random prompts."""
+    from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
+    from services.protocol.trajectory import PolicySpan, Trajectory
+
+    draw = random.Random(step)
+    groups = []
+    for group in range(4):
+        prompt = tuple(draw.randrange(4096) for _ in range(32))
+        members = []
+        for _ in range(4):
+            response = tuple(draw.randrange(4096) for _ in range(64))
+            trajectory = Trajectory(
+                prompt_token_ids=prompt,
+                response_token_ids=response,
+                behaviour_logprobs=tuple(-8.0 for _ in response),
+                loss_mask=tuple(1 for _ in response),
+                spans=(PolicySpan(version=step - 1, start=0, end=64, replica_id="r"),),
+                finish_reason="stop",
+                text="",
+            )
+            members.append(ScoredTrajectory(trajectory=trajectory, reward=draw.random()))
+        groups.append(TrainGroup(group_id=group, trajectories=tuple(members)))
+    return TrainBatch(run_id="r", step=step, groups=tuple(groups))
+
+
+async def engine(way: str, model: str) -> dict[str, float]:
+    """Seconds that a commit stops generation, and tokens a second of several answers."""
+    from torch.distributed import TCPStore
+
+    from tests.rollout_server.conftest import HOST, Sender
+    from tests.rollout_server.served import serve, whole
+    from tests.rollout_server.test_adapter import Adapted
+
+    settings = {"lora_rank": RANK} if way == "adapter" else {}
+    sender = Sender(TCPStore(HOST, 0, is_master=True, wait_for_workers=False), world_size=1)
+    async with serve(Path(model), **settings) as served:
+        adapted = Adapted(served) if way == "adapter" else None
+        paused, rates = [], []
+        for seed in range(ROUNDS):
+            if adapted is not None:
+                version = await adapted.stage(sender, seed)
+            else:
+                version = await served.stage(sender, seed=seed)
+            paused.append(await served.loader.commit(version))
+            began = time.perf_counter()
+            await asyncio.gather(*(whole(served, TOKENS, f"{seed}/{i}") for i in range(ANSWERS)))
+            rates.append(ANSWERS * TOKENS / (time.perf_counter() - began))
+        sender.join()
+    return {"commit_s": min(paused[1:]), "tokens_per_s": max(rates[1:])}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure every way, and print it beside full training."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", choices=WAYS)
+    parser.add_argument("--engine", choices=WAYS)
+    parser.add_argument("--model")
+    arguments = parser.parse_args(argv)
+    if arguments.train:
+        print(json.dumps(train(arguments.train, arguments.model)), flush=True)
+        os._exit(0)  # nothing is left to write, and vLLM's libraries complain at length
+    if arguments.engine:
+        print(json.dumps(asyncio.run(engine(arguments.engine, arguments.model))), flush=True)
+        os._exit(0)
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder))
+        found = {
+            way: _own_process("--train", way, folder) | _own_process("--engine", way, folder)
+            for way in WAYS
+        }
+    for name in found["full"]:
+        row = "  ".join(
+            f"{way} {values[name]:9.3f} ({values[name] / found['full'][name]:5.2f}x)"
+            for way, values in found.items()
+        )
+        print(f"{name:14} {row}")
+
+
+def _own_process(kind: str, way: str, model: str) -> dict[str, float]:
+    command = [sys.executable, __file__, kind, way, "--model", model]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
+    lines = [line for line in said.stdout.splitlines() if line.startswith("{")]
+    found: dict[str, float] = json.loads(lines[-1])
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
