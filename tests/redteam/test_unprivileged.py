@@ -1,0 +1,88 @@
+"""The same attacks on a service that is nobody, not root."""
+
+import asyncio
+import multiprocessing
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.reward_service.jail import Jail
+from services.reward_service.scoring import Scoring
+from tests.redteam.test_python import ATTACKS, job_of
+
+NOBODY = 65534
+LIMIT_S = 100.0
+FAMILIES = ("call", "file", "resource")
+INTERPRETER = "/usr/bin/python3"
+"""Nobody may not enter the folder of the one that runs the tests, which may be root's home."""
+
+_ASK = "import sys, sysconfig; print(sys.base_prefix, sysconfig.get_path('stdlib'))"
+
+
+def _jail(*, namespaces: bool) -> Jail:
+    said = subprocess.run([INTERPRETER, "-c", _ASK], capture_output=True, text=True, check=True)
+    prefix, stdlib = said.stdout.split()
+    return Jail(
+        namespaces=namespaces,
+        interpreter=os.path.realpath(INTERPRETER),
+        prefix=prefix,
+        stdlib=stdlib,
+    )
+
+
+async def _attack(tier: str, new_scoring: Any, function_job: Any, program_job: Any) -> list[str]:
+    """Names and verdicts of the attacks that did not end as they should."""
+    scoring: Scoring = await new_scoring(tier)
+    try:
+        chosen = {
+            name: attack
+            for name, attack in ATTACKS.items()
+            if name.startswith(FAMILIES) and not attack.costly
+        }
+        jobs = [job_of(attack, function_job, program_job) for attack in chosen.values()]
+        scores = await scoring.score(jobs)
+        wrong = [
+            f"{name}: {score.verdict} {score.detail}"
+            for (name, attack), score in zip(chosen.items(), scores, strict=True)
+            if score.verdict not in attack.ends or score.reward != 0.0
+        ]
+        (after,) = await scoring.score([function_job("def f(a, b):\n    return a + b")])
+        return wrong if after.reward == 1.0 else [*wrong, f"an honest answer: {after}"]
+    finally:
+        scoring.close()
+
+
+def _as_nobody(answers: Any, *given: Any) -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    try:
+        answers.send(asyncio.run(_attack(*given)))
+    except BaseException as problem:  # noqa: BLE001  (pytest.skip is one; the test decides)
+        answers.send(problem)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+@pytest.mark.skipif(not Path(INTERPRETER).exists(), reason=f"needs {INTERPRETER}")
+@pytest.mark.parametrize("tier", ["A", "B"])
+def test_a_service_that_is_nobody_holds_as_well(
+    tier: str, new_scoring, function_job, program_job, monkeypatch
+) -> None:
+    monkeypatch.setattr(Jail, "here", _jail)
+    forks = multiprocessing.get_context("fork")
+    answers, theirs = forks.Pipe()
+    given = (theirs, tier, new_scoring, function_job, program_job)
+    child = forks.Process(target=_as_nobody, args=given)
+    child.start()
+    try:
+        assert answers.poll(LIMIT_S), "no answer from nobody"
+        answer = answers.recv()
+    finally:
+        child.kill()
+        child.join(LIMIT_S)
+    if isinstance(answer, BaseException):
+        raise answer
+    assert answer == []
