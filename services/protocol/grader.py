@@ -75,13 +75,12 @@ class PythonStdioGrader(StrictModel):
 class CodeGrader(StrictModel):
     """Code in any language of the service, of which the two above are short forms.
 
-    Exactly one of `tests`, `test_set` and `asserts` says what is tested.
+    Either `tests` or `test_set` says what is tested.
 
     Attributes:
         language: a name in the service's language table.
         tests: runs or calls, all of one kind; calls need an `entry_point`.
         test_set: SHA-256, in hex, of tests that the service was given beforehand.
-        asserts: Python test source: `assert` lines, or a function `check(candidate)`.
         entry_point: the function, or `Class.method`, that is called.
         template: as for `python_function`.
         checker: what makes an output or a result right.
@@ -95,7 +94,6 @@ class CodeGrader(StrictModel):
     language: str = "python"
     tests: list[CodeTest] | None = Field(default=None, min_length=1)
     test_set: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
-    asserts: str | None = Field(default=None, min_length=1)
     entry_point: str | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"
     )
@@ -108,23 +106,16 @@ class CodeGrader(StrictModel):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         _check_template(self.template)
-        sources = (self.tests, self.test_set, self.asserts)
-        if sum(source is not None for source in sources) != 1:
-            raise ValueError("give exactly one of tests, test_set and asserts")
-        if self.asserts is not None and self.language != "python":
-            raise ValueError("asserts are Python, so language must be python")
-        if self.asserts is not None and self.entry_point is None:
-            raise ValueError("asserts need an entry_point, the function they test")
-        if self.asserts is not None and self.checker is not None:
-            raise ValueError("asserts say themselves what is right, so leave out checker")
+        if (self.tests is None) == (self.test_set is None):
+            raise ValueError("give either tests or test_set")
         if self.tests is not None:
             check_tests(self.tests, self.entry_point)
         return self
 
     @property
     def total(self) -> int:
-        """Tests declared here; 0 where a test set has them, 1 for asserts."""
-        return len(self.tests) if self.tests is not None else int(self.asserts is not None)
+        """Tests declared here; 0 where a test set has them."""
+        return len(self.tests or [])
 
     @property
     def output_checker(self) -> Checker:

@@ -1,29 +1,55 @@
-"""The Serve application of the reward service."""
+"""The Serve application of the reward service: a handle API, and HTTP where it has a route."""
 
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
+from services.access.access_control import protect
+from services.peers import http_host
 from services.protocol.reward_service import Score, ScoreJob
 from services.reward_service.config import RewardServiceConfig
+from services.reward_service.http_api import http_api
 from services.reward_service.scoring import Scoring
 
+_QUEUED = "queued_cpu_s"
+_TARGET_S = 10.0
+"""Queued CPU-seconds of a replica at which another is worth its start."""
 
-@serve.deployment(
-    name="reward_service",
-    max_ongoing_requests=100_000,  # the sandbox's own queue bounds the work
-    graceful_shutdown_timeout_s=30,
-    health_check_period_s=10,
-    health_check_timeout_s=30,
-)
-class RewardDeployment:
+
+class RewardReplica:
     """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
 
-    async def __init__(self, config: RewardServiceConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    def __init__(self, config: RewardServiceConfig) -> None:
+        if config.access is not None:
+            config.access.check(http_host(), service="reward_service")
+        self._config = config
         self._scoring = Scoring(config)
+
+    async def __serve_build_asgi_app__(self) -> FastAPI:
+        """Start the sandbox, then the HTTP API, once the replica's event loop runs."""
         await self._scoring.start()
+        app = http_api(lambda: self._scoring, self._config)
+        if self._config.access is not None:
+            open_paths = ("/health",)
+            protect(app, self._config.access, service="reward_service", open_paths=open_paths)
+        return app
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does."""
         return await self._scoring.score(jobs)
+
+    async def stream(self, jobs: list[ScoreJob]) -> AsyncIterator[Score]:
+        """The same scores, each as soon as it is there."""
+        async for score in self._scoring.stream(jobs):
+            yield score
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve: estimated CPU-seconds of work that wait here."""
+        return {_QUEUED: self._scoring.sandbox.cores.queued_s}
 
     async def check_health(self) -> None:
         """Called by Serve.
@@ -39,10 +65,31 @@ class RewardDeployment:
         self._scoring.close()
 
 
+def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """As many replicas as have `_TARGET_S` CPU-seconds of queued work each."""
+    queued = (context.aggregated_metrics or {}).get(_QUEUED, {})
+    wanted = math.ceil(sum(queued.values()) / _TARGET_S)
+    return max(context.capacity_adjusted_min_replicas, wanted), context.policy_state or {}
+
+
 def build(config: RewardServiceConfig) -> serve.Application:
     """The application, for `deploy/*.yaml` and `serve.run`."""
-    options = {"num_cpus": config.num_cpus}
-    deployment = RewardDeployment.options(  # type: ignore[attr-defined]
-        num_replicas=config.replicas, ray_actor_options=options
+    scaling: dict[str, Any] = {"num_replicas": config.replicas}
+    if config.max_replicas is not None:
+        scaling = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=config.replicas,
+                max_replicas=config.max_replicas,
+                policy=AutoscalingPolicy(policy_function=wanted_replicas),  # type: ignore[no-untyped-call]
+            )
+        }
+    deployment = serve.deployment(
+        name="reward_service",
+        max_ongoing_requests=100_000,  # the sandbox's own queue bounds the work
+        graceful_shutdown_timeout_s=30,
+        health_check_period_s=10,
+        health_check_timeout_s=30,
+        ray_actor_options={"num_cpus": config.num_cpus},
+        **scaling,
     )
-    return deployment.bind(config)
+    return deployment(serve.ingress()(RewardReplica)).bind(config)

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from services.access.config import AccessConfig
 from services.protocol.strict import StrictModel
 
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
@@ -17,7 +18,14 @@ class RewardServiceConfig(StrictModel):
 
     Attributes:
         num_cpus: Ray CPUs of a replica; a claim in scheduling, not a limit.
-        replicas: Serve replicas.
+        replicas: Serve replicas; with `max_replicas` the fewest.
+        max_replicas: most replicas; more than `replicas` are started while estimated
+            CPU-seconds queue up. None for a fixed number.
+        access: keys for the HTTP API, which is served where the application has a route.
+        max_request_mb: longest HTTP body, MiB.
+        test_set_mb: memory for test sets, MiB of JSON.
+        test_set_dir: folder, shared by all replicas, in which test sets are kept as well.
+            Without it each replica knows only those that it was given itself.
         slots: sandboxes that run at the same time in a replica. More than there are cores
             makes verdicts depend on load.
         require_tier: `A` refuses to start without namespaces (bubblewrap); `B` is content
@@ -46,6 +54,11 @@ class RewardServiceConfig(StrictModel):
 
     num_cpus: float = Field(default=0.1, ge=0)
     replicas: int = Field(default=1, ge=1)
+    max_replicas: int | None = Field(default=None, ge=1)
+    access: AccessConfig | None = None
+    max_request_mb: int = Field(default=64, ge=1)
+    test_set_mb: int = Field(default=1024, ge=1)
+    test_set_dir: str | None = None
     slots: int = Field(default_factory=lambda: max(1, len(os.sched_getaffinity(0))), ge=1)
     require_tier: Literal["A", "B"] = "B"
     use_bubblewrap: bool = True

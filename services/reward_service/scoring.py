@@ -25,6 +25,7 @@ class Scoring:
     """Implements `services.protocol.reward_service.RewardService` in one process."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
+        self.config = config
         self.tools = Tools.of(config)
         self._deadline_s = config.answer_deadline_s
         self._failures_allowed = config.failures_until_unhealthy

@@ -9,6 +9,7 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.estimates import Estimates
 from services.reward_service.helper_process import HelperProcess
 from services.reward_service.sandbox import Sandbox
+from services.reward_service.test_sets import TestSets
 from services.reward_service.verdict_cache import VerdictCache
 
 _ASK_S = 0.01
@@ -25,6 +26,7 @@ class Tools:
         estimates: what was learned of tests.
         helper: process for maths and patterns.
         users: process for users' own functions.
+        test_sets: tests that jobs name by their hash.
         functions: where registered Python graders are, `module:function` by name.
         endpoints: where registered HTTP graders are, URL by name.
         failures_in_a_row: answers that no sandbox could be had for since the last good one.
@@ -35,6 +37,7 @@ class Tools:
     estimates: Estimates
     helper: HelperProcess
     users: HelperProcess
+    test_sets: TestSets
     functions: dict[str, str]
     endpoints: dict[str, str]
     failures_in_a_row: int = 0
@@ -50,6 +53,7 @@ class Tools:
             cache=VerdictCache(config.cache_entries),
             estimates=Estimates(config.cache_entries),
             helper=HelperProcess(["math_verify"], concurrency=config.slots),
+            test_sets=TestSets(most_bytes=config.test_set_mb << 20, folder=config.test_set_dir),
             users=HelperProcess(users, concurrency=config.user_grader_processes),
             functions=config.graders,
             endpoints=config.http_graders,

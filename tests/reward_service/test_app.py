@@ -1,7 +1,8 @@
 """The Serve application, in Serve's local testing mode and over a real handle."""
 
+from types import SimpleNamespace
+
 import pytest
-from ray import serve
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import ScoreJob, Verdict
@@ -18,9 +19,8 @@ def test_the_application_is_one_deployment_named_like_the_service() -> None:
 
 
 async def test_the_deployment_scores_and_ends_its_sandboxes(function_job) -> None:
-    deployment = app.RewardDeployment.func_or_class
-    replica = deployment.__new__(deployment)
-    await replica.__init__(RewardServiceConfig(slots=1, use_bubblewrap=False))
+    replica = app.RewardReplica(RewardServiceConfig(slots=1, use_bubblewrap=False))
+    await replica.__serve_build_asgi_app__()
     try:
         job: ScoreJob = function_job("def f(a, b):\n    return a + b")
         (score,) = await replica.score([job])
@@ -33,9 +33,8 @@ async def test_the_deployment_scores_and_ends_its_sandboxes(function_job) -> Non
 
 
 async def test_an_unhealthy_service_asks_serve_for_a_new_replica(monkeypatch) -> None:
-    deployment = app.RewardDeployment.func_or_class
-    replica = deployment.__new__(deployment)
-    await replica.__init__(RewardServiceConfig(slots=1, use_bubblewrap=False))
+    replica = app.RewardReplica(RewardServiceConfig(slots=1, use_bubblewrap=False))
+    await replica.__serve_build_asgi_app__()
     try:
         monkeypatch.setattr(type(replica._scoring), "healthy", False)
         with pytest.raises(RuntimeError, match="no sandbox"):
@@ -47,4 +46,16 @@ async def test_an_unhealthy_service_asks_serve_for_a_new_replica(monkeypatch) ->
 def test_an_unknown_key_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="slot"):
         RewardServiceConfig.from_data({"slot": 3}, source="deploy.yaml")
-    assert isinstance(app.RewardDeployment, serve.Deployment)
+
+
+def test_replicas_follow_the_queued_cpu_seconds() -> None:
+    built = app.build(RewardServiceConfig(replicas=1, max_replicas=4))
+    scaling = built._bound_deployment._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 4)
+    for queued, wanted in ({}, 1), ({"a": 5.0}, 1), ({"a": 15.0, "b": 11.0}, 3):
+        context = SimpleNamespace(
+            aggregated_metrics={"queued_cpu_s": queued},
+            capacity_adjusted_min_replicas=1,
+            policy_state={},
+        )
+        assert app.wanted_replicas(context)[0] == wanted

@@ -122,14 +122,16 @@ async def test_a_full_queue_holds_callers_in_the_cluster_back(
     new_scoring: NewScoring, function_job: JobMaker
 ) -> None:
     """They wait their turn instead of failing, and what waits stays below the bound."""
-    scoring = await new_scoring("B", slots=1, queue_cpu_s=0.03)
+    scoring = await new_scoring("B", slots=1, queue_cpu_s=0.001)
     try:
         jobs = [function_job(f"{RIGHT}\n# {number}") for number in range(8)]
+        busy = asyncio.create_task(scoring.score([function_job(BUSY, cpu_s=0.5)]))
         call = asyncio.create_task(scoring.score(jobs))
         await until(lambda: scoring.sandbox.cores.queued_s > 0)
         with pytest.raises(QueueFull):
             scoring.sandbox.cores.refuse_if_full()
         scores = await asyncio.wait_for(call, 60)
+        await busy
     finally:
         scoring.close()
     assert {score.verdict for score in scores} == {Verdict.ACCEPTED}

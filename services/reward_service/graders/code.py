@@ -8,7 +8,12 @@ from typing import Any
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.code_tests import CodeTest
-from services.protocol.grader import CodeGrader, PythonFunctionGrader, PythonStdioGrader
+from services.protocol.grader import (
+    CodeGrader,
+    PythonFunctionGrader,
+    PythonStdioGrader,
+    check_tests,
+)
 from services.protocol.reward_service import CheckedTest, CompileRecord, Verdict
 from services.reward_service import policies
 from services.reward_service.compiler import Compiled
@@ -42,7 +47,9 @@ async def grade_code(
     language = languages().get(spec.language)
     if language is None:
         return infra_failure(f"no language is named {spec.language!r}").of(spec.total)
-    tests = spec.tests or []
+    tests = tests_of(spec, tools)
+    if tests is None:
+        return infra_failure("its test set is not known here, or does not fit the grader")
     code = extract_code(completion, spec.template, tags=language.tags)
     if code is None:
         return failure(Verdict.NO_CODE, "no code").of(len(tests))
@@ -67,6 +74,18 @@ def as_code(grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader) -> Co
         )
     tests = [CodeTest(stdin=test.stdin, expected=test.expected) for test in grader.tests]
     return CodeGrader(kind="code", tests=tests, limits=grader.limits)
+
+
+def tests_of(spec: CodeGrader, tools: Tools) -> list[CodeTest] | None:
+    """A grader's tests, None if they cannot be had here."""
+    if spec.test_set is None:
+        return spec.tests
+    tests = tools.test_sets.get(spec.test_set)
+    try:
+        check_tests(tests or [], spec.entry_point)
+    except ValueError:
+        return None
+    return tests
 
 
 class _CodeJob:

@@ -1,0 +1,219 @@
+"""The HTTP face of the reward service."""
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import Field
+
+from services.access.access_control import KEY_NAME
+from services.observability.metrics import RewardMetrics
+from services.protocol.errors import InvalidInput
+from services.protocol.grader import (
+    AnyGrader,
+    CodeGrader,
+    Grader,
+    HttpGrader,
+    PythonGrader,
+    WeightedGrader,
+    check_tests,
+)
+from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.strict import StrictModel
+from services.reward_service.config import RewardServiceConfig
+from services.reward_service.core_queue import QueueFull, caller
+from services.reward_service.languages import languages
+from services.reward_service.scoring import Scoring
+from services.reward_service.user_graders import named_in
+
+
+class GradeJob(StrictModel):
+    """One answer. Without a `grader` of its own the request's grades it."""
+
+    job_id: str = Field(min_length=1, max_length=256)
+    completion: str
+    grader: Grader | None = None
+
+
+class GradeRequest(StrictModel):
+    """Answers to grade."""
+
+    jobs: list[GradeJob] = Field(min_length=1)
+    grader: Grader | None = None
+
+
+class _TooLarge(ValueError):
+    """The body is longer than this service takes."""
+
+
+def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
+    """The routes; every error has the body `{"error": {field, value, fix, message}}`."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await scoring().tools.aclose()
+
+    app = FastAPI(title="Millrace reward service", lifespan=lifespan)
+    app.add_exception_handler(InvalidInput, _invalid_input)
+    app.add_exception_handler(QueueFull, _queue_full)
+    app.add_exception_handler(_TooLarge, _too_large)
+    body = {"content": {"application/json": {"schema": GradeRequest.model_json_schema()}}}
+
+    @app.post("/v1/grade", openapi_extra={"requestBody": {"required": True, **body}})
+    async def grade(request: Request) -> StreamingResponse:
+        """Grade answers: one line of JSON for each, as soon as it is graded."""
+        jobs = _jobs(_parsed(await _body(request, config)), scoring(), config)
+        scoring().sandbox.cores.refuse_if_full()
+        caller.set(request.scope.get(KEY_NAME, ""))
+        return StreamingResponse(_lines(scoring(), jobs), media_type="application/x-ndjson")
+
+    @app.put("/v1/test-sets/{name}", status_code=201)
+    async def put_test_set(name: str, request: Request) -> dict[str, Any]:
+        """Hand tests over under the SHA-256 of the body, a JSON list of tests."""
+        text = await _body(request, config)
+        return {"test_set": name, "tests": scoring().tools.test_sets.put(name, text)}
+
+    @app.get("/v1/graders")
+    async def graders() -> dict[str, Any]:
+        """What can be graded, and in which languages."""
+        kinds = GradeRequest.model_json_schema()["$defs"]
+        return {
+            "kinds": {name: schema for name, schema in kinds.items() if name.endswith("Grader")},
+            "languages": sorted(languages()),
+            "python": _python_names(config),
+            "http": sorted(config.http_graders),
+        }
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether answers can be graded, and how well they are held."""
+        sandbox = scoring().sandbox
+        state = {
+            "healthy": scoring().healthy,
+            "tier": sandbox.tier,
+            "landlock_abi": sandbox.landlock_abi,
+            "queued_cpu_s": round(sandbox.cores.queued_s, 3),
+        }
+        return JSONResponse(state, status_code=200 if scoring().healthy else 503)
+
+    return app
+
+
+async def _lines(scoring: Scoring, jobs: list[ScoreJob]) -> AsyncIterator[bytes]:
+    """Scores as they come; a client that leaves ends the work."""
+    scores = scoring.stream(jobs)
+    try:
+        async for score in scores:
+            yield score_json(score).encode() + b"\n"
+    finally:
+        await scores.aclose()  # type: ignore[attr-defined]  # it is an async generator
+
+
+def score_json(score: Score) -> str:
+    """A score as one line of JSON."""
+    return json.dumps(dataclasses.asdict(score), allow_nan=False)
+
+
+async def _body(request: Request, config: RewardServiceConfig) -> bytes:
+    """Read no more than is allowed, whatever the client says of its length."""
+    most = config.max_request_mb << 20
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > most:
+            raise _TooLarge(f"more than {config.max_request_mb} MiB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _parsed(text: bytes) -> GradeRequest:
+    try:
+        data = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        fix = f"It is not UTF-8 at byte {error.start}."
+        raise InvalidInput("body", "(not text)", fix) from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("body", "(not JSON)", f"Send JSON: {error}.") from None
+    return GradeRequest.from_data(data, source="request")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) -> list[ScoreJob]:
+    seen: set[str] = set()
+    jobs = []
+    for number, job in enumerate(request.jobs):
+        if job.job_id in seen:
+            raise InvalidInput(f"jobs.{number}.job_id", job.job_id, "It is used twice.")
+        seen.add(job.job_id)
+        grader = job.grader or request.grader
+        if grader is None:
+            fix = "Give each job a grader, or the request one for all."
+            raise InvalidInput(f"jobs.{number}.grader", None, fix)
+        field = "grader" if job.grader is None else f"jobs.{number}.grader"
+        _check(grader, field, scoring, config)
+        jobs.append(ScoreJob(job_id=job.job_id, completion=job.completion, grader=grader))
+    return jobs
+
+
+def _check(grader: AnyGrader, field: str, scoring: Scoring, config: RewardServiceConfig) -> None:
+    """Refuse what only this service knows that it does not have."""
+    if isinstance(grader, WeightedGrader):
+        for number, part in enumerate(grader.parts):
+            _check(part.grader, f"{field}.parts.{number}.grader", scoring, config)
+    elif isinstance(grader, PythonGrader) and grader.name not in _python_names(config):
+        fix = f"Registered are {_python_names(config)}."
+        raise InvalidInput(f"{field}.name", grader.name, fix)
+    elif isinstance(grader, HttpGrader) and grader.name not in config.http_graders:
+        fix = f"Registered are {sorted(config.http_graders)}."
+        raise InvalidInput(f"{field}.name", grader.name, fix)
+    elif isinstance(grader, CodeGrader):
+        if grader.language not in languages():
+            fix = f"Known are {sorted(languages())}."
+            raise InvalidInput(f"{field}.language", grader.language, fix)
+        if grader.test_set is not None:
+            tests = scoring.tools.test_sets.get(grader.test_set)
+            if tests is None:
+                fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first."
+                raise InvalidInput(f"{field}.test_set", grader.test_set, fix)
+            try:
+                check_tests(tests, grader.entry_point)
+            except ValueError as problem:
+                raise InvalidInput(
+                    f"{field}.entry_point", grader.entry_point, str(problem)
+                ) from None
+
+
+def _python_names(config: RewardServiceConfig) -> list[str]:
+    return sorted({*config.graders, *named_in(config.grader_modules)})
+
+
+def _invalid_input(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidInput)
+    return _answer(400, error.field, error.value, error.fix)
+
+
+def _too_large(_: Request, error: Exception) -> JSONResponse:
+    return _answer(413, "body", str(error), "Send fewer jobs at a time, or a test set.")
+
+
+def _queue_full(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, QueueFull)
+    RewardMetrics.refusals.inc()
+    response = _answer(429, "jobs", str(error), "Try again later.")
+    response.headers["retry-after"] = str(round(error.retry_after_s))
+    return response
+
+
+def _answer(code: int, field: str, value: object, fix: str) -> JSONResponse:
+    shown = repr(value)[:200]
+    message = f"{field}: {shown} is not usable. {fix}"
+    error = {"field": field, "value": shown, "fix": fix, "message": message}
+    return JSONResponse({"error": error}, status_code=code)
