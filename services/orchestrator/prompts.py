@@ -1,9 +1,14 @@
 """The order in which prompts are used."""
 
 import random
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
+
+WINDOW = 4
+"""Blocks of a streamed source whose prompts are shuffled among each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +58,75 @@ class PromptOrder:
         return epoch, self._order[place]
 
 
+class BlockOrder:
+    """A seeded order without end of more prompts than can be shuffled at once.
+
+    Each epoch shuffles the blocks, and then the prompts of `WINDOW` neighbouring blocks among
+    each other, so that whoever reads them in this order has few blocks open at a time. Like
+    `PromptOrder` a pure function of seed and position; each prompt comes once in an epoch.
+    """
+
+    def __init__(self, *, seed: int, blocks: Sequence[int]) -> None:
+        self._seed = seed
+        self._sizes = blocks
+        self._starts = [0, *accumulate(blocks)]
+        if not self._starts[-1]:
+            raise ValueError("an order needs at least one prompt")
+        self._epoch = -1
+        self._windows: list[list[int]] = []
+        self._ends: list[int] = []
+        self._shuffled: tuple[int, list[int]] = (-1, [])
+
+    def at(self, position: int) -> tuple[int, int]:
+        """Epoch and prompt index at a 0-based position."""
+        epoch, place = divmod(position, self._starts[-1])
+        if epoch != self._epoch:
+            self._begin(epoch)
+        window = bisect_right(self._ends, place)
+        if self._shuffled[0] != window:
+            self._shuffled = window, self._prompts(window)
+        first = self._ends[window - 1] if window else 0
+        return epoch, self._shuffled[1][place - first]
+
+    def _begin(self, epoch: int) -> None:
+        order = list(range(len(self._sizes)))
+        random.Random(f"{self._seed}:{epoch}").shuffle(order)
+        self._windows = [order[at : at + WINDOW] for at in range(0, len(order), WINDOW)]
+        sizes = (sum(self._sizes[block] for block in window) for window in self._windows)
+        self._ends = list(accumulate(sizes))
+        self._epoch, self._shuffled = epoch, (-1, [])
+
+    def _prompts(self, window: int) -> list[int]:
+        blocks = self._windows[window]
+        prompts = [n for b in blocks for n in range(self._starts[b], self._starts[b + 1])]
+        random.Random(f"{self._seed}:{self._epoch}:{window}").shuffle(prompts)
+        return prompts
+
+
 class Mixture:
     """Several seeded orders, taken in turn so that each has its share by weight at any time.
 
     Like `PromptOrder` a pure function of the position: a resumed run counts again from the
-    first one, which takes a microsecond a position.
+    first one, which takes a microsecond a position. A source with `blocks` is shuffled by
+    them (`BlockOrder`), any other one as a whole.
     """
 
-    def __init__(self, *, seed: int, counts: Sequence[int], weights: Sequence[float]) -> None:
+    def __init__(
+        self,
+        *,
+        seed: int,
+        counts: Sequence[int],
+        weights: Sequence[float],
+        blocks: Mapping[int, Sequence[int]] | None = None,
+    ) -> None:
         used = [place for place, count in enumerate(counts) if count]
-        self._orders = [PromptOrder(seed=seed, count=counts[place]) for place in used]
+        streamed = blocks or {}
+        self._orders = [
+            BlockOrder(seed=seed, blocks=streamed[place])
+            if place in streamed
+            else PromptOrder(seed=seed, count=counts[place])
+            for place in used
+        ]
         self._starts = [sum(counts[:place]) for place in used]
         self._weights = [weights[place] for place in used]
         self._rewind()

@@ -2,16 +2,19 @@
 
 import json
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.orchestrator.prompts import WINDOW
 from services.protocol.errors import InvalidInput
 from services.protocol.task import NOT_SHOWN, TaskSource
 
-_CACHED_GROUPS = 4
+_BLOCK = 4096  # rows
 
 
 class Rows(Protocol):
@@ -19,6 +22,9 @@ class Rows(Protocol):
 
     def __len__(self) -> int:
         """How many."""
+
+    def blocks(self) -> list[int]:
+        """How many rows lie together, from the first row on: cheap to read one after another."""
 
     def place(self, number: int) -> str:
         """What an error message calls row `number`, counted from 0."""
@@ -63,6 +69,10 @@ class JsonLines:
     def __len__(self) -> int:
         return len(self._starts)
 
+    def blocks(self) -> list[int]:
+        """As in `Rows`."""
+        return _even_blocks(len(self))
+
     def place(self, number: int) -> str:
         """As in `Rows`."""
         return f"{self._path}, line {self._lines[number]}"
@@ -95,10 +105,15 @@ class ParquetRows:
         self._starts = [0]
         for group in groups:
             self._starts.append(self._starts[-1] + self._file.metadata.row_group(group).num_rows)
-        self._group: Callable[[int], Any] = lru_cache(_CACHED_GROUPS)(self._file.read_row_group)
+        # A streamed source is read some groups at a time, and retried groups come in between.
+        self._group: Callable[[int], Any] = lru_cache(WINDOW + 1)(self._file.read_row_group)
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    def blocks(self) -> list[int]:
+        """As in `Rows`: the file's row groups."""
+        return [end - start for start, end in pairwise(self._starts)]
 
     def place(self, number: int) -> str:
         """As in `Rows`."""
@@ -106,7 +121,7 @@ class ParquetRows:
 
     def row(self, number: int, *, quote: bool) -> Any:
         """As in `Rows`."""
-        group = next(i for i, end in enumerate(self._starts[1:]) if number < end)
+        group = bisect_right(self._starts, number) - 1
         return self._group(group).slice(number - self._starts[group], 1).to_pylist()[0]
 
 
@@ -120,6 +135,10 @@ class DatasetRows:
     def __len__(self) -> int:
         return len(self._dataset)
 
+    def blocks(self) -> list[int]:
+        """As in `Rows`."""
+        return _even_blocks(len(self))
+
     def place(self, number: int) -> str:
         """As in `Rows`."""
         return f"{self._name}, row {number + 1}"
@@ -127,6 +146,11 @@ class DatasetRows:
     def row(self, number: int, *, quote: bool) -> Any:
         """As in `Rows`."""
         return self._dataset[number]
+
+
+def _even_blocks(count: int) -> list[int]:
+    whole, rest = divmod(count, _BLOCK)
+    return [_BLOCK] * whole + ([rest] if rest else [])
 
 
 def _dataset_rows(source: TaskSource) -> Rows:

@@ -79,6 +79,8 @@ class TaskSource(StrictModel):
             are left alone. Without any, the rows have a task's own fields.
         grader: of all its tasks, where the rows have none.
         environment: of its tasks, in place of the run's (`RunConfig.environment`).
+        stream: read and check rows only when their turn comes; for more than fits into memory
+            or can be waited for. Its tasks go by its name and the row's number.
     """
 
     file: str | None = None
@@ -91,6 +93,14 @@ class TaskSource(StrictModel):
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None
     environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
+
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _stream_of_one_split(self) -> "TaskSource":
+        if self.stream and self.split is None:
+            raise ValueError("stream needs a split: which it is cannot be read from the rows")
+        return self
 
     @model_validator(mode="after")
     def _one_place(self) -> "TaskSource":
@@ -112,7 +122,8 @@ class TaskSource(StrictModel):
         """Its row `number` as a task; errors as in `task_of`."""
         fields = self._mapped(row, number, where) if self.columns else row
         if isinstance(fields, dict):
-            defaults = {"split": self.split, "grader": self.grader}
+            task_id = f"{self.name}:{number + 1}" if self.stream else None
+            defaults = {"task_id": task_id, "split": self.split, "grader": self.grader}
             fields = {name: value for name, value in defaults.items() if value} | fields
         return task_of(fields, where, quote=quote)
 
