@@ -1,0 +1,67 @@
+"""What the guides show of run files and of environments is accepted, and runs."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from services.protocol.errors import InvalidInput
+from services.protocol.orchestrator import RunConfig
+from services.protocol.task import Task
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUN = {"name": "r", "model": "m", "steps": 100, "batch_groups": 1, "group_size": 2}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+SNIPPETS = [
+    pytest.param(block, id=f"{page}-{number}")
+    for page in ("your-own-tasks.md", "evaluation.md", "environments.md")
+    for number, block in enumerate(blocks(page, "yaml"))
+]
+
+
+@pytest.mark.parametrize("snippet", SNIPPETS)
+def test_every_piece_of_a_run_file_is_accepted(snippet: str) -> None:
+    piece = yaml.safe_load(snippet)
+    tasks = {} if "tasks" in piece or "task_file" in piece else {"task_file": "tasks.jsonl"}
+    run = RunConfig.from_data(RUN | tasks | piece, source="guide")
+    assert set(piece) <= run.model_fields_set
+
+
+class Talker:
+    """Answers the same to everything; `turns` counts."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+        self.turns = 0
+        self.chat = SimpleNamespace(completions=self)
+
+    async def create(self, **_: object) -> SimpleNamespace:
+        self.turns += 1
+        message = SimpleNamespace(content=self._said)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message)])
+
+
+@pytest.mark.parametrize(("said", "reward", "turns"), [("done: 42", 1.0, 1), ("41", 0.0, 4)])
+async def test_the_rollout_of_the_guide_plays(said: str, reward: float, turns: int) -> None:
+    scope: dict[str, Any] = {}
+    exec(blocks("environments.md", "python")[0], scope)
+    row = {"task_id": "t", "split": "train", "messages": [{"role": "user", "content": "?"}]}
+    talker = Talker(said)
+    task = Task.model_validate(row | {"data": {"answer": "42"}})
+    assert await scope["rollout"](talker, task) == reward
+    assert talker.turns == turns
+
+
+def test_the_line_for_verifiers_names_the_adapter() -> None:
+    source = blocks("environments.md", "python")[1]
+    with pytest.raises((InvalidInput, ModuleNotFoundError), match="verifiers|my_environment"):
+        exec(source, {})
