@@ -63,5 +63,5 @@ async def test_the_rollout_of_the_guide_plays(said: str, reward: float, turns: i
 
 def test_the_line_for_verifiers_names_the_adapter() -> None:
     source = blocks("environments.md", "python")[1]
-    with pytest.raises((InvalidInput, ModuleNotFoundError), match="verifiers|my_environment"):
+    with pytest.raises((InvalidInput, ModuleNotFoundError), match=r"verifiers|my_environment"):
         exec(source, {})

@@ -45,8 +45,10 @@ def test_the_order_of_blocks_is_a_function_of_seed_and_position() -> None:
     assert [BlockOrder(seed=4, blocks=BLOCKS).at(i) for i in range(200)] != whole
 
 
-def streamed(tmp_path: Path, kind: str, count: int = 30, **source: Any) -> TaskTable:
-    path = write(tmp_path / kind, rows(count))
+def streamed(
+    tmp_path: Path, kind: str, table: list[dict[str, Any]] | None = None, **source: Any
+) -> TaskTable:
+    path = write(tmp_path / kind, table or rows(30))
     train = {"file" if "." in kind else "dataset": path, "columns": COLUMNS, "grader": GRADER}
     heldout = {"file": write(tmp_path / "h.jsonl", rows(2)), "columns": COLUMNS, "grader": GRADER}
     sources = [train | {"split": "train", "stream": True} | source, heldout | {"split": "heldout"}]
@@ -67,13 +69,10 @@ def test_a_streamed_source_gives_the_tasks_that_it_would_give_otherwise(
 
 
 def test_rows_are_read_when_their_turn_comes_and_a_bad_one_is_named_then(tmp_path: Path) -> None:
-    tasks = streamed(tmp_path, "s.jsonl")
+    table = rows(30)
+    table[8]["questiom"] = table[8].pop("question")
+    tasks = streamed(tmp_path, "s.jsonl", table)
     file = tmp_path / "s.jsonl"
-    text = file.read_text()
-    bad = text.replace('"question": "8 + 1?"', '"questiom": "8 + 1?"')
-    assert len(bad) == len(text)
-    with file.open("r+") as same:
-        same.write(bad)
     assert tasks[tasks.train[7]].data == {"answer": "8"}
     with pytest.raises(InvalidInput) as caught:
         _ = tasks[tasks.train[8]]

@@ -69,7 +69,7 @@ def test_a_parquet_file_with_a_tasks_own_columns_needs_no_mapping(tmp_path: Path
         for i in range(2)
     ]
     source = {"file": write(tmp_path / "own.parquet", own), "grader": GRADER}
-    assert table(source).train == ["train-0", "train-1"]
+    assert list(table(source).train) == ["train-0", "train-1"]
 
 
 @pytest.mark.parametrize(
