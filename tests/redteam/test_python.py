@@ -1,9 +1,7 @@
 """What a policy might try in Python, in both tiers: nothing gets out, nobody is hindered."""
 
 import asyncio
-import contextlib
 import itertools
-import os
 import platform
 from typing import Any
 
@@ -57,20 +55,12 @@ def test_there_are_enough_of_them_and_each_is_another() -> None:
     assert len({attack.code for attack in ATTACKS.values()}) == len(ATTACKS) >= 100
 
 
-@pytest.mark.parametrize(
-    "name", ["file: read the hosts", "file: list the root", "call: socketpair"]
-)
+@pytest.mark.parametrize("name", ["read the hosts", "list the root", "read the first process"])
 def test_an_attack_gets_through_where_no_sandbox_is(name: str) -> None:
-    """So that a table whose attacks cannot succeed anywhere would be seen."""
-    if name not in ATTACKS:
-        pytest.skip("its number is of another machine")
+    """So that a table whose attacks could succeed nowhere would be seen."""
     answer: dict[str, Any] = {}
-    exec(ATTACKS[name].code, answer)
-    before = set(os.listdir("/proc/self/fd"))
+    exec(FILES[name].code, answer)
     assert answer["f"]() == SECRET
-    for left in set(os.listdir("/proc/self/fd")) - before:
-        with contextlib.suppress(OSError):
-            os.close(int(left))
 
 
 @pytest.mark.asyncio(loop_scope="session")
