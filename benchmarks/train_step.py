@@ -3,7 +3,7 @@
     python -m venv /tmp/peers && /tmp/peers/bin/pip install trl
     .venv/bin/python benchmarks/train_step.py --peers /tmp/peers
 
-The same random Qwen3 of 7M parameters, the same 64 answers of uneven length, the same cores.
+The same random Qwen3 of 1.4M parameters, the same 32 answers of uneven length, the same cores.
 Ways take turns, one at a time, and every ratio is the median of the rounds' ratios; the
 first round is dropped. Ours is everything that a rank does in a train step, the planning, the
 update, the diagnostics and the snapshot for the weight bus included; bare is nothing but
@@ -67,12 +67,12 @@ def main() -> None:
     """Measure, print, and write the figures if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
-    parser.add_argument("--groups", type=int, default=8, help="of 8 answers")
+    parser.add_argument("--groups", type=int, default=4, help="of 8 answers")
     parser.add_argument("--longest", type=int, default=320, help="tokens of an answer")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
     parser.add_argument("--rows", type=int, default=16, help="of TRL's forward passes")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

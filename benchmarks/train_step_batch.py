@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-VOCABULARY = 4096
+VOCABULARY = 2048
 GROUP_SIZE = 8
 
 
@@ -34,11 +34,11 @@ def make(folder: Path, *, groups: int, longest: int, seed: int) -> None:
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=False,

@@ -1,6 +1,7 @@
 """Train steps of one rank of Millrace, and the bare passes that they are measured against."""
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 import train_step_batch
 from torch.nn import functional
-from train_step_batch import GROUP_SIZE, Answer
+from train_step_batch import GROUP_SIZE, VOCABULARY, Answer
 from transformers import AutoModelForCausalLM
 
 from services.protocol.algorithm import AlgorithmConfig
@@ -22,7 +23,7 @@ from services.trainer.learner import Learner, join_group, open_store
 from services.trainer.packed_attention import PACKED, packed_hidden, padded_hidden
 from services.trainer.token_logprobs import token_logprobs
 
-TRUE_LOGPROB = -8.3  # of a random model over 4,096 tokens: the clip is hardly ever reached
+TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
 
 
 class Steps:
