@@ -23,6 +23,9 @@ class Fleet:
         self._max_lag: int | None = None
         self._bound_due = False
         self._table: MemberTable | None = None
+        self._leased: tuple[Member, ...] = ()
+        self._live_version: int | None = None
+        self._slowest = -1
         self.pushes = 0
 
     async def watch(self) -> None:
@@ -52,6 +55,11 @@ class Fleet:
             # A restarted bus counts from 0 again.
             self.pushes += max(0, table.pushes - self._table.pushes)
         self._table = table
+        # Asked for at every change of the run, while the table changes with the weights.
+        self._leased = table.leased
+        self._live_version = min((_version(member) for member in self._leased), default=None)
+        in_service = [m for m in table.members if m.leased or m.state in _IN_SERVICE]
+        self._slowest = min((_version(member) for member in in_service), default=-1)
         self._changes.notify()
 
     async def bound_lag(self, max_lag: int | None, timeout_s: float) -> None:
@@ -81,18 +89,16 @@ class Fleet:
     @property
     def leased(self) -> tuple[Member, ...]:
         """Replicas that may be given work."""
-        return self._table.leased if self._table else ()
+        return self._leased
 
     @property
     def live_version(self) -> int | None:
         """The oldest version a leased replica serves; None while there is none."""
-        return min((_version(member) for member in self.leased), default=None)
+        return self._live_version
 
     def settled(self, version: int) -> bool:
         """Every replica in service has committed `version`, and one at least is leased."""
-        members = self._table.members if self._table else ()
-        in_service = [m for m in members if m.leased or m.state in _IN_SERVICE]
-        return bool(self.leased) and all(_version(m) >= version for m in in_service)
+        return bool(self._leased) and self._slowest >= version
 
     async def wait_settled(self, version: int, timeout_s: float) -> None:
         """Wait until every replica in service has committed `version`.
