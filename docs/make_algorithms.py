@@ -17,6 +17,7 @@ PARTS = {
     "Sums": ("aggregation",),
     "Importance corrections": ("correction",),
     "KL": ("kl",),
+    "Entropy": ("entropy",),
     "Safety": ("log_ratio",),
 }
 HEAD = """# Algorithms
@@ -25,7 +26,8 @@ Made from the docstrings by `python docs/make_algorithms.py`; change those, not 
 
 An algorithm is a choice of advantage, loss, aggregation and correction. `algorithm.preset`
 makes the choice of a paper; any key that is given as well wins. All keys are in
-[your-own-tasks.md](your-own-tasks.md).
+[your-own-tasks.md](your-own-tasks.md); what a step measures is in
+[diagnostics.md](diagnostics.md).
 
 Words: *behaviour* logprobs come from the engine that sampled, *proximal* ones are recomputed
 at the start of the train step, *current* ones belong to the weights being trained; `A` is the
@@ -57,8 +59,7 @@ def page() -> str:
     for title, names in PARTS.items():
         parts.append(f"## {title}\n")
         parts += [_module(TRAINER / "algorithms" / f"{name}.py") for name in names]
-    tree = ast.parse((TRAINER / "diagnostics.py").read_text(encoding="utf-8"))
-    return "\n".join([*parts, "## Diagnostics\n", f"{ast.get_docstring(tree)}\n"])
+    return "\n".join(parts)
 
 
 def _presets() -> str:

@@ -204,6 +204,7 @@ class TrainerMetrics:
     skipped_updates = _counter("trainer_skipped_updates", "Updates that were not finite", "run")
     mismatch = _gauge("trainer_mismatch_max", "Largest same-version logprob difference", "run")
     grad_norm = _gauge("trainer_grad_norm", "Global gradient norm", "run")
+    diagnostic = _gauge("trainer_diagnostic", "See docs/diagnostics.md", "run", "name")
     phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")
 
 

@@ -83,6 +83,10 @@ class Groups:
         self._record = record
         self._rates = rates
         self._retries = config.rollout_retries
+        # Lengths can tell answers of equal rewards apart; the trainer takes the penalty off.
+        self._takes_all = (
+            run.algorithm.learns_from_equal_rewards or run.algorithm.overlong_limit is not None
+        )
         self._tags = {"run": progress.run_id}
         self._barrier = BatchBarrier(
             batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
@@ -290,7 +294,7 @@ class Groups:
         if not result.trainable and self._refill(group_id):
             return
         self._results[group_id] = result
-        self._schedule.ready(group_id, oldest, trainable=result.trainable)
+        self._schedule.ready(group_id, oldest, trainable=result.trainable or self._takes_all)
 
     def _refill(self, group_id: int) -> bool:
         """Give the place of a group of equal rewards to another prompt, if that is wanted."""

@@ -25,7 +25,7 @@ class _OpenGroup:
         refills: how often its place in a batch was filled before.
         rolled_out: all its trajectories are there; they are being scored.
         ready: it is scored.
-        trainable: its rewards differ.
+        trainable: its rewards differ, or the algorithm learns from equal ones, too.
     """
 
     group_id: int

@@ -134,6 +134,7 @@ class AlgorithmConfig(StrictModel):
         overlong_limit: tokens at which an answer's reward is lowered by 1 (DAPO's soft
             punishment); None lowers none.
         overlong_buffer: tokens below `overlong_limit` over which that begins.
+        entropy_bonus: how much a nat of a token's entropy lowers its loss.
         kl: a penalty for leaving a reference model.
         gamma: discount per token, for `gae` and the `reinforce_plus_plus` kinds.
         gae_lambda: for `gae`: 0 trusts the critic, 1 the rewards.
@@ -173,6 +174,7 @@ class AlgorithmConfig(StrictModel):
     mask_truncated: bool = False
     overlong_limit: int | None = Field(default=None, ge=1)
     overlong_buffer: int = Field(default=0, ge=0)
+    entropy_bonus: float = Field(default=0.0, ge=0)
     kl: KlConfig = KlConfig()
     gamma: float = Field(default=1.0, gt=0, le=1)
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
@@ -245,7 +247,8 @@ class AlgorithmConfig(StrictModel):
     @property
     def learns_from_equal_rewards(self) -> bool:
         """Whether a sample group whose rewards are all equal can have a gradient."""
-        return self.kl.coefficient > 0 or self.has_critic or self._over_the_batch
+        pulled = self.kl.coefficient > 0 or self.entropy_bonus > 0
+        return pulled or self.has_critic or self._over_the_batch
 
     @property
     def _over_the_batch(self) -> bool:

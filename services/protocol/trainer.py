@@ -80,7 +80,7 @@ class TrainReport:
         metrics: scalars by name: loss, grad_norm, entropy, clip_fraction_low,
             clip_fraction_high, kl_behaviour, mismatch_max (largest |trainer - behaviour|
             logprob of tokens sampled under the version the trainer held, nats),
-            advantage_mean_abs and the rest of docs/algorithms.md.
+            advantage_mean_abs and the rest of docs/diagnostics.md.
         seconds: wall time by phase: `forward_backward`, `optimizer`, `snapshot`, `total`.
         skipped_groups: sample groups whose update was left out because it was not finite.
         checkpoint: what became of checkpoints begun before.

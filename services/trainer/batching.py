@@ -107,10 +107,22 @@ def lowered(batch: TrainBatch, rows: Sequence[Row], penalties: Sequence[float]) 
     return replace(batch, groups=tuple(groups))
 
 
-def left_out_fraction(batch: TrainBatch, rows: Sequence[Row]) -> float:
-    """Share of the tokens sampled by the policy that are in no row."""
-    sampled = sum(sum(one.trajectory.loss_mask) for g in batch.groups for one in g.trajectories)
-    return 1.0 - sum(row.trained_tokens for row in rows) / max(sampled, 1)
+def left_out(
+    batch: TrainBatch, rows: Sequence[Row], algorithm: AlgorithmConfig
+) -> dict[str, float]:
+    """Shares of the tokens sampled by the policy that are in no row, by cause and in all."""
+    trained = {(row.group_id, row.index) for row in rows}
+    counts = {"equal_rewards": 0, "truncated": 0}
+    sampled = 0
+    for group in batch.groups:
+        for index, one in enumerate(group.trajectories):
+            tokens = sum(one.trajectory.loss_mask)
+            sampled += tokens
+            if (group.group_id, index) not in trained:
+                cut = algorithm.mask_truncated and one.trajectory.finish_reason == "length"
+                counts["truncated" if cut else "equal_rewards"] += tokens
+    shares = {f"left_out_{cause}": count / max(sampled, 1) for cause, count in counts.items()}
+    return shares | {"left_out_fraction": sum(counts.values()) / max(sampled, 1)}
 
 
 def _check(group: TrainGroup) -> None:

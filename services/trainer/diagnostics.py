@@ -1,32 +1,6 @@
 """What a train step measured: sums over tokens, and how far trainer and engine are apart.
 
-Means are over trained tokens unless another base is named; probabilities are natural logs.
-
-- `loss`: what was minimised, over all minibatches of the step.
-- `grad_norm`: mean over the updates made, before clipping.
-- `entropy`: of the current policy, nats.
-- `clip_fraction_low`, `clip_fraction_high`: tokens on which that side of the clip acted.
-- `kl_behaviour`: `exp(d) - 1 - d` with `d = current - behaviour`, the estimate of
-  KL(behaviour || current).
-- `kl_proximal`: the same against the proximal policy, with `ratio_anchor: proximal`.
-- `kl_reference`: k3 against the reference model, where there is one.
-- `kl_penalty`: what the penalty adds to the loss of a token, or takes from its reward.
-- `effective_sample_size`: `(sum w)^2 / (N sum w^2)` with `w = exp(current - behaviour)`; 1
-  when all tokens weigh the same, near 0 when a few outweigh the rest.
-- `truncated_fraction`, `masked_fraction`: tokens that the importance correction capped, and
-  that it took out of the loss.
-- `left_out_fraction`: of all sampled tokens of the batch, those in groups of equal rewards
-  or in answers that `mask_truncated` leaves out.
-- `log_ratio_limited_fraction`: tokens whose log ratio was cut off at 20 nats.
-- `nonfinite_fraction`: tokens whose loss was NaN or infinite.
-- `skipped_updates`: updates left out because the gradient was not finite; the sample groups
-  are in the report's `skipped_groups` and in the log line `update_skipped`.
-- `advantage_mean_abs`: mean absolute advantage.
-- `mismatch_max`, `mismatch_tokens`: largest difference in logprob between trainer and engine
-  over the tokens sampled under the very weights that the trainer held, and their number.
-- `mismatch_p50_lagK`, `mismatch_p90_lagK`, `mismatch_p99_lagK`, `mismatch_tokens_lagK`: the
-  same difference in percentiles, to 4%, for tokens sampled K versions ago; K = 8 stands for
-  8 and more.
+docs/diagnostics.md says what each number means, what is healthy and what to do.
 """
 
 import torch
@@ -81,7 +55,6 @@ class StepDiagnostics:
         micro: MicroBatch,
         tokens: ScoredTokens,
         losses: PolicyLosses,
-        entropy: Tensor,
         shares: Tensor,
         kl_penalty: Tensor | None,
     ) -> None:
@@ -89,7 +62,8 @@ class StepDiagnostics:
         current, weight = tokens.current.detach(), micro.weight
         self._sums["loss"] += _finite(losses.tokens.loss * shares).sum(dtype=torch.float64)
         self._sums["tokens"] += weight.sum(dtype=torch.float64)
-        self._add(weight, "entropy", entropy)
+        if tokens.entropy is not None:
+            self._add(weight, "entropy", tokens.entropy)
         self._add(weight, "clip_fraction_low", losses.tokens.clipped_low)
         self._add(weight, "clip_fraction_high", losses.tokens.clipped_high)
         self._add(weight, "kl_behaviour", kl_from_sampled(tokens.behaviour, current))

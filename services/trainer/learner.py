@@ -15,7 +15,7 @@ from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
 from services.trainer.batching import (
-    left_out_fraction,
+    left_out,
     plan_microbatches,
     plan_minibatches,
     rows_of,
@@ -183,7 +183,7 @@ class Learner:
         )
         return RankStep(
             tokens=done.tokens,
-            metrics=done.metrics | {"left_out_fraction": left_out_fraction(batch, rows)},
+            metrics=done.metrics | left_out(batch, rows, self._algorithm),
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
             snapshot=snapshot,
             skipped_groups=done.skipped_groups,

@@ -13,6 +13,7 @@ from services.protocol.algorithm import AlgorithmConfig
 from services.trainer.algorithms.cispo import cispo_loss
 from services.trainer.algorithms.clip import clipped_surrogate
 from services.trainer.algorithms.correction import Correction, correct, mismatch_ratio
+from services.trainer.algorithms.entropy import entropy_bonus
 from services.trainer.algorithms.gspo import gspo_surrogate
 from services.trainer.algorithms.kl import kl_in_loss
 from services.trainer.algorithms.reinforce import reinforce_loss
@@ -52,11 +53,16 @@ def policy_losses(
         user_loss: in place of the built-in one.
 
     Raises:
-        ValueError: proximal or reference logprobs are missing, or the user's loss has a wrong
-            shape.
+        ValueError: proximal or reference logprobs or entropies are missing, or the user's
+            loss has a wrong shape.
         TypeError: the user's loss is no tensor of floats.
     """
     losses = _corrected(tokens, algorithm, user_loss)
+    if algorithm.entropy_bonus:
+        if tokens.entropy is None:
+            raise ValueError("an entropy bonus needs entropies")
+        bonus = entropy_bonus(tokens.entropy, algorithm.entropy_bonus)
+        losses = replace(losses, tokens=replace(losses.tokens, loss=losses.tokens.loss + bonus))
     if not algorithm.kl.in_loss:
         return losses
     penalty = kl_in_loss(tokens, algorithm.kl)

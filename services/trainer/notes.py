@@ -4,6 +4,8 @@ from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.trainer import CheckpointReport, TrainReport
 
+_SKIPPED = ("skipped_updates", "skipped_critic_updates")
+
 _log = Log("trainer")
 
 
@@ -32,8 +34,11 @@ def note_step(run_id: str, report: TrainReport) -> None:
     TrainerMetrics.tokens.inc(report.tokens, tags=run)
     TrainerMetrics.mismatch.set(report.metrics["mismatch_max"], run)
     TrainerMetrics.grad_norm.set(report.metrics["grad_norm"], run)
+    for name, value in report.metrics.items():
+        TrainerMetrics.diagnostic.set(value, run | {"name": name})
     if report.skipped_groups:
-        TrainerMetrics.skipped_updates.inc(report.metrics["skipped_updates"], tags=run)
+        skipped = (report.metrics.get(name, 0.0) for name in _SKIPPED)
+        TrainerMetrics.skipped_updates.inc(sum(skipped), tags=run)
         _log.warning(
             "update_skipped",
             why="loss or gradient not finite",

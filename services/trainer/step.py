@@ -175,8 +175,9 @@ class TrainStep:
         for index, prepared in enumerate(work):
             micro = prepared.micro
             self._policy.reduce_gradients(index == len(work) - 1)
-            current, entropy = self._policy(micro, self._temperature, "value")
-            tokens = _scored(prepared, current, self._algorithm)
+            wanted = "gradient" if self._algorithm.entropy_bonus else "value"
+            current, entropy = self._policy(micro, self._temperature, wanted)
+            tokens = _scored(prepared, current, entropy, self._algorithm)
             losses = policy_losses(tokens, self._algorithm, self._user_loss)
             shares = token_shares(
                 micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
@@ -186,7 +187,7 @@ class TrainStep:
             if note:
                 self._diagnostics.note_mismatch(micro, current)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
-            self._diagnostics.add(micro, tokens, losses, entropy, shares, penalty)
+            self._diagnostics.add(micro, tokens, losses, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
         self._clock["forward_backward"] += time.perf_counter() - started
         return bad
@@ -256,7 +257,9 @@ class TrainStep:
         )
 
 
-def _scored(prepared: Prepared, current: Tensor, algorithm: AlgorithmConfig) -> ScoredTokens:
+def _scored(
+    prepared: Prepared, current: Tensor, entropy: Tensor, algorithm: AlgorithmConfig
+) -> ScoredTokens:
     micro, proximal = prepared.micro, prepared.proximal
     if algorithm.ratio_anchor == "proximal" and proximal is None:
         proximal = current.detach()
@@ -268,4 +271,5 @@ def _scored(prepared: Prepared, current: Tensor, algorithm: AlgorithmConfig) -> 
         sequences=micro.sequences,
         proximal=proximal,
         reference=prepared.reference,
+        entropy=entropy,
     )

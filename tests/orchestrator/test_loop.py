@@ -199,6 +199,18 @@ async def test_groups_of_equal_rewards_are_filtered_and_count_towards_the_batch(
         assert rewards == {frozenset({0.0, 1.0})}
 
 
+@pytest.mark.parametrize(
+    "algorithm", [{"preset": "ppo"}, {"kl": {"coefficient": 0.1}}, {"overlong_limit": 9}]
+)
+async def test_algorithms_that_learn_from_equal_rewards_get_them(
+    tmp_path: Path, algorithm: dict[str, object]
+) -> None:
+    async with world(tmp_path) as cluster:
+        cluster.router.answers = lambda asked, index, version: True
+        status = await run_to_end(cluster, cluster.run_config(steps=2, algorithm=algorithm))
+        assert (status.ledger.filtered, status.ledger.trained) == (0, 8)
+
+
 async def test_dynamic_sampling_replaces_groups_of_equal_rewards(tmp_path: Path) -> None:
     async with world(tmp_path) as cluster:
         cluster.router.answers = lambda asked, index, version: (

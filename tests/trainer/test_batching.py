@@ -10,7 +10,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from services.trainer.batching import (
     Row,
-    left_out_fraction,
+    left_out,
     plan_microbatches,
     plan_minibatches,
     rows_of,
@@ -167,7 +167,15 @@ def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -
     algorithm = AlgorithmConfig(advantage="dr_grpo", mask_truncated=True)
     rows = rows_of(batch_of(group), algorithm)
     assert [row.advantage for row in rows] == pytest.approx([2 / 3, -1 / 3])
-    assert left_out_fraction(batch_of(group), rows) == pytest.approx(2 / 4)
+    assert left_out(batch_of(group), rows, algorithm) == {
+        "left_out_truncated": 2 / 4,
+        "left_out_equal_rewards": 0.0,
+        "left_out_fraction": 2 / 4,
+    }
+    equal = batch_of(group, group_of(make_trajectory, [1.0, 1.0]))
+    shares = left_out(equal, rows_of(equal, algorithm), algorithm)
+    assert shares["left_out_equal_rewards"] > 0
+    assert sum(shares.values()) == pytest.approx(2 * shares["left_out_fraction"])
 
 
 def test_long_answers_lose_reward_before_advantages_are_taken(make_trajectory) -> None:

@@ -21,6 +21,8 @@ class ScoredTokens:
         proximal: `[N]`, recomputed at the start of the train step; None unless
             `ratio_anchor` is `proximal`.
         reference: `[N]`, of the frozen reference model; None without one.
+        entropy: `[N]`, of the current policy at each token, nats; it has a gradient where
+            there is an entropy bonus.
     """
 
     current: Tensor
@@ -30,6 +32,7 @@ class ScoredTokens:
     sequences: int
     proximal: Tensor | None = None
     reference: Tensor | None = None
+    entropy: Tensor | None = None
 
     def sum_by_sequence(self, values: Tensor) -> Tensor:
         """`[N]` values summed over each sequence, laid out over its tokens again."""

@@ -96,6 +96,27 @@ def test_weighted_stale_tokens_have_the_gradient_of_the_reverse_divergence() -> 
         np.testing.assert_allclose(moving.grad.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
+def test_the_entropy_bonus_lowers_the_loss_by_the_exact_entropy() -> None:
+    logits = np.array([[0.3, -1.0, 0.7], [2.0, 0.0, -0.5]])
+    moving = torch.tensor(logits, requires_grad=True)
+    logprobs = moving.log_softmax(-1)
+    tokens = ScoredTokens(
+        current=logprobs[:, 0],
+        behaviour=logprobs[:, 0].detach(),
+        advantage=torch.zeros(2, dtype=torch.float64),
+        sequence=torch.tensor([0, 1]),
+        sequences=2,
+        entropy=-(logprobs.exp() * logprobs).sum(-1),
+    )
+    loss = policy_losses(tokens, AlgorithmConfig(entropy_bonus=0.25)).tokens.loss
+    loss.sum().backward()
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    entropy = -(shares * np.log(shares)).sum(-1, keepdims=True)
+    np.testing.assert_allclose(loss.detach().numpy(), -0.25 * entropy[:, 0], rtol=1e-12)
+    expected = 0.25 * shares * (np.log(shares) + entropy)
+    np.testing.assert_allclose(moving.grad.numpy(), expected, rtol=1e-9)
+
+
 def test_a_policy_far_from_its_reference_stays_finite_in_float32() -> None:
     for estimator in ("k2", "k3"):
         current = torch.tensor([-200.0, -0.1], requires_grad=True)
