@@ -4,6 +4,7 @@ An adapter means nothing without the exact model that it was trained on, and tha
 not travel with it.
 """
 
+import json
 from pathlib import Path
 
 from blake3 import blake3
@@ -33,10 +34,17 @@ def weight_files(model: str) -> list[Path]:
     """A model's weight files, in the order of their names.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: there are none, or not all that its index names.
     """
-    files = sorted(_folder(model).glob(_WEIGHTS))
-    if not files:
+    folder = _folder(model)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        # A folder from the Hub may hold the same weights in another layout besides.
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        files = [folder / name for name in sorted(named)]
+    else:
+        files = sorted(folder.glob(_WEIGHTS))
+    if not files or not all(file.is_file() for file in files):
         fix = "An adapter needs a frozen model: give a folder with weights in *.safetensors."
         raise InvalidInput("model", model, fix)
     return files
@@ -45,7 +53,11 @@ def weight_files(model: str) -> list[Path]:
 def _folder(model: str) -> Path:
     if not on_hub(model):
         return model_folder(model)
-    from huggingface_hub import snapshot_download  # comes with transformers; slow to import
+    # They come with transformers, and are slow to import.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    name = name_or_path(model)
-    return Path(snapshot_download(name, allow_patterns=[_WEIGHTS], local_files_only=True))
+    try:
+        return Path(snapshot_download(name_or_path(model), local_files_only=True))
+    except LocalEntryNotFoundError:
+        raise InvalidInput("model", model, "It has not been downloaded to this node.") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_arguments import server_arguments
 from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.rollout_server.preflight import check_model
+from services.rollout_server.replica_control import why_sleepless
 from services.transport.base_digest import base_digest
 from services.weight_bus.canary import largest_gap
 
@@ -238,3 +240,26 @@ def test_the_digest_of_a_base_is_of_every_byte_of_its_weights(tmp_path) -> None:
     assert base_digest(str(tmp_path)) == whole_digest
     (tmp_path / "model-2.safetensors").write_bytes(b"Second")
     assert base_digest(str(tmp_path)) != whole_digest
+
+
+def test_weights_in_another_layout_beside_those_of_the_index_are_not_digested(tmp_path) -> None:
+    build_model(tmp_path)
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").write_bytes(b"first")
+    with pytest.raises(InvalidInput, match="safetensors"):
+        base_digest(str(tmp_path))
+    (tmp_path / "model-2.safetensors").write_bytes(b"second")
+    alone = base_digest(str(tmp_path))
+    (tmp_path / "consolidated.safetensors").write_bytes(b"both")
+    assert base_digest(str(tmp_path)) == alone
+
+
+def test_an_engine_whose_frozen_weights_nobody_could_send_again_is_not_put_to_sleep() -> None:
+    config = RolloutServerConfig(
+        model="m", device="cuda", lora_rank=4, engine_args={"enable_sleep_mode": True}
+    )
+    refusal = why_sleepless(config)
+    assert refusal is not None
+    assert "use pause" in refusal.fix
+    assert why_sleepless(config.model_copy(update={"lora_rank": None})) is None
