@@ -38,7 +38,7 @@ def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     del os.environ["MILLRACE_CANARY"]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def nothing_grows(scoring: Scoring, processes_of) -> Iterator[None]:  # noqa: F811
     """A family of attacks leaves no process, no descriptor and no memory behind."""
     before = _account(scoring, processes_of)

@@ -14,6 +14,8 @@ from tests.redteam.on_resources import ON_RESOURCES
 from tests.redteam.on_the_machine import FILES, SYSTEM_CALLS
 from tests.redteam.on_the_verdict import IN_A_FUNCTION, IN_A_PROGRAM
 
+pytestmark = pytest.mark.usefixtures("nothing_grows")
+
 FAMILIES = {
     "call": SYSTEM_CALLS if platform.machine() == "x86_64" else {},
     "file": FILES,

@@ -4,6 +4,8 @@ import asyncio
 import multiprocessing
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,11 @@ def _jail(*, namespaces: bool) -> Jail:
     )
 
 
-async def _attack(tier: str, new_scoring: Any, function_job: Any, program_job: Any) -> list[str]:
+async def _attack(
+    toolchain: str, tier: str, new_scoring: Any, function_job: Any, program_job: Any
+) -> list[str]:
     """Names and verdicts of the attacks that did not end as they should."""
-    scoring: Scoring = await new_scoring(tier)
+    scoring: Scoring = await new_scoring(tier, toolchain_dir=toolchain)
     try:
         chosen = {
             name: attack
@@ -65,16 +69,24 @@ def _as_nobody(answers: Any, *given: Any) -> None:
         answers.send(problem)
 
 
+@pytest.fixture(scope="module")
+def toolchain() -> Iterator[str]:
+    """Nobody's own, outside pytest's folders, which are closed to others."""
+    with tempfile.TemporaryDirectory(prefix="millrace-nobody-") as folder:
+        yield folder
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
 @pytest.mark.skipif(not Path(INTERPRETER).exists(), reason=f"needs {INTERPRETER}")
 @pytest.mark.parametrize("tier", ["A", "B"])
 def test_a_service_that_is_nobody_holds_as_well(
-    tier: str, new_scoring, function_job, program_job, monkeypatch
+    tier: str, new_scoring, function_job, program_job, monkeypatch, toolchain
 ) -> None:
     monkeypatch.setattr(Jail, "here", _jail)
+    os.chown(toolchain, NOBODY, NOBODY)
     forks = multiprocessing.get_context("fork")
     answers, theirs = forks.Pipe()
-    given = (theirs, tier, new_scoring, function_job, program_job)
+    given = (theirs, toolchain, tier, new_scoring, function_job, program_job)
     child = forks.Process(target=_as_nobody, args=given)
     child.start()
     try:
@@ -83,6 +95,9 @@ def test_a_service_that_is_nobody_holds_as_well(
     finally:
         child.kill()
         child.join(LIMIT_S)
+        child.close()
+        answers.close()
+        theirs.close()
     if isinstance(answer, BaseException):
         raise answer
     assert answer == []
