@@ -15,18 +15,23 @@ import time
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward_service import CompileRecord
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.execution import SlotFailed
+from services.reward_service.execution import SlotFailed, SlotLost
 from services.reward_service.jail import BUILD, Jail, jailed_sources, own_user_id
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
+from services.reward_service.seat import SandboxCrashed
 from services.reward_service.seccomp_filter import build_filter
 from services.reward_service.slot import sealed_file
+
+_log = Log("reward_service")
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
 _INSIDE = ("/build", "/header")
@@ -94,7 +99,10 @@ class Compiler:
     async def compile(self, source: str, language: Language) -> Compiled:
         """A program for a source; identical sources are compiled once.
 
+        A jail that is lost is replaced once, as the slots of answers are.
+
         Raises:
+            SandboxCrashed: the source lost its jail twice.
             SlotFailed: no compiler could be run, which is nothing the source did.
         """
         content = source.encode("utf-8", "backslashreplace")
@@ -118,8 +126,16 @@ class Compiler:
             inside = _INSIDE[1] if self._jail.namespaces else str(header)
             flags = [flag.replace("{folder}", inside) for flag in toolchain.use_header] + flags
         limits = self._config.compile_cpu_s, self._config.compile_output_mb
-        built = await self._build(toolchain, flags, content, header, limits, "program")
-        return self._read(built)
+        build = partial(self._build, toolchain, flags, content, header, limits, "program")
+        try:
+            return self._read(await build())
+        except SlotLost as error:
+            _log.warning("compiler_lost", reason=str(error))
+            RewardMetrics.retries.inc()
+        try:
+            return self._read(await build())
+        except SlotLost as error:
+            raise SandboxCrashed(str(error)) from error
 
     def _read(self, built: dict[str, Any]) -> Compiled:
         output, message = built["output"], built["errors"]
@@ -152,14 +168,17 @@ class Compiler:
             if made.exists():
                 return folder
             limits = _HEADER_CPU_S, _HEADER_MB
-            built = await self._build(
-                toolchain,
-                list(toolchain.header_flags),
-                toolchain.header.encode(),
-                None,
-                limits,
-                toolchain.header_output,
-            )
+            try:
+                built = await self._build(
+                    toolchain,
+                    list(toolchain.header_flags),
+                    toolchain.header.encode(),
+                    None,
+                    limits,
+                    toolchain.header_output,
+                )
+            except SlotLost as error:  # no answer had a part in it
+                raise SlotFailed(f"the header could not be compiled: {error}") from error
             if built["exit"] != 0 or built["output"] is None:
                 raise SlotFailed(f"the header could not be compiled: {built['errors'][:200]}")
             folder.mkdir(mode=0o755, exist_ok=True)
@@ -181,7 +200,12 @@ class Compiler:
         limits: tuple[int, int],
         output: str,
     ) -> dict[str, Any]:
-        """Run the compiler once; `output` is what it leaves, None if nothing."""
+        """Run the compiler once; `output` is what it leaves, None if nothing.
+
+        Raises:
+            SlotFailed: it was never run.
+            SlotLost: its jail ended while it ran.
+        """
         work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
         if header is None and toolchain.header:
             (work / Path(output).stem).write_bytes(source)
@@ -250,9 +274,10 @@ class Compiler:
                 )
             ours.send(json.dumps(jailed_sources(BUILD)).encode())
             socket.send_fds(ours, [json.dumps(order).encode()], [given, errors])
-            reply, late = await _reply(ours, wall_s)
+            hello, _ = await _reply(ours, self._config.slot_start_s)
+            reply, late = await _last_reply(ours, wall_s) if "confined" in hello else (hello, False)
             said = os.pread(errors, _ERROR_BYTES, 0).decode(errors="replace")
-            if "failed" in reply or not (reply or late):
+            if "confined" not in hello or "failed" in reply:
                 raise SlotFailed(f"the compiler's jail: {reply.get('failed', said[-200:])}")
             facts = {"exit": reply.get("exit", -9), "cpu_s": reply.get("cpu_s", 0.0)}
             wall = time.monotonic() - started
@@ -277,6 +302,21 @@ async def _reply(control: socket.socket, wall_s: float) -> tuple[dict[str, Any],
     except TimeoutError:
         return {}, True
     return (json.loads(message) if message else {}), False
+
+
+async def _last_reply(control: socket.socket, wall_s: float) -> tuple[dict[str, Any], bool]:
+    """The same of a jail in which a source was compiled.
+
+    Raises:
+        SlotLost: it ended without a word.
+    """
+    try:
+        reply, late = await _reply(control, wall_s)
+    except (OSError, ValueError) as error:
+        raise SlotLost(f"the compiler's jail: {type(error).__name__}: {error}") from error
+    if not (reply or late):
+        raise SlotLost("the compiler's jail hung up")
+    return reply, late
 
 
 def _plain_file(path: Path, most: int) -> bytes | None:

@@ -12,15 +12,21 @@ _KEPT = 3
 
 
 def main(control: socket.socket) -> None:
-    """Confine this process, run the compiler on the source received, and say how it ended."""
+    """Confine this process, say so, run the compiler on the source received, and say how it
+    ended: what goes wrong before the first message is nothing that a source did."""
     message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 2)
     order = json.loads(message)
     try:
         _confine(order)
+        _say(control, {"confined": True})
         reply = _compile(order, descriptors)
     except OSError as error:
         reply = {"failed": str(error)}
-    os.write(control.fileno(), json.dumps(reply).encode())  # no call of sockets is left to it
+    _say(control, reply)
+
+
+def _say(control: socket.socket, message: dict[str, Any]) -> None:
+    os.write(control.fileno(), json.dumps(message).encode())  # no call of sockets is left to it
 
 
 def _confine(order: dict[str, Any]) -> None:
