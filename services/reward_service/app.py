@@ -24,10 +24,11 @@ class RewardReplica:
     """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
-        if config.access is not None:
-            config.access.check(http_host(), service="reward_service")
         self._config = config
         self._scoring = Scoring(config)
+        config.check_cores()
+        if config.access is not None:
+            config.access.check(http_host(), service="reward_service")
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Start the sandbox, then the HTTP API, once the replica's event loop runs."""

@@ -6,11 +6,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from services.access.config import AccessConfig
+from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
 
 _MODULE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _URL = r"^https?://"
 _PLACE = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+
+
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
 
 
 class RewardServiceConfig(StrictModel):
@@ -26,8 +32,8 @@ class RewardServiceConfig(StrictModel):
         test_set_mb: memory for test sets, MiB of JSON.
         test_set_dir: folder, shared by all replicas, in which test sets are kept as well.
             Without it each replica knows only those that it was given itself.
-        slots: sandboxes that run at the same time in a replica. More than there are cores
-            makes verdicts depend on load.
+        slots: sandboxes that run at the same time in a replica. More than it has cores
+            would make verdicts depend on load and is refused where the replica starts.
         require_tier: `A` refuses to start without namespaces (bubblewrap); `B` is content
             with Landlock, seccomp and limits, which ordinary containers allow.
         use_bubblewrap: try namespaces at all.
@@ -59,7 +65,7 @@ class RewardServiceConfig(StrictModel):
     max_request_mb: int = Field(default=64, ge=1)
     test_set_mb: int = Field(default=1024, ge=1)
     test_set_dir: str | None = None
-    slots: int = Field(default_factory=lambda: max(1, len(os.sched_getaffinity(0))), ge=1)
+    slots: int = Field(default_factory=cores_here, ge=1)
     require_tier: Literal["A", "B"] = "B"
     use_bubblewrap: bool = True
     queue_cpu_s: float = Field(default=3600.0, gt=0)
@@ -79,3 +85,13 @@ class RewardServiceConfig(StrictModel):
     http_graders: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field(
         default_factory=dict
     )
+
+    def check_cores(self) -> None:
+        """Refuse more slots than this machine has cores; the file may be read on another.
+
+        Raises:
+            InvalidInput: naming both.
+        """
+        if self.slots > (cores := cores_here()):
+            fix = f"This replica may use {cores} cores: give at most as many slots, or none."
+            raise InvalidInput("slots", self.slots, fix)

@@ -1,5 +1,6 @@
 """The Serve application, in Serve's local testing mode and over a real handle."""
 
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -46,6 +47,16 @@ async def test_an_unhealthy_service_asks_serve_for_a_new_replica(monkeypatch) ->
 def test_an_unknown_key_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="slot"):
         RewardServiceConfig.from_data({"slot": 3}, source="deploy.yaml")
+
+
+def test_more_slots_than_cores_are_refused_where_the_replica_starts(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5})
+    config = RewardServiceConfig(slots=4)  # a file for another machine can be read
+    with pytest.raises(InvalidInput, match=r"slots: 4 is not usable.*3 cores") as problem:
+        app.RewardReplica(config)
+    assert problem.value.field == "slots"
+    RewardServiceConfig(slots=3).check_cores()
+    assert RewardServiceConfig().slots == 3
 
 
 def test_replicas_follow_the_queued_cpu_seconds() -> None:
