@@ -159,7 +159,6 @@ class RewardMetrics:
     retries = _counter("reward_retries", "Jobs run again after losing their sandbox")
     slot_restarts = _counter("reward_slot_restarts", "Sandboxes started anew after a loss")
     helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
-    denied = _counter("reward_denied", "Runs that a layer of the jail stopped or refused", "layer")
     refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
     queue = _gauge("reward_queue", "Pieces of work waiting for a core")
     queued_cpu = _gauge("reward_queued_cpu_seconds", "Estimated CPU-seconds waiting for a core")
