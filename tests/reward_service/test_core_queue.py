@@ -1,0 +1,44 @@
+"""Cores are shared fairly between callers, and who leaves the queue leaves no trace."""
+
+import asyncio
+
+import pytest
+
+from services.reward_service.core_queue import CoreQueue, QueueFull, caller
+
+
+async def work(queue: CoreQueue, who: str, estimate_s: float, done: list[str]) -> None:
+    caller.set(who)
+    async with queue.core(estimate_s):
+        done.append(who)
+        await asyncio.sleep(0)
+
+
+async def test_callers_share_the_cores_by_work_whoever_came_first() -> None:
+    queue = CoreQueue(cores=1, bound_s=100, wait_s=10)
+    done: list[str] = []
+    jobs = [("many", 1.0)] * 6 + [("few", 1.0)] * 2 + [("large", 3.0)]
+    await asyncio.gather(*(work(queue, who, size, done) for who, size in jobs))
+    # "many" held the core before the others came; from then on they take turns.
+    assert done[0] == "many"
+    assert sorted(done[1:5]) == ["few", "few", "many", "many"]
+    assert done.index("large") < 7
+    assert queue.queued_s == 0
+
+
+async def test_who_gives_up_waiting_leaves_no_trace() -> None:
+    queue = CoreQueue(cores=1, bound_s=1, wait_s=0.01)
+    async with queue.core(1.0):
+        with pytest.raises(QueueFull, match="no core"):
+            async with queue.core(5.0):
+                raise AssertionError("it cannot be had")
+        waiting = asyncio.create_task(work(queue, "gone", 5.0, []))
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull) as full:
+            queue.refuse_if_full()
+        assert full.value.retry_after_s >= 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert queue.queued_s == 0
+    async with queue.core(1.0):
+        queue.refuse_if_full()
