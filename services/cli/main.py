@@ -13,6 +13,7 @@ from services.cli.demo import DemoOptions, demo
 from services.cli.dry_run import explain
 from services.cli.export import add_export_command
 from services.cli.follow import ENDED, follow_or_stop
+from services.cli.grade import add_grade_command
 from services.cli.member_listing import show_members
 from services.cli.run_commands import active_run, add_commands
 from services.cli.run_file import read_run_file
@@ -200,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     add_commands(commands, served)
     _add_bus_commands(commands)
     add_export_command(commands)
+    add_grade_command(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")
