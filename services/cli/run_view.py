@@ -77,6 +77,9 @@ class RunView:
         table.add_row(
             "policy", f"version {_number(status.policy_version)}", _staleness(status.staleness)
         )
+        for side, causes in status.idle.items():
+            if causes:
+                table.add_row(f"{side} idle", _idle(causes))
         table.add_row("replicas", f"{status.live_replicas} leased")
         table.add_row("ledger", ledger_text(status.ledger))
         if self._seconds:
@@ -86,6 +89,12 @@ class RunView:
         if status.failures:
             table.add_row("failures", Text(failures_text(status.failures)))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
+
+
+def _idle(causes: Mapping[str, float]) -> str:
+    """Idle shares in one line, the largest first."""
+    parts = sorted(causes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{share:.0%} {cause}" for cause, share in parts if share >= 0.005)
 
 
 def ledger_text(counts: LedgerCounts) -> str:

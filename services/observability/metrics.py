@@ -181,6 +181,9 @@ class RunMetrics:
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")
     refills = _counter("run_refills", "Places of groups of equal rewards", "run", "outcome")
+    idle = _counter("run_idle_seconds", "Seconds that a side waited", "run", "side", "cause")
+    length_bias = _gauge("run_length_bias", "Mean length trained over sampled, less 1", "run")
+    masked_tokens = _counter("run_masked_tokens", "Trained without gradient: too old", "run")
     interruptions = _counter("run_interruptions", "Rollouts stopped at a batch's end", "run")
     interruptions_missed = _counter(
         "run_interruptions_missed", "Sessions that went on instead, with older weights", "run"

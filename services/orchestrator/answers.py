@@ -48,6 +48,11 @@ class Answers:
         return sampled
 
     @property
+    def lengths(self) -> list[int]:
+        """Sampled tokens of each."""
+        return [sum(trajectory.loss_mask) for _, trajectory, _ in self._arrived]
+
+    @property
     def oldest_version(self) -> int:
         """The smallest policy version in any of them."""
         return min(trajectory.oldest_version for _, trajectory, _ in self._arrived)

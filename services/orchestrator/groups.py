@@ -115,6 +115,10 @@ class Groups:
 
     def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
         """End an open group without a batch, also in the middle of its rollout."""
+        rolling = self._rolling.get(group_id)
+        if rolling is not None and rolling.answers is not None:
+            lengths = rolling.answers.lengths
+            self._progress.lengths.cut_off(max(0, self._run.group_size - len(lengths)), lengths)
         self._abandon(group_id)
         self._ledger.close_group(group_id, ending, reason=reason)
         self._schedule.close(group_id)
@@ -237,6 +241,7 @@ class Groups:
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             tokens = answers.add(index, trajectory, score)
             self._progress.tokens += tokens
+            self._progress.lengths.sampled(tokens)
             RunMetrics.tokens.inc(tokens, self._tags)
             versions = trajectory.oldest_version, trajectory.newest_version
             self._schedule.sampled(group.group_id, *versions)
@@ -291,18 +296,20 @@ class Groups:
             self.barren.add(result)
             if self.barren.shows_newest:
                 self._record.show([result], step=self._progress.step)
-        if not result.trainable and self._refill(group_id):
+        if not result.trainable and self._refill(result):
             return
         self._results[group_id] = result
         self._schedule.ready(group_id, oldest, trainable=result.trainable or self._takes_all)
 
-    def _refill(self, group_id: int) -> bool:
+    def _refill(self, result: GroupResult) -> bool:
         """Give the place of a group of equal rewards to another prompt, if that is wanted."""
+        group_id = result.group.group_id
         if not self._run.schedule.dynamic_sampling:
             return False
         if not self._schedule.refill(group_id):
             RunMetrics.refills.inc(1, self._tags | {"outcome": "exhausted"})
             return False
+        self._progress.lengths.consumed(result.lengths)
         self._ledger.close_group(group_id, "filtered", reason="equal rewards")
         RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
         RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})

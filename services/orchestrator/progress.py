@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from services.orchestrator.failures import Failures
+from services.orchestrator.idle_times import IdleTimes
+from services.orchestrator.length_bias import LengthBias
 from services.protocol.evaluation import DEFAULT_SET, Evaluation
 from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
 
@@ -24,6 +26,8 @@ class Progress:
         saved_step: newest train step of which there is a checkpoint.
         failures: sample groups that failed.
         recoveries: times the trainer was brought back.
+        idle: what trainer and rollout waited for.
+        lengths: of sampled and of consumed answers.
         paused: no sample group is admitted and no train step begins.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
     """
@@ -43,6 +47,8 @@ class Progress:
     tokens: int = 0
     tokens_per_second: float = 0.0
     recoveries: int = 0
+    idle: IdleTimes = field(default_factory=IdleTimes)
+    lengths: LengthBias = field(default_factory=lambda: LengthBias(settled_after=0))
     paused: bool = False
     failures: Failures = field(default_factory=Failures)
     detail: str = "starting"
@@ -110,6 +116,8 @@ class Progress:
             tokens_generated=self.tokens,
             tokens_per_second=round(self.tokens_per_second, 1),
             live_replicas=live_replicas,
+            idle=self.idle.shares,
+            length_bias=_rounded(self.lengths.running),
             ledger=ledger,
             failures=dict(self.failures.counts),
             failure_example=self.failures.example,

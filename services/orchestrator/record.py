@@ -10,6 +10,7 @@ from services.orchestrator.progress import Progress
 from services.orchestrator.results import Graded, GroupResult
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Selection
+from services.orchestrator.stale_tokens import tokens_before
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
@@ -44,6 +45,8 @@ class RunRecord:
         progress.reward = fmean(one.reward for one in graded)
         progress.staleness = float(max(batch.staleness))
         progress.measure_rate()
+        for result in results:
+            progress.lengths.consumed(result.lengths)
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
@@ -93,6 +96,14 @@ class RunRecord:
             "staleness_mean": fmean(batch.staleness),
             "staleness_max": max(batch.staleness),
             "response_tokens_mean": fmean(lengths),
+            "sampled_tokens_mean": progress.lengths.take_step(),
+            "length_bias": progress.lengths.running,
+            "tokens_masked": sum(
+                tokens_before(one.trajectory, batch.min_version)
+                for result in results[: len(batch.train)]
+                for one in result.graded
+            ),
+            "idle_seconds": progress.idle.take(),
             "truncated": fmean(one.trajectory.finish_reason == "length" for one in graded),
             "tokens_trained": report.tokens,
             "tokens_generated": progress.tokens,
@@ -115,6 +126,7 @@ class RunRecord:
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
         RunMetrics.ledger_imbalance.set(imbalance, self.tags)
+        self._measure_schedule(line)
         for phase, seconds in line["seconds"].items():
             RunMetrics.phase.observe(seconds, self.tags | {"phase": phase})
         _log.info(
@@ -126,6 +138,15 @@ class RunRecord:
             staleness=line["staleness_max"],
             seconds={name: round(value, 3) for name, value in line["seconds"].items()},
         )
+
+    def _measure_schedule(self, line: dict[str, Any]) -> None:
+        RunMetrics.masked_tokens.inc(line["tokens_masked"], self.tags)
+        RunMetrics.length_bias.set(line["length_bias"] or 0.0, self.tags)
+        for side, causes in line["idle_seconds"].items():
+            for cause, seconds in causes.items():
+                RunMetrics.idle.inc(seconds, self.tags | {"side": side, "cause": cause})
+        if self._progress.lengths.alarm:
+            _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
 
     def rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""

@@ -48,6 +48,11 @@ class GroupResult:
         """Rewards differ: a group of equal rewards has no gradient."""
         return len({graded.reward for graded in self.graded}) > 1
 
+    @property
+    def lengths(self) -> list[int]:
+        """Sampled tokens of each graded trajectory."""
+        return [sum(graded.trajectory.loss_mask) for graded in self.graded]
+
     def as_train_group(self, min_version: int) -> TrainGroup:
         """What the trainer takes; tokens of versions before this one carry no gradient."""
         return TrainGroup(

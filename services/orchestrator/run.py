@@ -16,6 +16,7 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
 from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
+from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, saved_step, start_trainer
@@ -122,6 +123,9 @@ class Run:
             tokens=fact("tokens", 0),
             recoveries=fact("recoveries", 0),
             elapsed_before_s=fact("elapsed_s", 0.0),
+            lengths=LengthBias(
+                settled_after=SETTLED_BATCHES * self._run.batch_groups * self._run.group_size
+            ),
             failures=Failures(
                 counts=Counter(self._ledger.failures()), example=fact("failure_example", "")
             ),

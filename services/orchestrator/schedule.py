@@ -225,6 +225,12 @@ class Schedule:
             must.update(sorted(self._open)[: self.batch_groups])
         return sorted(group_id for group_id in must if not self._open[group_id].ready)
 
+    def lacks_samples(self, trainer_version: int) -> bool:
+        """Whether the next batch needs more than scores for what is rolled out."""
+        if any(not self._open[group].rolled_out for group in self.awaited(trainer_version)):
+            return True
+        return sum(group.rolled_out for group in self._open.values()) < self.batch_groups
+
     def select(self, trainer_version: int) -> Selection | None:
         """The next batch, or None while it must wait; what it takes leaves the open groups."""
         self._trainer = trainer_version

@@ -18,3 +18,11 @@ def without_stale_tokens(trajectory: Trajectory, min_version: int) -> Trajectory
         if span.version < min_version:
             mask[span.start : span.end] = [0] * (span.end - span.start)
     return replace(trajectory, loss_mask=tuple(mask))
+
+
+def tokens_before(trajectory: Trajectory, min_version: int) -> int:
+    """How many of the tokens that the policy sampled are of versions before `min_version`."""
+    if trajectory.oldest_version >= min_version:
+        return 0
+    old = [span for span in trajectory.spans if span.version < min_version]
+    return sum(sum(trajectory.loss_mask[span.start : span.end]) for span in old)

@@ -8,7 +8,8 @@ schedule and the ledger, and wake each other through `Changes`.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -75,6 +76,7 @@ class TrainingLoop:
         self._position = 0
         self._trainer_version = -1
         self._recoveries_in_row = self._furthest = 0
+        self._training = False
         self.stepping = asyncio.Lock()
         """Held from a train call until the ledger and the checkpoint agree with it."""
 
@@ -101,6 +103,7 @@ class TrainingLoop:
         while True:
             seen = self._changes.count
             self._admit_what_fits()
+            self._look()
             await self._changes.after(seen, _RECHECK_S)
 
     def _admit_what_fits(self) -> None:
@@ -136,6 +139,25 @@ class TrainingLoop:
         return Prompt(
             position=place.position, epoch=place.epoch, task_id=self._task_ids[place.index]
         )
+
+    def _look(self) -> None:
+        """Something may have changed in what trainer and rollout wait for."""
+        waits = None if self._training else self._trainer_waits_for()
+        slots, capacity = self._schedule.slots, self._schedule.capacity
+        self._progress.idle.look(trainer=waits, slots=slots, capacity=capacity)
+
+    def _trainer_waits_for(self) -> str:
+        """`rollout`, `score`, `weights` on the replicas, `replicas`, `pause` or `admission`."""
+        if self._progress.paused:
+            return "pause"
+        slots = self._schedule.slots
+        if slots.scoring and not self._schedule.lacks_samples(self._trainer_version):
+            return "score"
+        if slots.sampling or slots.scoring:
+            return "rollout"
+        if self._fleet.live_version is None:
+            return "replicas"
+        return "weights" if slots.updating else "admission"
 
     # Training
 
@@ -224,13 +246,24 @@ class TrainingLoop:
                 self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
         self._changes.notify()
 
+    @asynccontextmanager
+    async def _busy(self) -> AsyncIterator[None]:
+        """The trainer has work."""
+        self._training = True
+        self._look()
+        try:
+            yield
+        finally:
+            self._training = False
+            self._look()
+
     async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
         step = self._progress.step + 1
         self._progress.detail = f"training step {step}"
         trained = results[: len(batch.train)]
         groups = tuple(result.as_train_group(batch.min_version) for result in trained)
         lost: TrainerLost | None = None
-        async with self.stepping:
+        async with self.stepping, self._busy():
             work = TrainBatch(run_id=self._progress.run_id, step=step, groups=groups)
             report, train_s = await ask(self._trainer.train(work))
             self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
