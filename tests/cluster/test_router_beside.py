@@ -1,7 +1,9 @@
 """What the router does beside requests, with the real Ray and the real engines."""
 
+import asyncio
+import contextlib
+
 import httpx
-import pytest
 import ray
 
 from services.protocol.errors import NotReady
@@ -31,8 +33,9 @@ async def test_routers_find_one_table_and_begin_another_when_it_dies(cluster: Cl
     before = await first.exchange(request("first"))
     assert (await second.exchange(request("second"))).counts == {"a": 1}
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))
-    with pytest.raises(NotReady):
-        await first.exchange(request("first"))
-    after = await first.exchange(request("first"))
-    assert after.table_id != before.table_id
+    after = before  # Ray answers before the actor is dead, and calls may still reach it
+    async with asyncio.timeout(30):
+        while after.table_id == before.table_id:
+            with contextlib.suppress(NotReady):
+                after = await first.exchange(request("first"))
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))
