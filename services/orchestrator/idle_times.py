@@ -1,7 +1,6 @@
 """What the trainer and the rollout wait for, in seconds by cause."""
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 
 from services.orchestrator.schedule import Slots
@@ -18,8 +17,8 @@ class IdleTimes:
     def __init__(self) -> None:
         self._since: float | None = None
         self._now: dict[str, Mapping[str, float]] = {}
-        self._step: dict[str, Counter[str]] = {"trainer": Counter(), "rollout": Counter()}
-        self._total: dict[str, Counter[str]] = {"trainer": Counter(), "rollout": Counter()}
+        self._step: dict[str, dict[str, float]] = {"trainer": {}, "rollout": {}}
+        self._total: dict[str, dict[str, float]] = {"trainer": {}, "rollout": {}}
         self._elapsed_s = 0.0
 
     def look(self, *, trainer: str | None, slots: Slots, capacity: int) -> None:
@@ -36,8 +35,8 @@ class IdleTimes:
         self._elapsed_s += seconds
         for side, causes in self._now.items():
             for cause, share in causes.items():
-                self._step[side][cause] += seconds * share
-                self._total[side][cause] += seconds * share
+                for sums in (self._step[side], self._total[side]):
+                    sums[cause] = sums.get(cause, 0.0) + seconds * share
 
     def take(self) -> dict[str, dict[str, float]]:
         """Idle seconds by side and cause since this was last asked."""
