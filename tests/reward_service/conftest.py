@@ -26,6 +26,10 @@ from services.reward_service.scoring import Scoring
 JobMaker = Callable[..., ScoreJob]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-problems", action="store_true", help="compile all of test_problems")
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["A", "B"])
 async def scoring(request: pytest.FixtureRequest) -> AsyncIterator[Scoring]:
     """A started service with three slots, in each tier that this machine has."""
