@@ -283,9 +283,10 @@ class Groups:
 
     def _finish(self, result: GroupResult, oldest: int) -> None:
         group_id = result.group.group_id
-        if len(result.graded) < 2:
+        needed = self._run.algorithm.smallest_group
+        if len(result.graded) < needed:
             detail = one_line(result.ungraded[-1].detail)
-            problem = f"infra_error: fewer than two answers could be graded: {detail}"
+            problem = f"infra_error: fewer than {needed} answers could be graded: {detail}"
             self._fail(result.group, "infra_error", problem)
             return
         self._progress.failures.in_row = 0

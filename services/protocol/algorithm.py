@@ -245,6 +245,11 @@ class AlgorithmConfig(StrictModel):
         return self.advantage == "gae"
 
     @property
+    def smallest_group(self) -> int:
+        """Trajectories that a sample group needs: two where their mean is the baseline."""
+        return 1 if self.advantage in ("reinforce_plus_plus", "gae") else 2
+
+    @property
     def learns_from_equal_rewards(self) -> bool:
         """Whether a sample group whose rewards are all equal can have a gradient."""
         pulled = self.kl.coefficient > 0 or self.entropy_bonus > 0

@@ -45,7 +45,8 @@ class RunConfig(StrictModel):
         seed: of prompt order and of the trainer.
         steps: train steps.
         batch_groups: sample groups per train step.
-        group_size: trajectories per sample group.
+        group_size: trajectories per sample group; 1 only for an advantage without a baseline
+            from the group.
         rollout_timeout_s: deadline for the rollout of one group, seconds.
         environment: `file.py:function` of an own `async def rollout(client, task)`, in place
             of one answer a trajectory; a relative path counts from the run file.
@@ -60,7 +61,7 @@ class RunConfig(StrictModel):
     seed: int = Field(default=0, ge=0)
     steps: int = Field(ge=1)
     batch_groups: int = Field(ge=1)
-    group_size: int = Field(ge=2)
+    group_size: int = Field(ge=1)
     rollout_timeout_s: float = Field(default=600.0, gt=0)
     environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
     schedule: ScheduleConfig = ScheduleConfig()
@@ -74,6 +75,16 @@ class RunConfig(StrictModel):
     def _tasks_once(self) -> "RunConfig":
         if (self.task_file is None) == (not self.tasks):
             raise ValueError("give the run either a task_file or tasks")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_a_baseline(self) -> "RunConfig":
+        if self.group_size < self.algorithm.smallest_group:
+            raise ValueError(
+                f"group_size: advantage {self.algorithm.advantage} compares the answers to a "
+                f"prompt; give at least {self.algorithm.smallest_group}, or choose gae or "
+                "reinforce_plus_plus"
+            )
         return self
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ class TrainGroup:
 
     Attributes:
         group_id: the ledger's name for it.
-        trajectories: at least two.
+        trajectories: at least `AlgorithmConfig.smallest_group`.
     """
 
     group_id: int

@@ -15,9 +15,7 @@ _OF_A_GROUP: dict[str, Callable[[Tensor], Tensor]] = {
     "grpo": grpo_advantages,
     "dr_grpo": dr_grpo_advantages,
     "rloo": rloo_advantages,
-    "reinforce_plus_plus": lambda rewards: rewards,
     "reinforce_plus_plus_baseline": dr_grpo_advantages,
-    "gae": lambda rewards: rewards,
 }
 _WITHOUT_BASELINE = {"reinforce_plus_plus", "gae"}
 _OVER_THE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
@@ -32,15 +30,17 @@ def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[floa
     to its mean.
 
     Args:
-        rewards: one per trajectory, at least two.
+        rewards: one per trajectory; at least two where their mean is the baseline.
         kind: as in the configuration.
 
     Raises:
-        ValueError: fewer than two rewards; a group of one has no baseline.
+        ValueError: a group of one has no baseline.
     """
+    if kind in _WITHOUT_BASELINE:
+        return [float(reward) for reward in rewards]
     if len(rewards) < 2:
         raise ValueError(f"a sample group needs at least two rewards, not {len(rewards)}")
-    if min(rewards) == max(rewards) and kind not in _WITHOUT_BASELINE:
+    if min(rewards) == max(rewards):
         return [0.0] * len(rewards)
     return _OF_A_GROUP[kind](torch.tensor(rewards, dtype=torch.float64)).tolist()
 
@@ -52,11 +52,12 @@ def batch_advantages(
 
     Args:
         rewards: of each group, one per trajectory.
-        tokens: how many trained tokens each trajectory has.
+        tokens: how many tokens of each trajectory will be trained; what is normalised over
+            the batch is normalised over these.
         kind: as in the configuration.
 
     Raises:
-        ValueError: a group of fewer than two.
+        ValueError: a group of fewer than two where their mean is the baseline.
     """
     groups = [group_advantages(group, kind) for group in rewards]
     if kind not in _OVER_THE_BATCH:

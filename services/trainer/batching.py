@@ -70,12 +70,12 @@ def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
     KL penalty, and with `mask_truncated` answers that hit the length limit.
 
     Raises:
-        InvalidInput: a group of fewer than two, or a trajectory without a prompt.
+        InvalidInput: a group too small to have a baseline, or a trajectory without a prompt.
     """
     for group in batch.groups:
-        _check(group)
+        _check(group, algorithm)
     rewards = [[_reward(one, algorithm) for one in group.trajectories] for group in batch.groups]
-    tokens = [[sum(one.trajectory.loss_mask) for one in g.trajectories] for g in batch.groups]
+    tokens = [[_trained(one, algorithm) for one in g.trajectories] for g in batch.groups]
     if algorithm.by_token:  # `credit` goes on with these
         advantages = [group_advantages(own, algorithm.advantage) for own in rewards]
     else:
@@ -86,8 +86,7 @@ def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
         for group, own, values in zip(batch.groups, rewards, advantages, strict=True)
         if keep_equal or min(own) != max(own)
         for index, (one, advantage) in enumerate(zip(group.trajectories, values, strict=True))
-        if any(one.trajectory.loss_mask)
-        and not (algorithm.mask_truncated and one.trajectory.finish_reason == "length")
+        if _trained(one, algorithm)
     )
 
 
@@ -125,12 +124,20 @@ def left_out(
     return shares | {"left_out_fraction": sum(counts.values()) / max(sampled, 1)}
 
 
-def _check(group: TrainGroup) -> None:
-    field = f"batch.groups[{group.group_id}]"
-    if len(group.trajectories) < 2:
-        raise InvalidInput(field, len(group.trajectories), "A group needs two trajectories.")
+def _check(group: TrainGroup, algorithm: AlgorithmConfig) -> None:
+    field, needed = f"batch.groups[{group.group_id}]", algorithm.smallest_group
+    if len(group.trajectories) < needed:
+        fix = f"A group needs {needed} trajectories for advantage {algorithm.advantage}."
+        raise InvalidInput(field, len(group.trajectories), fix)
     if any(not one.trajectory.prompt_token_ids for one in group.trajectories):
         raise InvalidInput(field, "an empty prompt", "A prompt needs at least one token.")
+
+
+def _trained(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> int:
+    """Tokens that may carry a gradient, as far as the trajectory alone decides it."""
+    if algorithm.mask_truncated and one.trajectory.finish_reason == "length":
+        return 0
+    return sum(one.trajectory.loss_mask)
 
 
 def _reward(one: ScoredTrajectory, algorithm: AlgorithmConfig) -> float:

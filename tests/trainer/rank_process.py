@@ -52,6 +52,15 @@ class RankProcess:
             if parameter.requires_grad
         }
 
+    def first_gradient(self) -> dict[str, Any]:
+        """What the first optimizer step was made of: AdamW's mean of it, before any other."""
+        state = self._learner._optimizer.state
+        share = 1 - self._learner._optimizer.param_groups[0]["betas"][0]
+        return {
+            name: (state[parameter]["exp_avg"].full_tensor() / share).numpy()
+            for name, parameter in self._learner._policy.checkpoint_parameters()
+        }
+
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
             return self._learner.logprobs(sequences)

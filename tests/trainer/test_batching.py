@@ -149,6 +149,31 @@ def test_a_group_of_one_is_refused_by_name(make_trajectory) -> None:
         rows_of(batch_of(group_of(make_trajectory, [1.0])), AlgorithmConfig())
 
 
+def test_answers_to_many_prompts_need_no_siblings_where_the_batch_is_the_baseline(
+    make_trajectory,
+) -> None:
+    batch = batch_of(group_of(make_trajectory, [1.0]), group_of(make_trajectory, [0.0]))
+    rows = rows_of(batch, AlgorithmConfig(advantage="reinforce_plus_plus"))
+    assert [row.advantage for row in rows] == [1.0, -1.0]
+
+
+def test_the_batch_is_normalised_over_the_tokens_that_are_trained(make_trajectory) -> None:
+    cut = replace(make_trajectory([1], [2] * 9), finish_reason="length")
+    members = [
+        (cut, -5.0),
+        (make_trajectory([1], [2, 3, 4]), 1.0),
+        (make_trajectory([1], [2]), 0.0),
+    ]
+    group = TrainGroup(
+        group_id=0,
+        trajectories=tuple(ScoredTrajectory(trajectory=t, reward=r) for t, r in members),
+    )
+    algorithm = AlgorithmConfig(advantage="reinforce_plus_plus", mask_truncated=True)
+    advantages = [row.advantage for row in rows_of(batch_of(group), algorithm)]
+    # tokens 1, 1, 1, 0: mean 3/4, variance 3/16
+    assert advantages == pytest.approx([0.25 / (3 / 16) ** 0.5, -0.75 / (3 / 16) ** 0.5])
+
+
 def test_reinforce_plus_plus_learns_from_groups_of_equal_rewards(make_trajectory) -> None:
     batch = batch_of(group_of(make_trajectory, [1.0, 1.0]), group_of(make_trajectory, [0.0, 0.0]))
     rows = rows_of(batch, AlgorithmConfig(advantage="reinforce_plus_plus"))

@@ -69,8 +69,7 @@ class Plain:
         advantages = []
         for group, one in every:
             rewards = np.array([member.reward for member in group.trajectories])
-            scale = rewards.std(ddof=1) + 1e-4
-            advantages.append((one.reward - rewards.mean()) / scale)
+            advantages.append((one.reward - rewards.mean()) / rewards.std(ddof=1))
         total = torch.zeros(())
         for (_, one), b, q, a in zip(every, behaviour, reference, advantages, strict=True):
             current = self.logprobs(self.policy, one.trajectory)

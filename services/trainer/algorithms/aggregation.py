@@ -36,7 +36,10 @@ def denominator(tokens: int, sequences: int, algorithm: AlgorithmConfig) -> int:
     """`tokens`, `sequences` or `sequences * fixed_length`.
 
     Tokens that a mask takes out of the loss stay in the count, else the few that are left
-    would weigh more.
+    would weigh more. Groups of equal rewards are not counted: as under DAPO's dynamic sampling
+    (arXiv 2503.14476, equation 11) they are not part of the batch, unless a KL penalty, an
+    entropy bonus or an advantage over the batch gives them a gradient. Empty answers and those
+    that `mask_truncated` leaves out are not counted either.
     """
     if algorithm.aggregation == "token_mean":
         return tokens

@@ -32,16 +32,17 @@ def k1(current: Tensor, other: Tensor) -> Tensor:
 
 def k2(current: Tensor, other: Tensor) -> Tensor:
     """`d^2 / 2`: biased in value, but its gradient is that of KL(current || other)."""
-    return 0.5 * (current - other).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).square()
+    return 0.5 * (current - other).square()
 
 
 def k3(current: Tensor, other: Tensor) -> Tensor:
     """`exp(-d) - 1 + d`: never negative, unbiased for KL(current || other).
 
     GRPO's penalty, arXiv 2402.03300, equation 4. Its gradient is that of
-    KL(other || current).
+    KL(other || current). Below `d = -20`, where the exponential would be all of a step's loss,
+    it is cut off as a ratio is; above, where it is nearly `d - 1`, nothing is.
     """
-    difference = (other - current).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    difference = (other - current).clamp(max=LOG_RATIO_LIMIT)
     return torch.expm1(difference) - difference
 
 

@@ -136,6 +136,25 @@ def test_a_policy_far_from_its_reference_stays_finite_in_float32() -> None:
         assert max(loss.tolist()) > math.exp(5)
 
 
+@pytest.mark.parametrize(("estimator", "expected"), [("k2", 60.0), ("k3", 1.0)])
+def test_a_policy_that_has_left_its_reference_far_behind_is_still_pulled_back(
+    estimator, expected
+) -> None:
+    """Where the reference gives a token e^-60 of the policy's probability: d = 60."""
+    current = torch.tensor([-0.1], requires_grad=True)
+    tokens = ScoredTokens(
+        current=current,
+        behaviour=current.detach(),
+        reference=torch.tensor([-60.1]),
+        advantage=torch.zeros(1),
+        sequence=torch.zeros(1, dtype=torch.int64),
+        sequences=1,
+    )
+    algorithm = AlgorithmConfig(kl={"coefficient": 1.0, "estimator": estimator})
+    policy_losses(tokens, algorithm).tokens.loss.sum().backward()
+    assert current.grad.tolist() == pytest.approx([expected], rel=1e-6)
+
+
 def test_a_penalty_without_reference_logprobs_is_refused() -> None:
     case = drawn()
     del case["reference"]
