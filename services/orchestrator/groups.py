@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.answers import Answers
@@ -105,6 +107,32 @@ class Groups:
         rolling.task.add_done_callback(lambda task: self._ended(group.group_id, rolling, task))
         self._rolling[group.group_id] = rolling
 
+    def take_up(self) -> list[LedgerGroup]:
+        """Have again what an earlier process of this run finished and nobody has trained.
+
+        Returns:
+            The other groups in flight, to be rolled out again.
+        """
+        finished = self._ledger.finished()
+        for group in self._ledger.in_flight():
+            if group.group_id in finished:
+                self._take_up(group)
+        return [one for one in self._ledger.in_flight() if one.group_id not in self._results]
+
+    def _take_up(self, group: LedgerGroup) -> None:
+        group_id, task = group.group_id, self._tasks[group.prompt.task_id]
+        try:
+            result = GroupResult.unpacked(self._ledger.result(group_id), group=group, task=task)
+        except msgspec.MsgspecError as error:
+            _log.warning("result_unreadable", **self._tags, group=group_id, error=str(error))
+            self._ledger.retry(group_id, reason="unreadable")
+            return
+        for length in result.lengths:
+            self._progress.lengths.sampled(length)
+        self._schedule.admit(group_id, result.oldest_version)
+        self._schedule.sampled(group_id, result.oldest_version, result.newest_version)
+        self._hold(result)
+
     def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
         """Hand over the results of these groups."""
         return [self._results.pop(group_id) for group_id in group_ids]
@@ -190,9 +218,8 @@ class Groups:
                 )
             else:
                 assert rolling.answers is not None
-                oldest = rolling.answers.oldest_version
-                self._rolled_out(group, rolling, oldest)
-                self._finish(result, oldest)
+                self._rolled_out(group, rolling, rolling.answers.oldest_version)
+                self._finish(result)
                 return
 
     def _rolled_out(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
@@ -281,7 +308,7 @@ class Groups:
             task=task,
         )
 
-    def _finish(self, result: GroupResult, oldest: int) -> None:
+    def _finish(self, result: GroupResult) -> None:
         group_id = result.group.group_id
         needed = self._run.algorithm.smallest_group
         if len(result.graded) < needed:
@@ -299,8 +326,14 @@ class Groups:
                 self._record.show([result], step=self._progress.step)
         if not result.trainable and self._refill(result):
             return
+        self._ledger.keep_result(group_id, result.packed())
+        self._hold(result)
+
+    def _hold(self, result: GroupResult) -> None:
+        """Have a finished group wait for its batch."""
+        group_id, trainable = result.group.group_id, result.trainable or self._takes_all
         self._results[group_id] = result
-        self._schedule.ready(group_id, oldest, trainable=result.trainable or self._takes_all)
+        self._schedule.ready(group_id, result.oldest_version, trainable=trainable)
 
     def _refill(self, result: GroupResult) -> bool:
         """Give the place of a group of equal rewards to another prompt, if that is wanted."""

@@ -4,6 +4,9 @@ Double entry: what was admitted is kept in `account`, how it ended in `groups`, 
 change in one transaction. So admitted = trained + filtered + expired + failed + in flight,
 in groups and in tokens, whenever the process is killed; `imbalance` compares the two.
 
+A group's result, once it is rolled out and scored, stays here until the group closes or is
+rolled out again, so that no kill costs what was finished.
+
 Of a group's `tokens`, those of its newest attempt are `kept`; the others are in `waste`, by
 the cause for which their attempt was thrown away.
 """
@@ -42,6 +45,9 @@ CREATE TABLE IF NOT EXISTS account (
 INSERT OR IGNORE INTO account VALUES (0, 0, 0);
 CREATE TABLE IF NOT EXISTS waste (cause TEXT PRIMARY KEY, tokens INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS results (group_id INTEGER PRIMARY KEY, result BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS forget_result AFTER UPDATE OF status, attempts ON groups
+BEGIN DELETE FROM results WHERE group_id = OLD.group_id; END;
 """
 
 
@@ -141,6 +147,19 @@ class Ledger:
             change = "oldest_version = ?, tokens = tokens + ?, kept = kept + ?"
             self._change(group_id, change, oldest_version, tokens, tokens)
             self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
+
+    def keep_result(self, group_id: int, result: bytes) -> None:
+        """A group in flight is rolled out and scored; what for is the caller's to know."""
+        with self._transaction():
+            self._db.execute("INSERT INTO results VALUES (?, ?)", (group_id, result))
+
+    def finished(self) -> frozenset[int]:
+        """Groups in flight whose results are here."""
+        return frozenset(row[0] for row in self._db.execute("SELECT group_id FROM results"))
+
+    def result(self, group_id: int) -> bytes:
+        """What `keep_result` was given for a finished group."""
+        return bytes(self._one("SELECT result FROM results WHERE group_id = ?", group_id))
 
     def retry(self, group_id: int, *, reason: str) -> int:
         """A group is to be rolled out again; returns the number of the new attempt."""

@@ -53,7 +53,10 @@ class RunRecord:
         self._fresh.clear()
         self.show(results[: min(self._samples, len(batch.train))], step=report.step)
         self._ledger.note(
-            tokens=progress.tokens, elapsed_s=progress.elapsed_s, recoveries=progress.recoveries
+            tokens=progress.tokens,
+            elapsed_s=progress.elapsed_s,
+            recoveries=progress.recoveries,
+            policy_version=report.policy_version,
         )
         self._measure(batch, line, imbalance)
         if imbalance:

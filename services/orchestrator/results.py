@@ -1,6 +1,9 @@
 """What a sample group becomes once it is rolled out and scored."""
 
 from dataclasses import dataclass
+from typing import Self
+
+import msgspec
 
 from services.orchestrator.ledger import LedgerGroup
 from services.orchestrator.stale_tokens import without_stale_tokens
@@ -22,6 +25,9 @@ class Graded:
         """The score's number."""
         assert self.score.reward is not None, "an infrastructure failure is never a reward"
         return self.score.reward
+
+
+_Packed = tuple[tuple[Graded, ...], tuple[Score, ...], float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +58,37 @@ class GroupResult:
     def lengths(self) -> list[int]:
         """Sampled tokens of each graded trajectory."""
         return [sum(graded.trajectory.loss_mask) for graded in self.graded]
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version in any graded trajectory."""
+        return min(graded.trajectory.oldest_version for graded in self.graded)
+
+    @property
+    def newest_version(self) -> int:
+        """The largest policy version in any graded trajectory."""
+        return max(graded.trajectory.newest_version for graded in self.graded)
+
+    def packed(self) -> bytes:
+        """All of it but `group` and `task`, to be kept on disk."""
+        return msgspec.msgpack.encode((self.graded, self.ungraded, self.rollout_s, self.score_s))
+
+    @classmethod
+    def unpacked(cls, packed: bytes, *, group: LedgerGroup, task: Task) -> Self:
+        """What `packed` gave.
+
+        Raises:
+            msgspec.MsgspecError: it is damaged, or another version of Millrace wrote it.
+        """
+        graded, ungraded, rollout_s, score_s = msgspec.msgpack.decode(packed, type=_Packed)
+        return cls(
+            group=group,
+            task=task,
+            graded=graded,
+            ungraded=ungraded,
+            rollout_s=rollout_s,
+            score_s=score_s,
+        )
 
     def as_train_group(self, min_version: int) -> TrainGroup:
         """What the trainer takes; tokens of versions before this one carry no gradient."""

@@ -306,7 +306,11 @@ class Run:
                 f"the checkpoint is at step {state.step}, the ledger at "
                 f"{self._ledger.last_step()}: they are not of the same run"
             )
-        self._ledger.rollback(state.step)
+        # Where versions count from the beginning again, as in a new cluster, nobody can say how
+        # stale a result of before is.
+        comparable = state.policy_version >= self._ledger.fact("policy_version", 0)
+        keep = self._ledger.finished() if comparable else ()
+        self._ledger.rollback(state.step, keep=keep)
         if state.frontier is not None and not self._ledger.reaches(state.frontier):
             raise RunFailed(
                 f"the checkpoint of step {state.step} was written when the ledger had "
@@ -314,6 +318,7 @@ class Run:
                 "same run, or one of them is an older copy"
             )
         self._record.rolled_back(state.step)
+        self._ledger.note(policy_version=state.policy_version)
         progress = self.progress
         progress.step = progress.saved_step = state.step
         progress.policy_version = state.policy_version

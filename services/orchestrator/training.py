@@ -87,7 +87,7 @@ class TrainingLoop:
             RunFailed: with the reason for people.
         """
         self._trainer_version = trainer_version
-        self._again = deque(self._ledger.in_flight())
+        self._again = deque(self._groups.take_up())
         self._position = self._ledger.next_position()
         admission = asyncio.create_task(self._admit_forever(), name="admission")
         try:

@@ -35,8 +35,9 @@ class Witness:
 
     def ledger(self, path: str | Path) -> "WatchedLedger":
         """Open a run's ledger; what an earlier life had committed must be in it."""
-        self._ready.clear()
         ledger = self._ledger = WatchedLedger(path, self)
+        kept = "SELECT group_id, oldest_version FROM groups JOIN results USING (group_id)"
+        self._ready = dict(ledger._db.execute(kept).fetchall())
         counts = ledger.counts()
         closed = counts.admitted - counts.in_flight
         if closed != len(self._closed):
