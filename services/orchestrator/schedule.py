@@ -9,32 +9,11 @@ must be in the batch at once.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
+from services.orchestrator.open_groups import OpenGroup, OpenGroups, Stage
 from services.protocol.schedule import ScheduleConfig
-
-
-@dataclass(kw_only=True)
-class _OpenGroup:
-    """An admitted group that no batch has taken.
-
-    Attributes:
-        oldest: version of its oldest token, a lower bound until it is rolled out.
-        newest: version of its newest token so far, None before the first.
-        refills: how often its place in a batch was filled before.
-        rolled_out: all its trajectories are there; they are being scored.
-        ready: it is scored.
-        trainable: its rewards differ, or the algorithm learns from equal ones, too.
-    """
-
-    group_id: int
-    oldest: int
-    newest: int | None = None
-    refills: int = 0
-    rolled_out: bool = False
-    ready: bool = False
-    trainable: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +63,9 @@ class Schedule:
         self.capacity = config.groups_in_flight(batch_groups)
         self._ahead = config.groups_ahead(batch_groups)
         self._config = config
-        self._open: dict[int, _OpenGroup] = {}
+        self._open = OpenGroups(masked=config.on_stale == "mask")
         self._refills: deque[int] = deque()
-        self._taken: list[_OpenGroup] = []
+        self._taken: list[OpenGroup] = []
         self._not_live: dict[int, int] = {}
         self._live: int | None = None
         self._trainer: int | None = None
@@ -97,22 +76,19 @@ class Schedule:
         return len(self._open)
 
     @property
-    def unfinished(self) -> list[int]:
-        """Ids of open groups still being rolled out or scored, oldest first."""
-        return sorted(group.group_id for group in self._open.values() if not group.ready)
+    def unfinished(self) -> int:
+        """Open groups still being rolled out or scored."""
+        return len(self._open) - self._open.count(Stage.READY)
 
     @property
     def slots(self) -> Slots:
         """What the slots are used for now."""
-        groups = self._open.values()
-        ready = sum(group.ready for group in groups)
-        scoring = sum(group.rolled_out for group in groups) - ready
         updating = sum(self._not_live.values())
-        used = len(groups) + len(self._taken) + updating
+        used = len(self._open) + len(self._taken) + updating
         return Slots(
-            sampling=len(groups) - scoring - ready,
-            scoring=scoring,
-            ready=ready,
+            sampling=self._open.count(Stage.SAMPLING),
+            scoring=self._open.count(Stage.SCORING),
+            ready=self._open.count(Stage.READY),
             training=len(self._taken),
             updating=updating,
             free=max(0, self.capacity - used),
@@ -148,30 +124,26 @@ class Schedule:
         if group_id in self._open:
             raise ValueError(f"group {group_id} is already open")
         refills = self._refills.popleft() if self._refills else 0
-        self._open[group_id] = _OpenGroup(group_id=group_id, oldest=version, refills=refills)
+        self._open.add(OpenGroup(group_id=group_id, oldest=version, refills=refills))
 
     # What becomes of a group
 
     def restart(self, group_id: int, version: int) -> None:
         """A group is rolled out again from nothing in the slot that it holds."""
-        refills = self._open[group_id].refills
-        self._open[group_id] = _OpenGroup(group_id=group_id, oldest=version, refills=refills)
+        refills = self._open.remove(group_id).refills
+        self._open.add(OpenGroup(group_id=group_id, oldest=version, refills=refills))
 
     def sampled(self, group_id: int, oldest: int, newest: int) -> None:
         """A trajectory of the group holds tokens of these versions."""
-        group = self._open[group_id]
-        group.oldest = min(group.oldest, oldest)
-        group.newest = max(newest, newest if group.newest is None else group.newest)
+        self._open.sampled(group_id, oldest, newest)
 
     def rolled_out(self, group_id: int) -> None:
         """All trajectories of the group are there; they are being scored."""
-        self._open[group_id].rolled_out = True
+        self._open.advance(group_id, Stage.SCORING)
 
     def ready(self, group_id: int, oldest: int, *, trainable: bool) -> None:
         """The group is rolled out and scored; `oldest` is exact from here on."""
-        group = self._open[group_id]
-        group.oldest, group.trainable = oldest, trainable
-        group.rolled_out = group.ready = True
+        self._open.advance(group_id, Stage.READY, oldest=oldest).trainable = trainable
 
     def refill(self, group_id: int) -> bool:
         """Close a group of equal rewards and have its place in a batch filled again.
@@ -182,13 +154,13 @@ class Schedule:
         refills = self._open[group_id].refills + 1
         if refills > self._config.max_refills:
             return False
-        del self._open[group_id]
+        self._open.remove(group_id)
         self._refills.append(refills)
         return True
 
     def close(self, group_id: int) -> None:
         """The group leaves without a batch; its slot is free at once."""
-        del self._open[group_id]
+        self._open.remove(group_id)
 
     # Batches
 
@@ -199,53 +171,45 @@ class Schedule:
         too old. Otherwise it happens only when a replica served an older version than any
         leased one did at admission.
         """
-        limit = trainer_version - self.bound
-        groups = self._open.values()
-        return sorted(group.group_id for group in groups if self._decisive(group) < limit)
+        return self._open.older_than(trainer_version - self.bound)
 
-    def _decisive(self, group: _OpenGroup) -> float:
-        """The policy version that must not be below the limit if the group is to be trained.
+    def awaited(self, trainer_version: int) -> int:
+        """How many unfinished groups the next batch must hold, at least: 0 if it need not wait."""
+        return self._must_hold((Stage.SAMPLING, Stage.SCORING), trainer_version)
 
-        That of its oldest token; with `mask` that of its newest, which is not known while
-        more of them come.
+    def _must_hold(self, stages: Sequence[Stage], trainer_version: int) -> int:
+        """How many groups in these stages the next batch must hold.
+
+        No later batch may hold them; or a batch is the oldest groups. The two are counted
+        apart, as nearly always one is among the other.
         """
-        if self._config.on_stale != "mask":
-            return group.oldest
-        return inf if group.newest is None or not group.rolled_out else group.newest
-
-    def _must_train(self, group: _OpenGroup, limit: int) -> bool:
-        """Whether the next batch must hold the group, because no later one may."""
-        return self._config.on_stale != "drop" and self._decisive(group) <= limit
-
-    def awaited(self, trainer_version: int) -> list[int]:
-        """Unfinished groups that the next batch must hold, oldest first."""
-        limit = trainer_version - self.bound
-        must = {g.group_id for g in self._open.values() if self._must_train(g, limit)}
+        too_late = in_order = 0
+        if self._config.on_stale != "drop":
+            limit = trainer_version - self.bound
+            too_late = sum(self._open.up_to(stage, limit) for stage in stages)
         if self._config.unfinished == "wait":
-            must.update(sorted(self._open)[: self.batch_groups])
-        return sorted(group_id for group_id in must if not self._open[group_id].ready)
+            groups = self.batch_groups
+            in_order = sum(self._open.among_oldest(stage, groups) for stage in stages)
+        return max(too_late, in_order)
 
     def lacks_samples(self, trainer_version: int) -> bool:
         """Whether the next batch needs more than scores for what is rolled out."""
-        if any(not self._open[group].rolled_out for group in self.awaited(trainer_version)):
+        if self._must_hold((Stage.SAMPLING,), trainer_version):
             return True
-        return sum(group.rolled_out for group in self._open.values()) < self.batch_groups
+        return len(self._open) - self._open.count(Stage.SAMPLING) < self.batch_groups
 
     def select(self, trainer_version: int) -> Selection | None:
         """The next batch, or None while it must wait; what it takes leaves the open groups."""
         self._trainer = trainer_version
-        if self.awaited(trainer_version):
+        few = self._open.count(Stage.READY) < self.batch_groups
+        if few or self.awaited(trainer_version):
             return None
         limit = trainer_version - self.bound
-        ready = [g for g in self._open.values() if g.ready and self._decisive(g) >= limit]
-        must = {group.group_id for group in ready if self._must_train(group, limit)}
-        ready.sort(key=lambda group: (group.group_id not in must, group.group_id))
-        batch = ready[: max(self.batch_groups, len(must))]
+        batch = self._oldest(self._open.ready(limit), limit)
         if len(batch) < self.batch_groups:
             return None
-        batch.sort(key=lambda group: group.group_id)
         for group in batch:
-            del self._open[group.group_id]
+            self._open.remove(group.group_id)
         self._taken = batch
         train = [group for group in batch if group.trainable]
         return Selection(
@@ -254,6 +218,17 @@ class Schedule:
             staleness=tuple(trainer_version - max(limit, group.oldest) for group in train),
             min_version=limit,
         )
+
+    def _oldest(self, ready: Sequence[OpenGroup], limit: int) -> list[OpenGroup]:
+        """A batch, oldest first: all that no later one may hold, and then the oldest."""
+        must = {
+            group.group_id
+            for group in ready
+            if self._config.on_stale != "drop" and self._open.decisive(group) <= limit
+        }
+        first = sorted(ready, key=lambda group: (group.group_id not in must, group.group_id))
+        batch = first[: max(self.batch_groups, len(must))]
+        return sorted(batch, key=lambda group: group.group_id)
 
     def published(self, version: int | None) -> None:
         """The batch taken last became `version`, or None when it trained nothing."""
@@ -274,7 +249,8 @@ class Schedule:
         Returns:
             The open groups; those of a batch that it did not finish are among them again.
         """
-        self._open |= {group.group_id: group for group in self._taken}
+        for group in self._taken:
+            self._open.add(group)
         self._not_live.clear()
         self._taken = []
         self._live = self._trainer = None

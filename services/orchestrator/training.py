@@ -217,9 +217,9 @@ class TrainingLoop:
         unfinished = self._schedule.unfinished
         if unfinished:
             awaited = self._schedule.awaited(self._trainer_version)
-            which = "all" if len(awaited) == len(unfinished) else f"the {len(awaited)} oldest"
+            which = "all" if awaited == unfinished else f"the {awaited} oldest"
             needed = f"; the next train step needs {which} of them" if awaited else ""
-            return f"{len(unfinished)} sample groups are being sampled and scored{needed}"
+            return f"{unfinished} sample groups are being sampled and scored{needed}"
         return f"waiting for rollout servers: {self._fleet}"
 
     def _check_health(self, admission: asyncio.Task[None]) -> None:

@@ -17,6 +17,7 @@ from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunS
 from services.protocol.schedule import SCHEDULE_PRESETS, ScheduleConfig
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from tests.orchestrator.fakes import write_tasks
+from tests.orchestrator.plain_schedule import CheckedSchedule
 from tests.orchestrator.simulated_cluster import (
     Line,
     SimulatedBus,
@@ -197,7 +198,10 @@ class Life:
         """Live it; the last status."""
         losses = asyncio.create_task(self._bus.lose_replicas())
         try:
-            with mock.patch("services.orchestrator.run.Ledger", self.witness.ledger):
+            with (
+                mock.patch("services.orchestrator.run.Ledger", self.witness.ledger),
+                mock.patch("services.orchestrator.run.Schedule", CheckedSchedule),
+            ):
                 status = await self._until_killed(None)
                 while self._killed:
                     status = await self._until_killed(status.run_id)

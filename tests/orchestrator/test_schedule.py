@@ -6,6 +6,7 @@ import pytest
 
 from services.orchestrator.schedule import Schedule, Selection
 from services.protocol.schedule import ScheduleConfig
+from tests.orchestrator.plain_schedule import CheckedSchedule
 
 PRESETS = [
     ScheduleConfig(preset="sync"),
@@ -31,7 +32,7 @@ class Simulation:
     def __init__(self, config: ScheduleConfig, seed: int, *, steps: int) -> None:
         self.chance = random.Random(seed)
         self.config = config
-        self.schedule = Schedule(config, batch_groups=BATCH)
+        self.schedule = CheckedSchedule(config, batch_groups=BATCH)
         self.steps = steps
         self.version = 1
         self.live = 1
@@ -46,6 +47,7 @@ class Simulation:
     def run(self) -> None:
         moves = [self.admit, self.fail, self.go_live, self.train]
         moves += 2 * [self.roll_out, self.score]
+        moves += 2 * [self.look]
         for _ in range(20_000):
             if len(self.batches) == self.steps:
                 return
@@ -112,6 +114,11 @@ class Simulation:
         if batch.train:
             self.version += 1
         self.schedule.published(self.version if batch.train else None)
+
+    def look(self) -> None:
+        """Each question must be answered as if all groups were looked at."""
+        self.schedule.awaited(self.version)
+        self.schedule.lacks_samples(self.version)
 
     def close(self, group: int, ending: str) -> None:
         assert group not in self.closed
@@ -191,7 +198,7 @@ def test_a_batch_waits_for_the_group_that_would_become_too_stale() -> None:
         schedule.ready(group, 1, trainable=True)
     assert schedule.select(1) is not None
     schedule.published(2)
-    assert schedule.awaited(2) == [0]
+    assert schedule.awaited(2) == 1
     assert schedule.select(2) is None
     schedule.ready(0, 1, trainable=True)
     batch = schedule.select(2)
@@ -259,7 +266,7 @@ def test_a_batch_that_waits_is_the_oldest_groups_in_the_order_of_admission() -> 
     schedule = started(PRESETS[1], 6)
     for group in (1, 2, 3, 4, 5):
         schedule.ready(group, 1, trainable=True)
-    assert schedule.awaited(1) == [0]
+    assert schedule.awaited(1) == 1
     assert schedule.select(1) is None
     schedule.ready(0, 1, trainable=True)
     batch = schedule.select(1)
@@ -277,13 +284,13 @@ def test_a_streamed_batch_takes_along_what_is_rolled_out_and_waits_for_its_score
         schedule.rolled_out(group)
     for group in range(3):
         schedule.ready(group, 1, trainable=True)
-    assert schedule.awaited(1) == [3], "later, none of its tokens would be young enough"
+    assert schedule.awaited(1) == 1, "later, none of its tokens would be young enough"
     assert schedule.select(1) is None
     schedule.ready(3, 1, trainable=True)
     batch = schedule.select(1)
     assert batch is not None
     assert batch.train == (0, 1, 2, 3)
-    assert schedule.unfinished == [4]
+    assert schedule.unfinished == 1
     assert schedule.overdue(2) == []
 
 
