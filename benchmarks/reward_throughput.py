@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from reward_throughput_load import TIME_LIMIT_S, samples, shared_tests, with_time_outs
 from reward_throughput_ways import (
     Measured,
@@ -49,7 +50,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=1024, help="answers in the batch")
     parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
     options = parser.parse_args()
-    loop = asyncio.new_event_loop()
+    loop = uvloop.new_event_loop()  # as in a Serve replica
     running = service(cores())
     scoring = loop.run_until_complete(running.__aenter__())
     try:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from services.protocol.code_tests import Limits
 from services.reward_service.compiler import Binary
@@ -24,9 +25,11 @@ class Program:
 
     def run(self, stdin: str, limits: Limits) -> Execution:
         """The whole program, once."""
-        payload = b"" if self.binary is not None else _payload({"source": self.source})
-        given = stdin.encode("utf-8", "surrogatepass")
-        return self._execution(payload, given, limits)
+        return self._execution(self._whole, stdin.encode("utf-8", "surrogatepass"), limits)
+
+    @cached_property
+    def _whole(self) -> bytes:
+        return b"" if self.binary is not None else _payload({"source": self.source})
 
     def calls(self, entry_point: str, calls: list[list[object]], limits: Limits) -> Execution:
         """Calls of one function in one process.

@@ -8,20 +8,16 @@ import os
 import secrets
 import select
 import signal
-import socket
-import struct
 import subprocess
 from typing import Any
 
+from services.reward_service.control import Control
 from services.reward_service.execution import Execution, Outcome, SlotFailed, SlotLost
 from services.reward_service.jail import Jail, jailed_sources
 from services.reward_service.seccomp_filter import SeccompFilter
 
 _ANSWER_GRACE_S = 5.0
 _CLOSE_S = 5.0
-_MESSAGE_BYTES = 1 << 16
-_CREDENTIALS = struct.Struct("=iII")
-"""`struct ucred` of unix(7): process, user and group id, as the receiver sees them."""
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -37,9 +33,10 @@ class Slot:
         self.landlock_abi = 0
         self._jail, self._seccomp, self._start_s = jail, seccomp, start_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control: Control | None = None
         self._server = -1  # pidfd of the fork server: behind bubblewrap not our child
         self._errors = -1
+        self._payload: tuple[bytes, int] = (b"", -1)
 
     @property
     def alive(self) -> bool:
@@ -53,13 +50,10 @@ class Slot:
             SlotFailed: it cannot start here, with what it said.
         """
         self.close()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control = ours
-        ours.setblocking(False)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._control = control = Control()
         self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
         try:
-            with theirs:
+            with control.theirs as theirs:
                 self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
                     self._jail.command(theirs.fileno(), self.name),
                     env=self._jail.environment(),
@@ -70,9 +64,9 @@ class Slot:
                     cwd="/",
                     start_new_session=True,
                 )
-            ours.send(json.dumps(jailed_sources()).encode())
-            ours.send(json.dumps(self._jail.settings(self._seccomp)).encode())
-            message, process_id = await self._receive(self._start_s)
+            control.send(json.dumps(jailed_sources()).encode())
+            control.send(json.dumps(self._jail.settings(self._seccomp)).encode())
+            message, process_id = await control.receive(self._start_s)
             if message:
                 self._server = os.pidfd_open(process_id)
         except (OSError, TimeoutError) as error:
@@ -102,7 +96,7 @@ class Slot:
         """
         if self._control is None:
             raise SlotLost("the slot is closed")
-        files = _make_files(execution)
+        files = _make_files(execution.stdin)
         try:
             order = {
                 "cpu_s": execution.limits.cpu_s,
@@ -114,8 +108,9 @@ class Slot:
             }
             lent = [execution.program] if execution.program is not None else []
             lent += execution.channel or ()
-            socket.send_fds(self._control, [json.dumps(order).encode()], [*files, *lent])
-            answer, _ = await self._receive(execution.wall_s + _ANSWER_GRACE_S)
+            payload = self._sealed_payload(execution.payload)
+            self._control.send(json.dumps(order).encode(), [payload, *files, *lent])
+            answer, _ = await self._control.receive(execution.wall_s + _ANSWER_GRACE_S)
             if not answer:
                 raise SlotLost("the slot hung up")
             return _read_outcome(json.loads(answer), files)
@@ -145,25 +140,21 @@ class Slot:
             _ended(self._server, _CLOSE_S)
             os.close(self._server)
             self._server = -1
-        if self._errors >= 0:
-            os.close(self._errors)
-            self._errors = -1
+        for descriptor in (self._errors, self._payload[1]):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._errors, self._payload = -1, (b"", -1)
 
-    async def _receive(self, timeout_s: float) -> tuple[bytes, int]:
-        """One message, empty if the other end is closed, and the process id of its sender."""
-        assert self._control is not None
-        control, loop, readable = self._control, asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(control, readable.set)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await readable.wait()
-        finally:
-            loop.remove_reader(control)
-        message, extras, _, _ = control.recvmsg(
-            _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
-        )
-        senders = [_CREDENTIALS.unpack(data)[0] for _, _, data in extras]
-        return message, senders[0] if senders else 0
+    def _sealed_payload(self, payload: bytes) -> int:
+        """Its memory file, the one of the last run if that was the same program.
+
+        Nobody can change a sealed file, and an answer's code starts without it.
+        """
+        if self._payload[1] < 0 or self._payload[0] != payload:
+            if self._payload[1] >= 0:
+                os.close(self._payload[1])
+            self._payload = payload, sealed_file(payload)
+        return self._payload[1]
 
 
 def _ended(process: int, timeout_s: float) -> bool:
@@ -173,13 +164,9 @@ def _ended(process: int, timeout_s: float) -> bool:
     return bool(waiting.poll(timeout_s * 1000))
 
 
-def _make_files(execution: Execution) -> list[int]:
-    """Payload, stdin, stdout, stderr and report as files in memory, in this order."""
-    files: list[int] = []
-    for content in (execution.payload, execution.stdin):
-        files.append(sealed_file(content))
-    files += [os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3)]
-    return files
+def _make_files(stdin: bytes) -> list[int]:
+    """Files in memory for stdin, stdout, stderr and the report, in this order."""
+    return [sealed_file(stdin), *(os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3))]
 
 
 def sealed_file(content: bytes) -> int:
@@ -197,7 +184,7 @@ def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
     if "failed" in answer:
         raise SlotFailed(answer["failed"])
     stdout, stderr, report = (
-        os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[2:]
+        os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[1:]
     )
     if not answer["armed"]:
         raise SlotFailed(
