@@ -116,9 +116,10 @@ def check_same(ask: Ask, answer: Answer, expected: Answer) -> int:
     for ours, theirs in zip(answer.choices, expected.choices, strict=True):
         several = len(set(ours.replicas)) > 1
         continued += several
-        if several and ask.goes_on_sampling:
+        if ask.goes_on_sampling and (several or len(set(theirs.replicas)) > 1):
             # A later part has a random stream of its own; what came before it is the same.
-            end = ours.spans[0][2]
+            # A busy machine may be silent for so long that undisturbed answers are cut, too.
+            end = min(ours.spans[0][2], theirs.spans[0][2])
             assert ours.token_ids[:end] == theirs.token_ids[:end], ask
             assert len(ours.token_ids) == len(theirs.token_ids), ask
             continue

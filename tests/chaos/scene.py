@@ -60,7 +60,7 @@ class Scene:
     Attributes:
         folder: of the sockets by which processes meet.
         ranks: the trainer's rank processes.
-        replicas: every replica process that has not been killed, by replica id.
+        replicas: every replica process that has not been killed or sent away, by replica id.
         killed: replicas that a test has killed or sent away.
         client: has requests in flight on every replica.
         weights: where the parameters of every version are recorded.
@@ -77,6 +77,7 @@ class Scene:
         self._bus_process: Any = None
         self.replicas: dict[str, Any] = {}
         self.killed: set[str] = set()
+        self._sent_away: dict[str, Any] = {}
         self._numbers = itertools.count()
         self.bus = BusOverSocket(self._bus_path)
         self.ranks = RankProcesses(folder, self._bus_path, str(weights), self._start)
@@ -153,7 +154,8 @@ class Scene:
     def send_away(self, replica_id: str) -> None:
         """Ask the replica to leave the bus and end."""
         self.killed.add(replica_id)
-        self.replicas[replica_id].terminate()
+        self._sent_away[replica_id] = process = self.replicas.pop(replica_id)
+        process.terminate()
 
     def processes(self) -> dict[int, str]:
         """Process ids of what runs, and what each is."""
@@ -210,7 +212,7 @@ class Scene:
 
     async def until_gone(self, replica_id: str, *, exitcode: int = 1) -> None:
         """Wait until the replica's process has ended by itself, having left the bus first."""
-        process = self.replicas.pop(replica_id)
+        process = self._sent_away.pop(replica_id, None) or self.replicas.pop(replica_id)
         await asyncio.to_thread(process.join, READY_S)
         assert process.exitcode == exitcode, f"{replica_id} ended with {process.exitcode}"
         assert all(one.replica_id != replica_id for one in (await self.table()).members)

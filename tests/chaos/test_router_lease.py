@@ -6,7 +6,7 @@ from tests.chaos.front import Front
 from tests.chaos.mixture import REQUESTS
 from tests.chaos.scene import READY_S
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
 
 BEFORE, LATER = slice(0, REQUESTS, 2), slice(1, REQUESTS, 2)
 

@@ -174,7 +174,10 @@ async def test_good_and_bad_requests_are_answered_as_by_vllm_itself(cluster, vll
 
 async def test_every_chunk_of_the_patched_server_carries_its_policy_version(router):
     answer = await router.client.chat.completions.create(
-        model=MODEL, messages=ASK, max_tokens=12, extra_body={"return_trajectory": True}
+        model=MODEL,
+        messages=ASK,
+        max_tokens=12,
+        extra_body={"return_trajectory": True, "ignore_eos": True},
     )
     assert answer.choices[0].model_extra["trajectory"]["spans"] == [[3, 0, 12, "whole"]]
 
