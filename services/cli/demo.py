@@ -73,7 +73,7 @@ def demo(options: DemoOptions, console: Console) -> int:
     """
     _check(options)
     phases = Phases(console)
-    with _terminated_like_interrupted(), _model_maker(options) as maker:
+    with terminated_like_interrupted(), model_maker(options) as maker:
         # Importing Ray takes seconds, in which the model is already being made.
         from services.cli.private_cluster import PrivateCluster
 
@@ -129,7 +129,7 @@ def _train(
 ) -> RunStatus:
     with phases.phase("starting Ray, and making the model and its tasks"):
         cluster.start()
-        _finish_model(maker)
+        finish_model(maker)
     content = resolved(load_yaml(DEPLOY_FILE), options)
     with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
@@ -146,7 +146,7 @@ def _train(
 
 
 @contextlib.contextmanager
-def _model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
+def model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
     """The example's own command, in a process of its own."""
     command = [sys.executable, "-m", "examples.tiny_code.make_model"]
     command += ["--seed", str(options.seed), "--out", str(options.model)]
@@ -161,7 +161,12 @@ def _model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def _finish_model(maker: subprocess.Popen[str]) -> None:
+def finish_model(maker: subprocess.Popen[str]) -> None:
+    """Wait until the maker's model is there.
+
+    Raises:
+        NotReady: not in time, or it cannot be made.
+    """
     try:
         said, _ = maker.communicate(timeout=MODEL_S)
     except subprocess.TimeoutExpired:
@@ -172,7 +177,7 @@ def _finish_model(maker: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind the stack, so that everything is shut down."""
 
     def unwind(number: int, _: FrameType | None) -> NoReturn:

@@ -48,8 +48,8 @@ def test_the_resolved_deployment_is_a_good_one(tmp_path: Path) -> None:
 _INTERRUPTED = """
 import subprocess, sys, time
 from services.cli.private_cluster import PrivateCluster
-from services.cli.demo import _terminated_like_interrupted
-with _terminated_like_interrupted(), PrivateCluster(num_cpus=1) as cluster:
+from services.cli.demo import terminated_like_interrupted
+with terminated_like_interrupted(), PrivateCluster(num_cpus=1) as cluster:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(cluster.folder, child.pid, flush=True)
     time.sleep(600)

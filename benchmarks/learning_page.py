@@ -1,0 +1,127 @@
+"""The tables of docs/learning.md, made from the results of `benchmarks/learning.py`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from benchmarks.learning_matrix import (
+    CORRECTIONS,
+    REFERENCE,
+    STALENESS,
+    configurations,
+    staleness_name,
+)
+from benchmarks.learning_results import Outcome, Results
+
+PAGE = Path(__file__).parents[1] / "docs" / "learning.md"
+LEARNED = 0.8
+LAST_STEPS = 10
+
+
+def filled(page: str, results: Results) -> str:
+    """The page with the tables of these results between its marks."""
+    for name, table in tables(results).items():
+        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        page, count = pattern.subn(lambda _, text=begin + table + end: text, page)
+        if count != 1:
+            raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}, not one")
+    return page
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Every table by its name, in Markdown, each line with its end."""
+    return {
+        "presets": _curves_table(results, "presets"),
+        "algorithms": _curves_table(results, "algorithms"),
+        "staleness": _staleness_table(results),
+        "measured": _measured_table(results),
+    }
+
+
+def _curves_table(results: Results, part: str) -> str:
+    reference = results.of(REFERENCE)
+    rows = [
+        [
+            "configuration",
+            "held-out before",
+            "held-out after, by seed",
+            "of `sync` GRPO",
+            f"steps to {LEARNED:.0%}, by seed",
+            "staleness, mean and max",
+        ]
+    ]
+    names = [REFERENCE] if part != "presets" else []
+    names += [one.name for one in configurations() if one.part == part]
+    for name in names:
+        outcomes = results.of(name)
+        if outcomes:
+            rows.append(_curve_row(outcomes, reference))
+    return _markdown(rows)
+
+
+def _curve_row(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[str]:
+    what = outcomes[0].name.partition("/")[2]
+    compared = [
+        one.after / other.after for one in outcomes for other in reference if one.seed == other.seed
+    ]
+    return [
+        f"`{what}`",
+        _each(one.before for one in outcomes),
+        _each(one.after for one in outcomes),
+        f"{fmean(compared):.2f}" if compared else "",
+        ", ".join(str(steps_to(one) or "never") for one in outcomes),
+        _staleness(outcomes),
+    ]
+
+
+def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
+    """The first train step after which a pass rate of at least `rate` was measured."""
+    return next((step for step, passed in one.heldout if passed >= rate), None)
+
+
+def _staleness_table(results: Results) -> str:
+    rows = [["correction", *(f"bound {bound}" for bound in STALENESS)]]
+    for correction in CORRECTIONS:
+        cells = [_cell(results.of(staleness_name(correction, bound))) for bound in STALENESS]
+        if any(cells):
+            rows.append([f"`{correction}`", *cells])
+    return _markdown(rows)
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    """Held-out pass rate at the end and, in brackets, that of sampled answers before it."""
+    return "; ".join(f"{one.after:.2f} ({last_reward(one):.2f})" for one in outcomes)
+
+
+def last_reward(one: Outcome) -> float:
+    """Mean reward of the last batches: the share of sampled answers that passed."""
+    return fmean(one.reward[-LAST_STEPS:])
+
+
+def _measured_table(results: Results) -> str:
+    rows = [["", *(f"bound {bound}" for bound in STALENESS)]]
+    every = [
+        [one for name in CORRECTIONS for one in results.of(staleness_name(name, bound))]
+        for bound in STALENESS
+    ]
+    rows.append(["runs", *(str(len(outcomes)) for outcomes in every)])
+    rows.append(["staleness, mean and max", *map(_staleness, every)])
+    return _markdown(rows)
+
+
+def _staleness(outcomes: Sequence[Outcome]) -> str:
+    means = [value for one in outcomes for value in one.staleness_mean]
+    largest = [value for one in outcomes for value in one.staleness_max]
+    return f"{fmean(means):.1f}, {max(largest)}" if means else ""
+
+
+def _each(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:.2f}" for rate in rates)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,0 +1,40 @@
+from itertools import groupby
+
+import pytest
+
+from benchmarks.learning import run_config
+from benchmarks.learning_matrix import Configuration, configurations
+from benchmarks.learning_page import PAGE, filled
+from benchmarks.learning_results import RESULTS, Results
+
+BY_NAME = {one.name: one for one in configurations()}
+
+
+@pytest.mark.parametrize("one", BY_NAME.values(), ids=BY_NAME)
+def test_every_configuration_is_a_run_that_the_orchestrator_takes(one: Configuration) -> None:
+    run = run_config(one, seed=3, steps=7, run_root="/nowhere")
+    assert (run.seed, run.steps, run.run_root) == (3, 7, "/nowhere")
+    bound = one.name.rpartition("/")[2]
+    assert not bound.isdigit() or run.schedule.max_staleness == int(bound)
+
+
+def test_the_tables_of_the_page_are_those_of_the_recorded_runs() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == filled(page, Results.read(RESULTS))
+
+
+def test_what_is_recorded_is_what_the_matrix_lists() -> None:
+    for had in Results.read(RESULTS).outcomes:
+        assert had.overrides == BY_NAME[had.name].overrides, had.name
+
+
+def test_every_recorded_run_of_a_seed_began_with_the_same_model() -> None:
+    outcomes = sorted(Results.read(RESULTS).outcomes, key=lambda one: one.seed)
+    assert outcomes
+    for seed, of_seed in groupby(outcomes, key=lambda one: one.seed):
+        assert len({one.before for one in of_seed}) == 1, seed
+
+
+def test_a_page_without_a_place_for_a_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 places for the table 'presets'"):
+        filled("# A page", Results.read(RESULTS))
