@@ -5,7 +5,7 @@ values and one thread per process sets them again.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ray.util import metrics as ray_metrics
 
@@ -29,6 +29,7 @@ class Gauge:
     def __init__(self, name: str, description: str, tag_keys: tuple[str, ...] = ()) -> None:
         self._gauge = ray_metrics.Gauge(name, description, tag_keys)
         self._last: dict[tuple[tuple[str, str], ...], float] = {}
+        self._read: Callable[[], float] | None = None
         self._lock = threading.Lock()
         _GAUGES.append(self)
 
@@ -45,8 +46,18 @@ class Gauge:
         with self._lock:
             self._last.pop(tuple(sorted(tags.items())), None)
 
+    def follow(self, read: Callable[[], float]) -> None:
+        """Ask for the value at every refresh, in a thread of its own, from now on.
+
+        For what changes without an event, as an age does.
+        """
+        self._read = read
+        self.set(read())
+
     def refresh(self) -> None:
-        """Set every remembered value again."""
+        """Set every remembered value again, and the followed one anew."""
+        if self._read is not None:
+            self.set(self._read())
         with self._lock:
             values = list(self._last.items())
         for key, value in values:
@@ -155,16 +166,18 @@ class RewardMetrics:
     verdicts = _counter("reward_verdicts", "Answers graded", "verdict", "language")
     tests = _counter("reward_tests", "Tests run", "verdict", "language")
     cache_hits = _counter("reward_cache_hits", "Verdicts taken from the cache")
+    cpu_s = _counter("reward_cpu_seconds", "Processor time of answers' own processes", "language")
     compiles = _counter("reward_compiles", "Compilations", "language", "result")
     retries = _counter("reward_retries", "Jobs run again after losing their sandbox")
     slot_restarts = _counter("reward_slot_restarts", "Sandboxes started anew after a loss")
+    denials = _counter("reward_denials", "Processes that a layer of the jail stopped", "layer")
     helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
     refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
     queue = _gauge("reward_queue", "Pieces of work waiting for a core")
     queued_cpu = _gauge("reward_queued_cpu_seconds", "Estimated CPU-seconds waiting for a core")
     queue_age = _gauge("reward_queue_age_seconds", "How long the oldest has been waiting")
     tier = _gauge("reward_tier", "1 for the tier that the sandbox was shown to have", "tier")
-    grading = _seconds("reward_grading_seconds", "Wall time of grading one answer", "language")
+    grading = _seconds("reward_grading_seconds", "Job to score, waiting included", "language")
 
 
 class RunMetrics:

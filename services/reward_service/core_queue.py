@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from services.observability.metrics import RewardMetrics
-
 caller: ContextVar[str] = ContextVar("caller", default="")
 """Who asked for the work in progress: the name of an API key, or of a run."""
 
@@ -67,6 +65,17 @@ class CoreQueue:
     def load_s(self) -> float:
         """Estimated CPU-seconds that wait, for each core."""
         return self.queued_s / self._cores
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work that wait."""
+        return len(self._waiting)
+
+    @property
+    def age_s(self) -> float:
+        """How long the oldest of them has been waiting; may be asked from another thread."""
+        now = time.monotonic()
+        return now - min((waiter.since for waiter in list(self._waiting)), default=now)
 
     def refuse_if_full(self) -> None:
         """Say so if nothing more may be queued.
@@ -149,7 +158,3 @@ class CoreQueue:
         self.queued_s = self.queued_s + estimate_s if self._waiting else 0.0
         if self.queued_s < self._bound_s:
             self._room.set()
-        RewardMetrics.queue.set(len(self._waiting))
-        RewardMetrics.queued_cpu.set(self.queued_s)
-        oldest = min((waiter.since for waiter in self._waiting), default=None)
-        RewardMetrics.queue_age.set(0.0 if oldest is None else time.monotonic() - oldest)

@@ -63,6 +63,9 @@ class Sandbox:
                 raise InvalidInput("slots", self._config.slots, f"One failed: {error}.") from None
         self.landlock_abi = self._seats[0].answers.landlock_abi
         RewardMetrics.tier.set(1.0, {"tier": str(self.tier)})
+        RewardMetrics.queue.follow(lambda: self.cores.waiting)
+        RewardMetrics.queued_cpu.follow(lambda: self.cores.queued_s)
+        RewardMetrics.queue_age.follow(lambda: self.cores.age_s)
         _log.info(
             "sandbox_started",
             tier=self.tier,

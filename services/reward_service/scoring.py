@@ -86,7 +86,10 @@ class Scoring:
             grade = self._ungraded(job, f"{type(error).__name__}: {error}")
         language = getattr(job.grader, "language", "python") if grade.tier else job.grader.kind
         RewardMetrics.verdicts.inc(1, {"verdict": str(grade.verdict), "language": language})
-        seconds = 0.0 if grade.cached else time.monotonic() - started
+        seconds = 0.0
+        if not grade.cached:
+            seconds = time.monotonic() - started
+            RewardMetrics.grading.observe(seconds, {"language": language})
         return grade.score(job.job_id, seconds=seconds)
 
     @staticmethod

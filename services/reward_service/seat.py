@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
+from services.reward_service.denials import denied_by
 from services.reward_service.execution import Execution, Outcome, SlotFailed, SlotLost
 from services.reward_service.slot import Slot
 
@@ -54,6 +55,8 @@ class Seat:
             outcome = await self._run_retrying(
                 replace(execution, wall_s=_PATIENCE * execution.wall_s)
             )
+        if (layer := denied_by(outcome)) is not None:
+            RewardMetrics.denials.inc(1, {"layer": layer})
         return outcome
 
     async def run_trusted(self, execution: Execution) -> Outcome:
@@ -80,7 +83,6 @@ class Seat:
         except SlotLost as error:
             _log.warning("slot_lost", reason=str(error))
             RewardMetrics.retries.inc()
-            RewardMetrics.slot_restarts.inc()
             await self.answers.start()
         try:
             return await self.answers.run(execution)

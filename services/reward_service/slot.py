@@ -11,6 +11,7 @@ import signal
 import subprocess
 from typing import Any
 
+from services.observability.metrics import RewardMetrics
 from services.reward_service.control import Control
 from services.reward_service.execution import Execution, Outcome, SlotFailed, SlotLost
 from services.reward_service.jail import Jail, jailed_sources
@@ -37,6 +38,7 @@ class Slot:
         self._server = -1  # pidfd of the fork server: behind bubblewrap not our child
         self._errors = -1
         self._payload: tuple[bytes, int] = (b"", -1)
+        self._was_started = False
 
     @property
     def alive(self) -> bool:
@@ -50,6 +52,9 @@ class Slot:
             SlotFailed: it cannot start here, with what it said.
         """
         self.close()
+        if self._was_started:
+            RewardMetrics.slot_restarts.inc()
+        self._was_started = True
         self._control = control = Control()
         self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
         try:

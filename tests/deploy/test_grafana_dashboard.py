@@ -13,10 +13,10 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"ray_(millrace_[a-z_]+)")
 
 
-def _exported() -> set[str]:
+def _exported(*holders: object) -> set[str]:
     """Names as Prometheus sees them: counters end in _total, histograms have series."""
     names: set[str] = set()
-    for holder in vars(metrics).values():
+    for holder in holders or vars(metrics).values():
         for metric in vars(holder).values() if isinstance(holder, type) else ():
             if isinstance(metric, metrics.Gauge):
                 names.add(metric._gauge.info["name"])
@@ -44,6 +44,12 @@ def test_every_service_with_metrics_has_a_panel() -> None:
     used = " ".join(_expressions())
     for service in ("run", "trainer", "bus", "router", "reward"):
         assert f"ray_millrace_{service}_" in used
+
+
+def test_every_metric_of_the_reward_service_has_a_panel() -> None:
+    used = {name for expression in _expressions() for name in NAME.findall(expression)}
+    exported = {name for name in _exported(metrics.RewardMetrics) if not name.endswith("_count")}
+    assert {name for name in exported if not name.endswith("_sum")} <= used
 
 
 def test_panels_have_distinct_ids_and_do_not_overlap() -> None:

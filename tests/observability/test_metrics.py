@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.observability.metrics import Counter
+from services.observability.metrics import Counter, Gauge
 
 
 def test_a_counter_may_be_told_of_nothing_but_never_goes_back(
@@ -17,3 +17,12 @@ def test_a_counter_may_be_told_of_nothing_but_never_goes_back(
     assert recorded == [2, 0.5, 1.0]
     with pytest.raises(ValueError, match="-1"):
         counter.inc(-1)
+
+
+def test_a_gauge_that_follows_something_shows_it_as_it_is_at_each_refresh() -> None:
+    gauge = Gauge("millrace_test_age", "Of this test")
+    age = [1.0]
+    gauge.follow(lambda: age[0])
+    age[0] = 2.0
+    gauge.refresh()
+    assert gauge._last == {(): 2.0}

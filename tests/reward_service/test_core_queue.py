@@ -42,3 +42,16 @@ async def test_who_gives_up_waiting_leaves_no_trace() -> None:
         assert queue.queued_s == 0
     async with queue.core(1.0):
         queue.refuse_if_full()
+
+
+async def test_the_oldest_work_in_the_queue_ages_though_nothing_changes() -> None:
+    queue = CoreQueue(cores=1, bound_s=100, wait_s=10)
+    async with queue.core(1.0):
+        assert (queue.waiting, queue.age_s) == (0, 0.0)
+        waiting = asyncio.create_task(work(queue, "later", 1.0, []))
+        await asyncio.sleep(0)
+        before = queue.age_s
+        assert queue.waiting == 1
+        assert queue.age_s > before
+    await waiting
+    assert (queue.waiting, queue.age_s) == (0, 0.0)

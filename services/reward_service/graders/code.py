@@ -1,7 +1,7 @@
 """Grades code by running it."""
 
 import hashlib
-import time
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from services.protocol.grader import (
     PythonStdioGrader,
     check_tests,
 )
-from services.protocol.reward_service import CheckedTest, CompileRecord, Verdict
+from services.protocol.reward_service import CompileRecord, Verdict
 from services.reward_service import policies
 from services.reward_service.compiler import Compiled
 from services.reward_service.core_queue import QueueFull
@@ -107,7 +107,6 @@ class _CodeJob:
 
     async def grade(self) -> Grade:
         """Run it. What fails on our side is `infra_error`."""
-        started = time.monotonic()
         try:
             grade = await self._in_a_seat()
         except SandboxCrashed as crash:
@@ -123,8 +122,6 @@ class _CodeJob:
             grade = infra_failure(str(problem))
         else:
             self._tools.failures_in_a_row = 0
-        seconds = time.monotonic() - started
-        RewardMetrics.grading.observe(seconds, {"language": self._language.name})
         return grade.of(len(self._tests))
 
     async def _in_a_seat(self) -> Grade:
@@ -145,7 +142,7 @@ class _CodeJob:
         await trial.run(order, seat)
         grade = self._graded(trial)
         self._tools.estimates.learn(self._tests_key, cpu_s=trial.cpu_s, failed=grade.first_failure)
-        self._count(trial.checked)
+        self._count(trial)
         return grade
 
     def _graded(self, trial: Trial) -> Grade:
@@ -186,10 +183,11 @@ class _CodeJob:
     def _stamp(self) -> dict[str, Any]:
         return {"tier": str(self._tools.sandbox.tier or ""), "compile": self._compiled}
 
-    def _count(self, checked: list[CheckedTest]) -> None:
-        for test in checked:
-            tags = {"verdict": str(test.verdict), "language": self._language.name}
-            RewardMetrics.tests.inc(1, tags)
+    def _count(self, trial: Trial) -> None:
+        language = self._language.name
+        RewardMetrics.cpu_s.inc(trial.cpu_s, {"language": language})
+        for verdict, tests in Counter(test.verdict for test in trial.checked).items():
+            RewardMetrics.tests.inc(tests, {"verdict": str(verdict), "language": language})
 
 
 def _digest(*parts: str) -> str:
