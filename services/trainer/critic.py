@@ -46,7 +46,7 @@ class Critic:
             lr=settings.learning_rate,
             betas=BETAS,
             weight_decay=0.0,
-            foreach=True,
+            fused=True,
         )
 
     @torch.no_grad()

@@ -276,7 +276,7 @@ class Learner:
             lr=self._algorithm.learning_rate,
             betas=BETAS,
             weight_decay=self._algorithm.weight_decay,
-            foreach=True,
+            fused=True,
         )
 
     def _describe(self) -> list[tuple[TensorSpec, ...]]:

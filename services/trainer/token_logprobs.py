@@ -75,7 +75,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if keep or entropy != "none":
                 kept = logs.exp()
             if kept is not None and entropy != "none":
-                entropies[part] = logs.mul_(kept).sum(-1).neg_()
+                entropies[part] = torch.linalg.vecdot(logs, kept).neg_()
         ctx.save_for_backward(hidden, weight, bias, target, entropies, kept if keep else None)
         if entropy != "gradient":
             ctx.mark_non_differentiable(entropies)
@@ -85,7 +85,9 @@ class _TokenLogprobs(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, entropies, kept = ctx.saved_tensors
-        through = by_entropy if ctx.entropy == "gradient" else None
+        # The chain rule through `logits / temperature`, before there are V numbers a token.
+        by_logprob = by_logprob / ctx.temperature
+        through = by_entropy / ctx.temperature if ctx.entropy == "gradient" else None
         sums = _Sums(ctx, hidden, weight, one_piece=kept is not None)
         for start in range(0, len(target), ctx.piece):
             part = slice(start, start + ctx.piece)
@@ -98,7 +100,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 slope = torch.special.entr(p) - p * entropies[part, None]
                 by_logit += slope * through[part, None]
             by_logit.scatter_add_(-1, target[part, None], by_logprob[part, None])
-            sums.add(part, by_logit.div_(ctx.temperature).to(hidden.dtype))
+            sums.add(part, by_logit.to(hidden.dtype))
         return (*sums.result(), None, None, None, None, None)
 
 

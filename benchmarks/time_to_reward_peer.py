@@ -1,0 +1,85 @@
+"""TRL's side of `time_to_reward.py`: starts `time_to_reward_trl.py` and reads what it says."""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from time_to_reward_goal import Goal, Side
+
+from services.protocol.orchestrator import RunConfig
+
+HERE = Path(__file__).parent
+_STARTUP_S = 300.0
+
+
+def reach(goal: Goal, run: RunConfig, model: Path, python: Path, *, threads: int) -> Side:
+    """Train to the goal in TRL's own environment."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        job = _job(goal, run, model, folder) | {"threads": threads}
+        (Path(folder) / "job.json").write_text(json.dumps(job))
+        process = subprocess.Popen(
+            [str(python), str(HERE / "time_to_reward_trl.py"), folder],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=HERE.parent,
+            env=os.environ | {"PYTHONPATH": str(HERE.parent), "TOKENIZERS_PARALLELISM": "false"},
+        )
+        try:
+            return _read(process, began)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _job(goal: Goal, run: RunConfig, model: Path, folder: str) -> dict[str, Any]:
+    algorithm = run.algorithm
+    return {
+        "goal": vars(goal),
+        "model": str(model),
+        "folder": folder,
+        "task_file": run.task_file,
+        "heldout_tasks": run.evaluation.tasks,
+        "seed": run.seed,
+        "groups": run.batch_groups,
+        "group_size": run.group_size,
+        "minibatches": algorithm.minibatches,
+        "learning_rate": algorithm.learning_rate,
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "grad_clip": algorithm.grad_clip,
+        "max_tokens": run.sampling.max_tokens,
+        "temperature": run.sampling.temperature,
+    }
+
+
+def _read(process: subprocess.Popen[str], began: float) -> Side:
+    """It prints a line of JSON when training begins and after each evaluation."""
+    assert process.stdout is not None
+    startup_s = startup_cpu_s = 0.0
+    rates: list[tuple[int, float]] = []
+    for line in process.stdout:
+        if not line.startswith('{"said"'):
+            continue
+        told = json.loads(line)
+        if told["said"] == "training begins":
+            startup_s, startup_cpu_s = time.monotonic() - began, told["cpu_s"]
+            if startup_s > _STARTUP_S:
+                raise RuntimeError(f"TRL took {startup_s:.0f} s to start")
+            continue
+        rates.append((told["step"], told["pass_rate"]))
+        if told["said"] == "end":
+            return Side(
+                reached=told["reached"],
+                steps=told["step"],
+                train_s=told["train_s"],
+                train_cpu_s=told["cpu_s"],
+                startup_s=startup_s,
+                startup_cpu_s=startup_cpu_s,
+                rates=rates,
+            )
+    raise RuntimeError("TRL ended early; its error is above")

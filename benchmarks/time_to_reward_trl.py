@@ -1,0 +1,173 @@
+"""GRPO on examples/tiny_code by TRL's own trainer and loop. Runs in TRL's own environment.
+
+Reads `job.json` in the folder given and prints a line of JSON when training begins and after
+every evaluation. Evaluations stop the clock.
+"""
+
+import ast
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+TEMPLATE = "def f(a, b, c):\n    {completion}"
+_BUILTINS = {"max": max, "min": min, "abs": abs}
+_CALL_S = 1.0
+_COSTLY = (ast.Pow, ast.LShift)  # no right answer needs these, and no signal ends them
+
+
+def rewards(completions: Sequence[Any], tests: Sequence[str], **_: Any) -> list[float]:
+    """1 for an answer that is right, in value and type, on all hidden calls."""
+    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
+    return [float(passes(text, json.loads(own))) for text, own in zip(texts, tests, strict=True)]
+
+
+def passes(completion: str, tests: list[dict[str, Any]]) -> bool:
+    """Run one answer in this process: the cheapest way there is, safe enough for this model."""
+    source = TEMPLATE.format(completion=completion)
+    try:
+        tree = ast.parse(source)
+        if any(isinstance(node, _COSTLY) for node in ast.walk(tree)):
+            return False
+        names: dict[str, Any] = {"__builtins__": _BUILTINS}
+        signal.setitimer(signal.ITIMER_REAL, _CALL_S)
+        exec(compile(tree, "answer", "exec"), names)
+        found = [names["f"](*test["args"]) for test in tests]
+    except Exception:  # noqa: BLE001  (whatever an answer raises, it is wrong)
+        return False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    wanted = [test["expected"] for test in tests]
+    return all(type(a) is type(b) and a == b for a, b in zip(found, wanted, strict=True))
+
+
+class Evaluations(TrainerCallback):
+    """Measures the held-out pass rate now and then, and stops training at the goal."""
+
+    def __init__(self, job: dict[str, Any], model: Any, tokenizer: Any) -> None:
+        self._goal, self._max_tokens = job["goal"], job["max_tokens"]
+        self._minibatches, self._every = job["minibatches"], job["goal"]["every"]
+        self._model, self._tokenizer = model, tokenizer
+        rows = tasks(job["task_file"], "heldout")[: job["heldout_tasks"]]
+        self._tests = [row["tests"] for row in rows]
+        self._prompts = [
+            tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
+            for row in rows
+        ]
+        self._wall = self._cpu = 0.0
+        self._since: tuple[float, float] = (0.0, 0.0)
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """See `TrainerCallback`."""
+        cpu_s = time.process_time()
+        print(json.dumps({"said": "training begins", "cpu_s": cpu_s}), flush=True)
+        self._tell("rate", 0, self.pass_rate(), reached=False)
+        self._since = time.perf_counter(), time.process_time()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """See `TrainerCallback`."""
+        now = time.perf_counter(), time.process_time()
+        self._wall += now[0] - self._since[0]
+        self._cpu += now[1] - self._since[1]
+        step, within = divmod(state.global_step, self._minibatches)
+        late = self._wall > self._goal["seconds"] or step >= self._goal["steps"]
+        if not within and (late or step % self._every == 0):
+            rate = self.pass_rate()
+            reached = rate >= self._goal["pass_rate"]
+            self._tell("end" if reached or late else "rate", step, rate, reached=reached)
+            control.should_training_stop = reached or late
+        self._since = time.perf_counter(), time.process_time()
+
+    def _tell(self, said: str, step: int, rate: float, *, reached: bool) -> None:
+        told = {"said": said, "step": step, "pass_rate": rate, "reached": reached}
+        print(json.dumps(told | {"train_s": self._wall, "cpu_s": self._cpu}), flush=True)
+
+    @torch.no_grad()
+    def pass_rate(self) -> float:
+        """Of greedy answers to the held-out tasks."""
+        batch = self._tokenizer(
+            self._prompts, return_tensors="pt", padding=True, padding_side="left"
+        )
+        width = batch["input_ids"].shape[1]
+        self._model.eval()
+        found = self._model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=self._max_tokens,
+            do_sample=False,
+        )
+        self._model.train()
+        texts = self._tokenizer.batch_decode(found[:, width:], skip_special_tokens=True)
+        return sum(rewards(texts, self._tests)) / len(texts)
+
+
+def tasks(file: str, split: str) -> list[dict[str, Any]]:
+    """Rows of the task file as TRL's data set wants them."""
+    rows = [json.loads(line) for line in Path(file).read_text().splitlines()]
+    return [
+        {"prompt": row["messages"], "tests": json.dumps(row["grader"]["tests"])}
+        for row in rows
+        if row["split"] == split
+    ]
+
+
+def config_of(job: dict[str, Any]) -> GRPOConfig:
+    """TRL's defaults but for what the job says, and for what would only slow a CPU down."""
+    answers = job["groups"] * job["group_size"]
+    return GRPOConfig(
+        output_dir=job["folder"],
+        seed=job["seed"],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=answers // job["minibatches"],
+        steps_per_generation=job["minibatches"],
+        num_generations=job["group_size"],
+        max_steps=job["goal"]["steps"] * job["minibatches"],
+        max_completion_length=job["max_tokens"],
+        temperature=job["temperature"],
+        learning_rate=job["learning_rate"],
+        lr_scheduler_type="constant",
+        max_grad_norm=job["grad_clip"],
+        epsilon=job["clip_low"],
+        epsilon_high=job["clip_high"],
+        logging_steps=10**9,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+
+
+def _late(_: int, __: FrameType | None) -> NoReturn:
+    raise TimeoutError
+
+
+def main() -> None:
+    """Train until the goal or a limit."""
+    job = json.loads((Path(sys.argv[1]) / "job.json").read_text())
+    torch.set_num_threads(job["threads"])
+    signal.signal(signal.SIGALRM, _late)
+    tokenizer = AutoTokenizer.from_pretrained(job["model"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
+    trainer = GRPOTrainer(
+        model=model,
+        processing_class=tokenizer,
+        reward_funcs=[rewards],
+        train_dataset=Dataset.from_list(tasks(job["task_file"], "train")),
+        args=config_of(job),
+        callbacks=[Evaluations(job, model, tokenizer)],
+    )
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
