@@ -1,13 +1,17 @@
 """A train step beside TRL's and beside the bare passes of the same tokens, in one run.
 
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install trl
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install trl==1.16.0
     .venv/bin/python benchmarks/train_step.py --peers /tmp/peers
 
-The same random Qwen3 of 1.4M parameters, the same 32 answers of uneven length, the same cores.
-Ways take turns, one at a time, and every ratio is the median of the rounds' ratios; the
-first round is dropped. Ours is everything that a rank does in a train step, the planning, the
-update, the diagnostics and the snapshot for the weight bus included; bare is nothing but
-forward and backward of micro-batches that were laid out before.
+The same random Qwen3 of 1.4M parameters, the same 32 answers of uneven length, the same number
+of threads: by default one, as a rank has (`threads_per_rank`). Ways take turns, one at a time;
+a ratio is taken within a round, and its median and range over rounds are printed, of wall
+seconds and of CPU seconds, which other programs on the machine disturb less. The first round is
+dropped. Ours is everything that a rank does in a train step, the planning, the update, the
+diagnostics and the snapshot for the weight bus included. Bare is nothing but forward and
+backward of micro-batches that were laid out before: the same tokens, packed without padding and
+attended to by the same kernel; `padded` is the same as most people have it. TRL pads; it needs
+torch and transformers as Millrace has them (it ran with 2.13.0+cpu and 5.19.0).
 """
 
 import argparse
@@ -46,20 +50,18 @@ class Way:
         assert self._process.stdin is not None
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
-        return self._read()["seconds"]
+        return self._read()
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Any:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.startswith("{"):
-                found = json.loads(line)
-                if "ready" in found or "seconds" in found:
-                    return found
+            if line.startswith('{"found"'):
+                return json.loads(line)["found"]
         raise RuntimeError("a way ended early; its error is above")
 
 
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=320, help="tokens of an answer")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
     parser.add_argument("--rows", type=int, default=16, help="of TRL's forward passes")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of each way")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
@@ -83,7 +85,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All rounds; every list holds seconds, a figure a round."""
+    """All rounds; every list holds wall or CPU seconds, a figure a round."""
     train_step_batch.make(folder, groups=options.groups, longest=options.longest, seed=0)
     answers = train_step_batch.read(folder)
     common = ("--threads", options.threads)
@@ -101,7 +103,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     finally:
         for way in filter(None, (ours, peer)):
             way.close()
-    seconds = {name: [one[name] for one in rounds_taken] for name in rounds_taken[0]}
+    seconds = {
+        clock: {name: [one[name][clock] for one in rounds_taken] for name in rounds_taken[0]}
+        for clock in ("wall", "cpu")
+    }
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": len(os.sched_getaffinity(0)),
@@ -110,14 +115,14 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "tokens": sum(len(one.prompt) + len(one.response) for one in answers),
         "seconds": seconds,
         "scoring_peak_mib": memory,
-        "ratios": ratios(seconds),
+        "ratios": {clock: ratios(of_clock) for clock, of_clock in seconds.items()},
         "bars": BARS,
     }
 
 
-def one_round(ours: Way, peer: Way | None) -> dict[str, float]:
+def one_round(ours: Way, peer: Way | None) -> dict[str, dict[str, float]]:
     """Every way once, the yardstick before and after ours."""
-    taken: dict[str, float] = {"bare": ours.ask("bare"), "bare padded": ours.ask("bare padded")}
+    taken = {"bare": ours.ask("bare"), "bare padded": ours.ask("bare padded")}
     for name in ("behaviour", "proximal"):
         ours.ask(f"begin {name}")
         ours.ask("step")  # the first one makes the optimizer's moments
@@ -129,39 +134,51 @@ def one_round(ours: Way, peer: Way | None) -> dict[str, float]:
     return taken
 
 
-def ratios(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """Medians over rounds; the second minibatch of two needs a proximal pass of its own."""
+def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Over rounds; the second minibatch of two needs a proximal pass of its own."""
 
-    def median(above: list[float], below: list[float]) -> float:
-        return statistics.median(a / b for a, b in zip(above, below, strict=True))
+    def spread(above: list[float], below: list[float]) -> dict[str, float]:
+        several = [a / b for a, b in zip(above, below, strict=True)]
+        return {"median": statistics.median(several), "low": min(several), "high": max(several)}
+
+    def mean(*several: list[float]) -> list[float]:
+        return [statistics.fmean(one) for one in zip(*several, strict=True)]
 
     both = [
         bare + half / 2
         for bare, half in zip(seconds["bare, proximal"], seconds["bare forward"], strict=True)
     ]
+    around = mean(seconds["bare"], seconds["bare, behaviour"])
     found = {
-        "behaviour": median(seconds["bare, behaviour"], seconds["behaviour"]),
-        "proximal": median(both, seconds["proximal"]),
-        "padded bare": median(seconds["bare padded"], seconds["behaviour"]),
+        "behaviour": spread(around, seconds["behaviour"]),
+        "proximal": spread(both, seconds["proximal"]),
+        "padded": spread(seconds["bare padded"], seconds["behaviour"]),
     }
     if "trl" in seconds:
-        found["trl"] = median(seconds["trl"], seconds["behaviour"])
+        found["trl"] = spread(seconds["trl"], seconds["behaviour"])
     return found
 
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print tokens a second and what they are of the yardsticks."""
     table = Table(title=f"{result['tokens']} tokens in {result['answers']} answers")
-    for column in ("way", "ms", "tokens/s"):
+    for column in ("way", "ms", "CPU ms", "tokens/s"):
         table.add_column(column, justify="left" if column == "way" else "right")
-    for name, seconds in result["seconds"].items():
+    for name, seconds in result["seconds"]["wall"].items():
         middle = statistics.median(seconds)
-        table.add_row(name, f"{1e3 * middle:.0f}", f"{result['tokens'] / middle:,.0f}")
+        cpu = statistics.median(result["seconds"]["cpu"][name])
+        speed = f"{result['tokens'] / middle:,.0f}"
+        table.add_row(name, f"{1e3 * middle:.0f}", f"{1e3 * cpu:.0f}", speed)
     console.print(table)
-    for name, ratio in result["ratios"].items():
-        bar = BARS.get(name)
-        verdict = "" if bar is None else f"  (bar {bar:g}: {'met' if ratio >= bar else 'MISSED'})"
-        console.print(f"{name}: {ratio:.3f} times as fast as its yardstick{verdict}")
+    for clock, found in result["ratios"].items():
+        for name, ratio in found.items():
+            bar, middle = BARS.get(name), ratio["median"]
+            verdict = f"  (bar {bar:g}: {'met' if middle >= bar else 'MISSED'})" if bar else ""
+            console.print(
+                f"{clock}: {name} is {middle:.3f} times as fast as its yardstick, "
+                f"{ratio['low']:.3f} to {ratio['high']:.3f}{verdict}",
+                highlight=False,
+            )
     console.print("Peak MiB of scoring 2,048 tokens of 32,768:", result["scoring_peak_mib"])
 
 

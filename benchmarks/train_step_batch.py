@@ -7,6 +7,7 @@ tokenizers, and nothing of Millrace.
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,8 +75,27 @@ def _tokens(draw: random.Random, count: int) -> list[int]:
     return [draw.randrange(2, VOCABULARY) for _ in range(count)]
 
 
-def answer_calls(ways: dict[str, Callable[[], dict[str, Any]]]) -> None:
-    """Do what is asked on stdin, a way a line, and answer with a line of JSON."""
-    print(json.dumps({"ready": True}), flush=True)
+class Watch:
+    """Wall and CPU seconds since it was made; CPU of this process, all threads."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """The seconds so far."""
+        return {
+            "wall": time.perf_counter() - self._wall,
+            "cpu": time.process_time() - self._cpu,
+        }
+
+
+def tell(found: Any) -> None:
+    """Answer with a line of JSON."""
+    print(json.dumps({"found": found}), flush=True)
+
+
+def answer_calls(ways: dict[str, Callable[[], Any]]) -> None:
+    """Do what is asked on stdin, a way a line, and tell what it found."""
+    tell("ready")
     for line in sys.stdin:
-        print(json.dumps(ways[line.strip()]()), flush=True)
+        tell(ways[line.strip()]())

@@ -2,7 +2,6 @@
 
 import argparse
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 import train_step_batch
 from torch.nn import functional
-from train_step_batch import GROUP_SIZE, VOCABULARY, Answer
+from train_step_batch import GROUP_SIZE, VOCABULARY, Answer, Watch
 from transformers import AutoModelForCausalLM
 
 from services.protocol.algorithm import AlgorithmConfig
@@ -51,13 +50,13 @@ class Steps:
         )
         self._learner.start_run(start, 0)
 
-    def take(self) -> float:
+    def take(self) -> dict[str, float]:
         """Seconds of one train step."""
         self._step += 1
         batch = TrainBatch(run_id="run", step=self._step, groups=self._groups)
-        began = time.perf_counter()
+        watch = Watch()
         self._learner.train(batch, self._step - 1, self._step)
-        return time.perf_counter() - began
+        return watch.read()
 
 
 def groups_of(answers: list[Answer]) -> tuple[TrainGroup, ...]:
@@ -104,11 +103,11 @@ class Bare:
         )
         return [collate([self._rows[i] for i in micro], 0) for micro in plan.ranks[0]]
 
-    def pass_over(self, *, packed: bool, backward: bool = True) -> float:
+    def pass_over(self, *, packed: bool, backward: bool = True) -> dict[str, float]:
         """Seconds of a forward pass over all rows, and of the backward one."""
         hidden = packed_hidden if packed else padded_hidden
         self._causal.set_attn_implementation(PACKED if packed else "sdpa")
-        began = time.perf_counter()
+        watch = Watch()
         with torch.set_grad_enabled(backward):
             for micro in self._packed if packed else self._padded:
                 states = hidden(self._causal, micro.input_ids, micro.rows)[micro.position]
@@ -116,7 +115,7 @@ class Bare:
                 loss = functional.cross_entropy(logits, micro.target)
                 if backward:
                     loss.backward()
-        seconds = time.perf_counter() - began
+        seconds = watch.read()
         self._causal.zero_grad()
         return seconds
 
@@ -171,21 +170,15 @@ def main() -> None:
     steps = Steps(options.folder, answers, options.threads, options.tokens)
     bare = Bare(options.folder, answers, options.tokens)
 
-    def behaviour() -> None:
-        steps.start()
-
-    def proximal() -> None:
-        steps.start(ratio_anchor="proximal", minibatches=2)
-
     train_step_batch.answer_calls(
         {
-            "begin behaviour": lambda: {"seconds": behaviour()},
-            "begin proximal": lambda: {"seconds": proximal()},
-            "step": lambda: {"seconds": steps.take()},
-            "bare": lambda: {"seconds": bare.pass_over(packed=True)},
-            "bare padded": lambda: {"seconds": bare.pass_over(packed=False)},
-            "bare forward": lambda: {"seconds": bare.pass_over(packed=True, backward=False)},
-            "memory": lambda: {"seconds": peak_memory()},
+            "begin behaviour": steps.start,
+            "begin proximal": lambda: steps.start(ratio_anchor="proximal", minibatches=2),
+            "step": steps.take,
+            "bare": lambda: bare.pass_over(packed=True),
+            "bare padded": lambda: bare.pass_over(packed=False),
+            "bare forward": lambda: bare.pass_over(packed=True, backward=False),
+            "memory": peak_memory,
         }
     )
 

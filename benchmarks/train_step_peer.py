@@ -5,9 +5,7 @@ scoring: there it waits for its turn and then gets the batch.
 """
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 import train_step_batch
 from datasets import Dataset
-from train_step_batch import GROUP_SIZE, Answer
+from train_step_batch import GROUP_SIZE, Answer, Watch, tell
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -24,13 +22,13 @@ class Given(GRPOTrainer):
     """TRL's trainer, given answers and their advantages when its turn comes."""
 
     answers: Sequence[Answer] = ()
-    began = 0.0
+    watch = Watch()
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         if self.state.global_step == 0:
-            print(json.dumps({"ready": True}), flush=True)
+            tell("ready")
         sys.stdin.readline()
-        self.began = time.perf_counter()
+        self.watch = Watch()
         return lay_out(self.answers)
 
 
@@ -65,7 +63,7 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """See `TrainerCallback`."""
-        print(json.dumps({"seconds": time.perf_counter() - self.trainer.began}), flush=True)
+        tell(self.trainer.watch.read())
 
 
 def main() -> None:
