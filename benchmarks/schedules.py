@@ -37,7 +37,7 @@ from services.orchestrator.run import Peers
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState
-from tests.orchestrator.fakes import write_tasks
+from tests.orchestrator.fakes import no_load, write_tasks
 from tests.orchestrator.virtual_clock import run_virtually
 
 BASELINE = Path(__file__).parent / "baselines" / "schedules.json"
@@ -126,10 +126,11 @@ def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
     """A whole run."""
     hardware, trace = case.equipment()
     folder.mkdir()
+    tasks = max(64, case.batch_groups)
     run = RunConfig.model_validate(
         {
             "name": "benchmark",
-            "task_file": str(write_tasks(folder / "tasks.jsonl", train=64, heldout=1)),
+            "task_file": str(write_tasks(folder / "tasks.jsonl", train=tasks, heldout=1)),
             "run_root": str(folder),
             "model": "tiny",
             "steps": case.steps,
@@ -158,6 +159,7 @@ def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
                 reward=peers.reward,
                 bus=peers.bus,
                 rollouts=lambda run, config, run_id: peers.rollouts,
+                load=no_load,
             ),
         )
         status = await runs.ended((await runs.start(RunRequest(config=run))).run_id)

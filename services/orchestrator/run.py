@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, saved_step, start_trainer
+from services.orchestrator.router_load import router_load
+from services.orchestrator.run_check import Surroundings, refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
 from services.orchestrator.sampler import RunSampler, run_sampler
@@ -35,18 +37,30 @@ from services.protocol.orchestrator import (
     RunStatus,
 )
 from services.protocol.reward_service import RewardService
+from services.protocol.router import RouterLoad
 from services.protocol.trainer import RunStart, Trainer, TrainerState
 from services.protocol.weight_bus import WeightBus
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The services a run works with; `rollouts` makes its way to the router."""
+    """The services a run works with.
+
+    Attributes:
+        rollouts: makes the run's way to the router.
+        load: asks the router how full the replicas are.
+    """
 
     trainer: Trainer
     reward: RewardService
     bus: WeightBus
     rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
+    load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
+
+    async def surroundings(self, config: OrchestratorConfig) -> Surroundings:
+        """What they say of themselves; one that is away is not waited for."""
+        own = Surroundings(environments=config.environments, score_queue=config.score_queue)
+        return await own.asked(self.bus, self.trainer, self.load(config))
 
 
 class Run:
@@ -277,6 +291,9 @@ class Run:
         version = self._adopt(state)
         progress.detail = f"waiting for rollout servers to hold version {version}"
         await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
+        # Of services that were away when the run was asked for.
+        around = await self._peers.surroundings(self._config)
+        refuse(self._run, self._tasks, around.of_a_run_that_goes_on() if progress.step else around)
         if not progress.step and not progress.evaluations:
             await self._heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")

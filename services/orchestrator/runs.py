@@ -11,12 +11,11 @@ from typing import Any
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers, Run
+from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.task_table import TaskTable
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
-
-_BUS_ANSWER_S = 1.0
 
 
 class RunActive(RuntimeError):
@@ -71,10 +70,11 @@ class Runs:
             self._refuse_second()
             run = request.config
             _check_paths(run)
-            _check_environment(run, self._config)
             tasks = await asyncio.to_thread(TaskTable, run, quote=False)
             peers = self._peers()
-            await _check_model(run, peers)
+            around = await peers.surroundings(self._config)
+            refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
+            _check_environments(run)
             started = self._make(request, tasks, peers)
             self._ended.pop(started.progress.run_id, None)
             self._active = started
@@ -189,34 +189,9 @@ def _check_paths(run: RunConfig) -> None:
             raise InvalidInput(field, value, fix)
 
 
-def _check_environment(run: RunConfig, config: OrchestratorConfig) -> None:
+def _check_environments(run: RunConfig) -> None:
     for environment in filter(None, run.environments):
-        _check_code(environment, config)
-
-
-def _check_code(environment: str, config: OrchestratorConfig) -> None:
-    if not config.environments:
-        fix = (
-            "This deployment runs no code of run files: set `environments: true` in the "
-            "orchestrator's args, if you trust whoever may start runs."
-        )
-        raise InvalidInput("environment", environment, fix)
-    path = Path(environment.rpartition(":")[0])
-    if not path.is_absolute() or not path.is_file():
-        fix = "Name a file that is there where the orchestrator runs, by its absolute path."
-        raise InvalidInput("environment", environment, fix)
-
-
-async def _check_model(run: RunConfig, peers: Peers) -> None:
-    """Refuse what no rollout server can do, where servers are known already."""
-    try:
-        table = await peers.bus.watch(-1, _BUS_ANSWER_S)
-    except NotReady:
-        return  # The run itself waits for the cluster, with a deadline.
-    served = sorted({member.model for member in table.members})
-    if served and run.model not in served:
-        raise InvalidInput("model", run.model, f"The rollout servers serve {', '.join(served)}.")
-    longest = min((member.max_model_len for member in table.members), default=None)
-    if longest is not None and run.sampling.max_tokens >= longest:
-        fix = f"Prompt and answer together may have {longest} tokens (the servers' max_model_len)."
-        raise InvalidInput("sampling.max_tokens", run.sampling.max_tokens, fix)
+        path = Path(environment.rpartition(":")[0])
+        if not path.is_absolute() or not path.is_file():
+            fix = "Name a file that is there where the orchestrator runs, by its absolute path."
+            raise InvalidInput("environment", environment, fix)

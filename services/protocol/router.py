@@ -72,6 +72,29 @@ class TrajectoryFields(BaseModel):
         )
 
 
+class RouterLoad(BaseModel):
+    """Answer of `GET /v1/load`: how full the replicas are, as one router sees it.
+
+    Attributes:
+        replicas: those with a lease.
+        full: of those, such as have all the sequences in flight that they may have.
+        in_flight: sequences on them, of all routers.
+        waiting: requests that wait in this router because replicas are full.
+        queued: sequences in the engines' own queues, at the last look at each.
+        kv_usage: share of the KV cache in use, mean over busy replicas, at the last look;
+            None while none was looked at.
+        max_choices: a request for more answers at once is refused.
+    """
+
+    replicas: int
+    full: int
+    in_flight: int
+    waiting: int
+    queued: float
+    kv_usage: float | None
+    max_choices: int
+
+
 def error_body(message: str, *, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

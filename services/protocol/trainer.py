@@ -116,6 +116,11 @@ class RunStart:
     seed: int
 
 
+def checkpoint_bytes(parameters: int) -> int:
+    """Of one checkpoint of a whole model: each weight and its two moments, in float32."""
+    return 12 * parameters
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
     """Where the trainer is.
@@ -127,6 +132,8 @@ class TrainerState:
         policy_version: version of the weights it holds, None before its first publish.
         world_size: number of FSDP2 ranks.
         parameters: parameters of the model.
+        checkpoint_bytes: of one checkpoint, None where that is not known.
+        checkpoints_kept: at a time, besides the one that is being written.
         frontier: where the ledger was at the checkpoint that was loaded, None without one.
         refused_checkpoints: newer ones that could not be loaded, each with the reason.
     """
@@ -137,6 +144,8 @@ class TrainerState:
     policy_version: int | None
     world_size: int
     parameters: int
+    checkpoint_bytes: int | None = None
+    checkpoints_kept: int | None = None
     frontier: LedgerFrontier | None = None
     refused_checkpoints: tuple[str, ...] = ()
 

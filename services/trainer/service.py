@@ -16,6 +16,7 @@ from services.protocol.trainer import (
     TrainBatch,
     TrainerState,
     TrainReport,
+    checkpoint_bytes,
 )
 from services.protocol.weight_bus import WeightBus
 from services.protocol.weights import WeightManifest
@@ -107,6 +108,8 @@ class TrainerService:
             policy_version=self._publisher.version,
             world_size=self._config.world_size,
             parameters=self._parameters,
+            checkpoint_bytes=None if self._config.lora else checkpoint_bytes(self._parameters),
+            checkpoints_kept=self._config.checkpoints_kept,
             frontier=run.loaded.frontier if run else None,
             refused_checkpoints=run.loaded.refused if run else (),
         )

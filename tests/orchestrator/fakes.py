@@ -20,6 +20,7 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.router import RouterLoad
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
@@ -234,6 +235,11 @@ def numbers(batch: TrainBatch) -> str:
     )
 
 
+async def no_load(config: OrchestratorConfig) -> RouterLoad | None:
+    """A router that does not say how full the replicas are."""
+    return None
+
+
 class FakeReward:
     """An answer that begins with `good` is right."""
 
@@ -284,6 +290,12 @@ class FakeRouter:
     sessions: FakeSessions | None = None
     floors: dict[str, int] = field(default_factory=dict)
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
+    load: RouterLoad | None = None
+
+    async def full(self, request: web.Request) -> web.Response:
+        if self.load is None:
+            return web.Response(status=404)
+        return web.json_response(self.load.model_dump())
 
     async def interrupt(self, request: web.Request) -> web.Response:
         name, body = request.match_info["name"], await request.json()
@@ -430,6 +442,7 @@ async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0,
     app = web.Application()
     app.router.add_post("/v1/chat/completions", router.chat)
     app.router.add_post("/v1/sessions/{name}/interrupt", router.interrupt)
+    app.router.add_get("/v1/load", router.full)
     sessions = FakeSessions(bus)
     sessions.add_to(app)
     router.sessions = sessions

@@ -16,7 +16,7 @@ from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 from services.protocol.schedule import SCHEDULE_PRESETS, ScheduleConfig
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
-from tests.orchestrator.fakes import write_tasks
+from tests.orchestrator.fakes import no_load, write_tasks
 from tests.orchestrator.plain_schedule import CheckedSchedule
 from tests.orchestrator.simulated_cluster import (
     Line,
@@ -60,17 +60,18 @@ def draw(seed: int) -> RandomSchedule:
     schedule = _point(chance)
     while not _possible(schedule):
         schedule = _point(chance)
+    steps = chance.randint(2, 6)
     return RandomSchedule(
         seed=seed,
         schedule=schedule,
         run={
             "seed": seed,
-            "steps": chance.randint(2, 6),
+            "steps": steps,
             "batch_groups": chance.randint(1, 4),
             "group_size": chance.randint(2, 4),
             "rollout_timeout_s": chance.choice([60.0, 600.0]),
             "checkpoint": {"every": chance.randint(1, 4)},
-            "evaluation": {"tasks": 1, "every": chance.choice([0, 0, 2])},
+            "evaluation": {"tasks": 1, "every": chance.choice([0, 0, 2 % steps])},
         },
         orchestrator={
             "rollout_retries": chance.randint(0, 2),
@@ -220,6 +221,7 @@ class Life:
             reward=line.to(self._reward),
             bus=line.to(self._bus),
             rollouts=lambda run, config, run_id: self._router,
+            load=no_load,
         )
         config = OrchestratorConfig.model_validate(_SETTINGS | self._plan.orchestrator)
         runs = Runs(config, lambda: peers)

@@ -104,7 +104,11 @@ async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: P
         ({"steps": 0}, "run: config.steps", "greater than or equal to 1"),
         ({"schedule": {"preset": "fast"}}, "run: config.schedule.preset", "sync"),
         ({"sampling": {"temperature": 2.5}}, "run: config.sampling.temperature", "equal to 2"),
-        ({"sampling": {"max_tokens": 4096}}, "sampling.max_tokens", "max_model_len"),
+        (
+            {"sampling": {"max_tokens": 4096}, "rollout_timeout_s": 60.0},
+            "sampling.max_tokens",
+            "max_model_len",
+        ),
         ({"algorithm": {"temperature": 1.0}}, "run: config.algorithm.temperature", "No such key"),
         ({"model": "other"}, "model", "tiny"),
         ({"task_file": "tasks.jsonl"}, "task_file", "absolute"),

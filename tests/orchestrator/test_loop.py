@@ -306,7 +306,8 @@ async def test_a_rollout_past_its_deadline_fails_its_group_and_nothing_hangs(
                 await asyncio.sleep(60)
 
         cluster.router.before = before
-        config = cluster.run_config(steps=2, rollout_timeout_s=0.3)
+        sampling = {"max_tokens": 64}
+        config = cluster.run_config(steps=2, rollout_timeout_s=0.3, sampling=sampling)
         status = await run_to_end(cluster, config)
         assert status.state is RunState.FINISHED, status.detail
         failed = [row["reason"] for row in ledger_rows(status) if row["status"] == "failed"]

@@ -339,7 +339,8 @@ async def test_a_missing_trainer_is_named_while_it_is_waited_for_and_at_the_dead
         details: list[str] = []
 
         async def state() -> None:
-            details.append(runs.list()[0].detail)
+            if started := runs.list():  # before, the run is looked at before it starts
+                details.append(started[0].detail)
             if len(details) == 2:
                 asked.set()
             raise NotReady("trainer is not up: Application 'trainer' does not exist.")

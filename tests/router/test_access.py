@@ -64,7 +64,14 @@ async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys)
     await _start(cluster, keys)
     paths = {route.path for route in cluster.app.routes}
     documentation = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-    known = {"/health", "/v1/models", "/v1/chat/completions", "/v1/completions", "/v1/sessions"}
+    known = {
+        "/health",
+        "/v1/models",
+        "/v1/load",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/sessions",
+    }
     known |= {"/v1/sessions/{name}", "/v1/sessions/{name}/finish"}
     known.add("/v1/sessions/{name}/interrupt")
     assert paths - documentation <= known

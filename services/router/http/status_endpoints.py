@@ -1,10 +1,11 @@
-"""`/v1/models` and `/health`: what the router can do now."""
+"""`/v1/models`, `/v1/load` and `/health`: what the router can do now."""
 
 from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from services.protocol.router import RouterLoad
 from services.protocol.weight_bus import Member
 from services.router.replicas import Replicas
 
@@ -21,6 +22,11 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
         listed = {m.model: _model(m, journal=True) for m in inside.leased(None).values()}
         listed |= {m.model: _model(m, journal=False) for m in outside.leased(None).values()}
         return {"object": "list", "data": [listed[name] for name in sorted(listed)]}
+
+    @routes.get("/v1/load")
+    async def load() -> RouterLoad:
+        """How full the replicas of the cluster are."""
+        return replicas.seats.load
 
     @routes.get("/health")
     async def health() -> JSONResponse:

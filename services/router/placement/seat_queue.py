@@ -103,6 +103,11 @@ class SeatQueue:
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
 
+    @property
+    def held_back(self) -> int:
+        """Those who wait only because replicas are full, or to go on with an answer."""
+        return self._waiting["full"] + self._waiting["begun"]
+
     def stands(self, request: SeatRequest) -> bool:
         """Whether somebody waits for the same already."""
         return request.place in self._queues

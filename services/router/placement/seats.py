@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Callable
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.router import MIN_VERSION_HEADER
+from services.protocol.router import MIN_VERSION_HEADER, RouterLoad
 from services.protocol.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
@@ -242,6 +243,22 @@ class Seats:
     def cap(self, replica_id: str) -> SequenceCap:
         """What the replica may have in flight."""
         return self._caps.setdefault(replica_id, SequenceCap(self._config))
+
+    @property
+    def load(self) -> RouterLoad:
+        """How full the replicas with a lease are."""
+        leased = list(self.membership.leased(None))
+        busy = [name for name in leased if self.chooser.load(name)]
+        seen = [pressure for name in busy if (pressure := self.cap(name).seen)]
+        return RouterLoad(
+            replicas=len(leased),
+            full=sum(map(self.full, leased)),
+            in_flight=sum(map(self.chooser.load, leased)),
+            waiting=self.queue.held_back,
+            queued=sum(pressure.waiting for pressure in seen),
+            kv_usage=fmean(pressure.kv_usage for pressure in seen) if seen else None,
+            max_choices=self._config.max_choices,
+        )
 
     def full(self, replica_id: str) -> bool:
         """Whether the replica has in flight what it may have."""

@@ -36,6 +36,8 @@ class SequenceCap:
         self._config = config
         self._cap = config.max_sequences
         self._pressed = False
+        self.seen: Pressure | None = None
+        """At the last look at the engine, which was busy then."""
 
     @property
     def limit(self) -> int:
@@ -44,6 +46,7 @@ class SequenceCap:
 
     def observe(self, pressure: Pressure, in_flight: int) -> None:
         """Take a look at the engine, while `in_flight` sequences are counted on it."""
+        self.seen = pressure
         room = max(4.0, pressure.running / 8)
         queued = pressure.waiting > room
         pressed = queued or pressure.kv_usage > self._config.kv_high

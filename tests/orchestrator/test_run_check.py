@@ -1,0 +1,91 @@
+"""What `--dry-run` refuses is refused at a real start, too."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.orchestrator.runs import Runs
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import RunRequest, RunState
+from services.protocol.router import RouterLoad
+from tests.orchestrator.fakes import World, run_to_end, world
+
+LOAD = RouterLoad(
+    replicas=2, full=0, in_flight=0, waiting=0, queued=0.0, kv_usage=None, max_choices=8
+)
+
+
+def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = cluster.trainer.state
+
+    async def with_large_checkpoints():
+        return replace(await state(), checkpoint_bytes=10**18, checkpoints_kept=2)
+
+    monkeypatch.setattr(cluster.trainer, "state", with_large_checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "fix"),
+    [
+        ({"algorithm": {"warmup_steps": 5}}, "algorithm.warmup_steps", "fewer"),
+        ({"algorithm": {"minibatches": 17}}, "algorithm.minibatches", "at most"),
+        ({"algorithm": {"minibatches": 16}}, "batch_groups", "2 ranks without any"),
+        ({"algorithm": {"overlong_limit": 257}}, "algorithm.overlong_limit", "at most"),
+        ({"rollout_timeout_s": 0.1}, "rollout_timeout_s", "longer"),
+        ({"batch_groups": 25}, "batch_groups", "24 tasks to learn from"),
+        ({"evaluation": {"every": 5}}, "evaluation.every (heldout)", "after 5 steps"),
+        ({"group_size": 9}, "group_size", "max_choices, 8"),
+        ({"model": "other"}, "model", "serve tiny"),
+        ({"sampling": {"max_tokens": 4096}, "rollout_timeout_s": 60.0}, "sampling", "4096 tokens"),
+        ({"environment": "/mine.py:rollout"}, "environment", "`environments: true`"),
+        ({"batch_groups": 20}, "orchestrator.score_queue", "Up to 80 answers"),
+        ({"run_root": "/proc"}, "run_root", "GB are free"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_cannot_go_well_is_refused_at_a_real_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, field: str, fix: str
+) -> None:
+    async with world(tmp_path, score_queue=79) as cluster:
+        cluster.router.load = LOAD
+        if field == "run_root":
+            small_disk(cluster, monkeypatch)
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        with pytest.raises(InvalidInput) as refused:
+            await runs.start(RunRequest(config=cluster.run_config(**changes)))
+        assert refused.value.field.startswith(field)
+        assert fix in refused.value.fix
+        assert runs.list() == []
+        assert not cluster.run_root.exists()
+
+
+async def test_what_a_service_says_only_later_is_refused_before_the_first_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as cluster:
+        state, away = cluster.trainer.state, [True]
+
+        async def away_at_first():
+            if away:
+                away.clear()
+                raise NotReady("starting")
+            return await state()
+
+        monkeypatch.setattr(cluster.trainer, "state", away_at_first)
+        config = cluster.run_config(algorithm={"minibatches": 16})
+        status = await run_to_end(cluster, config)
+        assert status.state is RunState.FAILED
+        assert "batch_groups" in status.detail
+        assert "2 ranks without any" in status.detail
+        assert not cluster.router.asked
+
+
+async def test_a_run_that_goes_on_has_room_for_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path) as cluster:
+        status = await run_to_end(cluster, cluster.run_config(steps=1))
+        small_disk(cluster, monkeypatch)
+        again = await run_to_end(cluster, cluster.run_config(steps=2), resume=status.run_id)
+        assert (again.state, again.step) == (RunState.FINISHED, 2), again.detail

@@ -1,0 +1,34 @@
+"""`GET /v1/load`: how full the replicas are, for whoever decides how much to ask for."""
+
+import asyncio
+
+from services.router.placement.sequence_cap import Pressure
+from tests.router.test_failover import _whole
+
+
+async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(cluster, fault):
+    await cluster.start(max_sequences=1, min_sequences=1, max_choices=7)
+    url = f"{cluster.url}/v1/load"
+    idle = (await cluster.http.get(url)).json()
+    assert idle == {
+        "replicas": 2,
+        "full": 0,
+        "in_flight": 0,
+        "waiting": 0,
+        "queued": 0.0,
+        "kv_usage": None,
+        "max_choices": 7,
+    }
+    cluster.faults.extend([fault("stall", 2), fault("stall", 2)])
+    answers = [asyncio.create_task(_whole(cluster)) for _ in range(3)]
+    async with asyncio.timeout(10):
+        while (load := (await cluster.http.get(url)).json())["waiting"] < 1:
+            await asyncio.sleep(0.005)
+    assert (load["full"], load["in_flight"], load["kv_usage"]) == (2, 2, None)
+    for name, usage in (("replica-0", 0.5), ("replica-1", 1.0)):
+        cluster.seats.cap(name).observe(Pressure(running=1, waiting=3, kv_usage=usage), 1)
+    load = (await cluster.http.get(url)).json()
+    assert (load["queued"], load["kv_usage"]) == (6.0, 0.75)
+    for answer in answers:
+        answer.cancel()
+    await asyncio.gather(*answers, return_exceptions=True)
