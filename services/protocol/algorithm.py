@@ -51,24 +51,30 @@ LOSSES = ("clip", "gspo", "cispo", "reinforce")
 
 
 class KlConfig(StrictModel):
-    """The penalty that holds the policy near a frozen reference model.
+    """The penalty that holds the policy near a reference model.
 
     Attributes:
         coefficient: how much a nat costs; 0 has no penalty and loads no reference.
         estimator: `k1`, `k2` or `k3`, see `docs/algorithms.md`.
         where: `loss` adds it to the loss of each token, `reward` takes it from the reward.
         weighted: for `loss` only: times the ratio current/behaviour, gradient included.
+        refresh_steps: every so many train steps the reference becomes a copy of the policy
+            (ProRL, arXiv 2505.24864, section 3.2); None: it stays the model that the run
+            began with.
     """
 
     coefficient: float = Field(default=0.0, ge=0)
     estimator: Literal["k1", "k2", "k3"] = "k3"
     where: Literal["loss", "reward"] = "loss"
     weighted: bool = False
+    refresh_steps: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _refuse_what_would_not_hold_it(self) -> Self:
         if self.weighted and self.where != "loss":
             raise ValueError("weighted needs where: loss")
+        if self.refresh_steps is not None and not self.coefficient:
+            raise ValueError("refresh_steps needs a coefficient above 0: else nothing refers to it")
         if (self.estimator, self.where, self.weighted) == ("k1", "loss", False):
             raise ValueError(
                 "the gradient of k1 in the loss is zero in expectation; use k2 or k3, "

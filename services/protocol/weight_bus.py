@@ -79,7 +79,8 @@ class TrainerHello:
         group: name of the incarnation; ranks of an older group are forgotten when all
             ranks of a newer one have registered.
         rank: 0-based.
-        world_size: ranks in the group.
+        world_size: ranks of the group that send; where a trainer holds several copies of
+            the model, those of the first copy.
         memory_domain: processes with the same name here can read each other's memory; empty:
             nobody can.
         has_gpu: the process owns a GPU.

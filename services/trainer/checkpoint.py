@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -31,10 +33,10 @@ _RANDOM = "random"
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A module that is trained, and what trains it."""
+    """A module, and what trains it; without an optimizer all that it holds is kept as it is."""
 
     module: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None = None
 
 
 Parts = Mapping[str, Part]
@@ -59,13 +61,16 @@ _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
 
 
 def state_of(parts: Parts) -> dict[str, Any]:
-    """Trained parameters, optimizers and random state as they are now, sharded. Collective.
+    """Parameters, optimizers and random state as they are now, sharded. Collective.
 
     The random state is the CPU's, the only place where the trainer draws, and the same on
     all ranks.
     """
     state: dict[str, Any] = {_RANDOM: torch.get_rng_state()}
     for name, part in parts.items():
+        if part.optimizer is None:
+            state[name] = {"model": get_model_state_dict(part.module)}
+            continue
         model, optimizer = get_state_dict(part.module, part.optimizer, options=_TRAINED)
         state[name] = {"model": model, "optimizer": optimizer}
     return state
@@ -119,6 +124,9 @@ def _load(path: Path, parts: Parts) -> None:
         raise InvalidInput("checkpoint_dir", str(path), fix) from None
     for name, part in parts.items():
         loaded = state[name]
+        if part.optimizer is None:
+            set_model_state_dict(part.module, loaded["model"])
+            continue
         set_state_dict(
             part.module,
             part.optimizer,

@@ -1,8 +1,8 @@
 """The trainer's configuration and the only place of its defaults."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.protocol.strict import StrictModel
 
@@ -34,6 +34,9 @@ class TrainerConfig(StrictModel):
     Attributes:
         model: folder of a Hugging Face checkpoint, or `hf://owner/name`.
         world_size: FSDP2 ranks; each is one Ray actor.
+        model_copies: how many times the model is held (HSDP): each `world_size / model_copies`
+            ranks in a row shard one copy, and only gradients pass between copies. Choose it
+            where ranks of one node are much nearer to each other than to those of the next.
         device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
         dtype: of forward passes and of weights on the wire; master weights, gradients
             and optimizer moments are always float32.
@@ -42,6 +45,8 @@ class TrainerConfig(StrictModel):
         logits_mb: MiB of float32 logits held at once. Micro-batches with more are scored in
             pieces, and each piece's logits computed again in the backward pass.
         activation_checkpointing: recompute decoder layers in the backward pass.
+        compile: compile decoder layers with torch.compile; needs a C++ compiler on the ranks'
+            nodes, and takes a while at the first passes of a process.
         packing: lay rows end to end in one sequence, without padding, each seen by itself
             alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
             a model; `off` always pads.
@@ -63,11 +68,13 @@ class TrainerConfig(StrictModel):
 
     model: str = Field(min_length=1)
     world_size: int = Field(default=2, ge=1, le=1024)
+    model_copies: int = Field(default=1, ge=1, le=1024)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
     lora: LoraConfig | None = None
     activation_checkpointing: bool = False
+    compile: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
     micro_batch_tokens: int = Field(default=8192, ge=16)
     logits_mb: float = Field(default=512.0, gt=0)
@@ -82,6 +89,21 @@ class TrainerConfig(StrictModel):
     call_timeout_s: float = Field(default=600.0, gt=0)
     bus_timeout_s: float = Field(default=120.0, gt=0)
     checkpoints_kept: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _copies_are_of_one_size(self) -> Self:
+        if self.world_size % self.model_copies:
+            raise ValueError(
+                f"model_copies: {self.world_size} ranks cannot be shared equally by "
+                f"{self.model_copies} copies; give a divisor of world_size"
+            )
+        return self
+
+    @property
+    def shards(self) -> int:
+        """Ranks that hold one copy of the model. The first so many hold the first copy, and
+        what is sent of a version is sent from that one."""
+        return self.world_size // self.model_copies
 
     @property
     def logits_bytes(self) -> int:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
@@ -80,7 +80,7 @@ class Learner:
         self._pool = BufferPool()
         self._config = config
         self._device = torch.device(config.device)
-        self._mesh = init_device_mesh(config.device, (dist.get_world_size(),))
+        self._mesh = _mesh(config)
         self._policy = load_policy(config, self._mesh, Policy)
         self._touched = False
         self._dtype = Dtype(config.dtype)
@@ -107,8 +107,10 @@ class Learner:
         )
 
     def snapshot(self, version: int) -> RankSnapshot:
-        """Copy the weights as they are under the name `version`."""
+        """Copy the weights as they are under the name `version`, where they will be sent."""
         self._policy.reshard_all()
+        if dist.get_rank() >= self._config.shards:
+            return RankSnapshot(digests=())
         shards = (one.shard() for one in outgoing(self._policy, self._config.lora))
         dtype = getattr(torch, self._dtype.value)
         taken = take_snapshot(version, shards, self._layout.parameters, dtype, self._pool)
@@ -175,6 +177,7 @@ class Learner:
         )
         done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
+        self._companions.follow(batch.step, self._policy)
         snapshot = self.snapshot(next_version)
         self._progress = Progress(
             step=batch.step,
@@ -286,4 +289,12 @@ class Learner:
         dist.all_gather_object(numels, mine)
         shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
         names = CheckpointNames(self._policy.model_type)
-        return tensor_specs(shapes, numels, names, self._dtype)
+        return tensor_specs(shapes, numels[: self._config.shards], names, self._dtype)
+
+
+def _mesh(config: TrainerConfig) -> DeviceMesh:
+    """All ranks, or copies of the model by shards of a copy; gradients are averaged over all."""
+    if config.model_copies == 1:
+        return init_device_mesh(config.device, (config.shards,))
+    shape = config.model_copies, config.shards
+    return init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))

@@ -56,6 +56,13 @@ class TrainerRank:
             InvalidInput: the model cannot be loaded.
         """
         self._learner = await self._in_torch(partial(self._load, *place))
+        # Ranks of further copies of the model have nothing to send that the first has not.
+        sends = self._rank < self._config.shards
+        self._member = asyncio.create_task(self._send() if sends else _live_on())
+        return self._learner.model
+
+    async def _send(self) -> None:
+        """Follow the bus."""
         from services.trainer.bus_member import BusMember  # imports torch
         from services.transport.shared_memory import memory_domain
 
@@ -63,13 +70,11 @@ class TrainerRank:
             member_id=f"trainer/{self._group}/{self._rank}",
             group=self._group,
             rank=self._rank,
-            world_size=self._config.world_size,
+            world_size=self._config.shards,
             memory_domain=memory_domain(),
             has_gpu=self._config.device == "cuda",
         )
-        member = BusMember(hello, BusPeer(), self._learner.shelf, self._address)
-        self._member = asyncio.create_task(member.run())
-        return self._learner.model
+        await BusMember(hello, BusPeer(), self._loaded().shelf, self._address).run()
 
     async def follow_bus(self) -> None:
         """Ends only with the rank or with a fault of its bus membership; call after `join`."""
@@ -115,6 +120,11 @@ class TrainerRank:
         if self._learner is None:
             raise RuntimeError("a rank was given work before join")
         return self._learner
+
+
+async def _live_on() -> None:
+    """What a rank does instead that has no part in the bus: nothing, for as long as it lives."""
+    await asyncio.Event().wait()
 
 
 def _import_torch() -> None:

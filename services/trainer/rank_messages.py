@@ -30,7 +30,7 @@ class RankSnapshot:
     """The weights of one version as one rank copied them.
 
     Attributes:
-        digests: blake3 hex of the rank's buckets.
+        digests: blake3 hex of the rank's buckets; none of a rank that does not send.
     """
 
     digests: tuple[str, ...]

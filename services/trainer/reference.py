@@ -1,4 +1,4 @@
-"""The frozen reference model, which a KL penalty holds the policy to."""
+"""The reference model, which a KL penalty holds the policy to."""
 
 from typing import Protocol
 
@@ -25,19 +25,35 @@ class Reference(Protocol):
         """
 
 
-class InitialWeights:
-    """The model as the run began: a sharded copy without gradients or an optimizer, or the
-    policy with its LoRA adapter turned off."""
+class OwnCopy:
+    """A sharded model without gradients or an optimizer, at first the one the run begins with.
+
+    Attributes:
+        model: it.
+    """
 
     def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
-        self._copy: Policy | None = None
-        if config.lora is None:
-            self._copy = load_policy(config, mesh, Policy).requires_grad_(False)
+        self.model = load_policy(config, mesh, Policy).requires_grad_(False)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
         """See `Reference`."""
-        if self._copy is not None:
-            return self._copy(micro, temperature)[0]
+        return self.model(micro, temperature)[0]
+
+    @torch.no_grad()
+    def refresh(self, policy: Policy) -> None:
+        """Become the policy as it is now: each rank copies its own shards."""
+        self.model.reshard_all()
+        policy.reshard_all()
+        for held, newer in zip(self.model.parameters(), policy.parameters(), strict=True):
+            held.copy_(newer)
+
+
+class AdapterOff:
+    """The policy with its LoRA adapter turned off: the model as the run began, at no memory."""
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
+        """See `Reference`."""
         with adapter_off(policy):
             return policy(micro, temperature)[0]

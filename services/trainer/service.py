@@ -316,7 +316,7 @@ class TrainerService:
             train_step=step,
             tensors=model.tensors,
             buckets=model.buckets,
-            digests=tuple(snapshot.digests for snapshot in snapshots),
+            digests=tuple(one.digests for one in snapshots[: self._config.shards]),
             canary=model.canary,
             adapter=model.adapter,
         )

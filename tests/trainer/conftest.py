@@ -4,7 +4,8 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Listener
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -91,15 +92,16 @@ def _make_batch(
     seed: int = 0,
     rewards: Callable[[random.Random], float] | None = None,
     run_id: str = "run",
+    vocabulary: int = VOCABULARY,
 ) -> TrainBatch:
     """Uneven lengths, a masked token here and there, behaviour logprobs near uniform."""
     draw = random.Random(f"{seed}/{step}")
     made = []
     for group_id in range(groups):
-        prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 12))]
+        prompt = [draw.randrange(vocabulary) for _ in range(draw.randint(1, 12))]
         members = []
         for _ in range(group_size):
-            response = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 24))]
+            response = [draw.randrange(vocabulary) for _ in range(draw.randint(1, 24))]
             trajectory = _make_trajectory(
                 prompt,
                 response,
@@ -129,20 +131,39 @@ def make_start(tmp_path: Path) -> Callable[..., RunStart]:
     return make
 
 
+class RankForks:
+    """A process that has imported what ranks need, and forks them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with self._listen("forks") as listener:
+            script = Path(__file__).with_name("rank_process.py")
+            command = [sys.executable, str(script), listener.address]
+            self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+            self._connection = listener.accept()
+
+    def rank(self, world_size: int, rank: int) -> Connection:
+        """A new rank at the other end of the connection."""
+        with self._listen(f"{world_size}-{rank}") as listener:
+            self._connection.send((listener.address, rank))
+            return listener.accept()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait(timeout=ANSWER_S)
+
+    def _listen(self, name: str) -> Any:
+        listener: Any = Listener(str(self._folder / name), "AF_UNIX")
+        listener._listener._socket.settimeout(ANSWER_S)  # accept() has no deadline
+        return listener
+
+
 class Ranks:
     """Rank processes that do together what they are told; answers come in rank order."""
 
-    def __init__(self, world_size: int, folder: Path) -> None:
+    def __init__(self, world_size: int, forks: RankForks) -> None:
         self.world_size = world_size
-        self._children, self._connections = [], []
-        for rank in range(world_size):
-            path = str(folder / f"{world_size}-{rank}")
-            with Listener(path, "AF_UNIX") as listener:
-                script = Path(__file__).with_name("rank_process.py")
-                command = [sys.executable, str(script), path, str(rank)]
-                self._children.append(subprocess.Popen(command, cwd=Path(__file__).parents[2]))
-                listener._listener._socket.settimeout(ANSWER_S)  # accept() has no deadline
-                self._connections.append(listener.accept())
+        self._connections = [forks.rank(world_size, rank) for rank in range(world_size)]
 
     def config(self, model: Path, **settings: Any) -> TrainerConfig:
         return TrainerConfig(model=str(model), world_size=self.world_size, **settings)
@@ -164,8 +185,9 @@ class Ranks:
     def close(self) -> None:
         for connection in self._connections:
             connection.send(("stop", ()))
-        for child in self._children:
-            child.wait(timeout=ANSWER_S)
+        for connection in self._connections:
+            assert connection.poll(ANSWER_S), "a rank did not end"
+            connection.close()
 
     def _answer(self, connection: Any) -> Any:
         return self._result(*self._receive(connection))
@@ -181,16 +203,32 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def rank_groups(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[int, Ranks]]:
-    """A group of one rank and a group of two, by world size."""
-    folder = tmp_path_factory.mktemp("r")
-    groups = {size: Ranks(size, folder) for size in (1, 2)}
+def rank_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankForks]:
+    forks = RankForks(tmp_path_factory.mktemp("r"))
     try:
-        for group in groups.values():
-            group.meet(tiny_model)
-        yield groups
+        yield forks
     finally:
-        for group in groups.values():
-            group.close()
+        forks.close()
+
+
+@pytest.fixture(scope="session")
+def rank_groups(tiny_model: Path, rank_forks: RankForks) -> Iterator[dict[int, Ranks]]:
+    """A group of one rank and a group of two, by world size."""
+    with _together(tiny_model, rank_forks, 1) as one, _together(tiny_model, rank_forks, 2) as two:
+        yield {1: one, 2: two}
+
+
+@pytest.fixture(scope="session")
+def four_ranks(tiny_model: Path, rank_forks: RankForks) -> Iterator[Ranks]:
+    with _together(tiny_model, rank_forks, 4) as four:
+        yield four
+
+
+@contextmanager
+def _together(model: Path, forks: RankForks, world_size: int) -> Iterator[Ranks]:
+    ranks = Ranks(world_size, forks)
+    try:
+        ranks.meet(model)
+        yield ranks
+    finally:
+        ranks.close()

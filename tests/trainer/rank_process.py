@@ -1,5 +1,9 @@
-"""One rank in a process of its own: does what the test at the other end of a socket asks."""
+"""One rank in a process of its own: does what the test at the other end of a socket asks.
 
+Run as a script it imports once, and then forks a rank for every socket that it is told of.
+"""
+
+import os
 import resource
 import signal
 import sys
@@ -38,7 +42,9 @@ class RankProcess:
         return self._learner.model
 
     def snapshot_bytes(self, version: int) -> list[bytes]:
-        return [bucket.numpy().tobytes() for bucket in self._learner.shelf.get(version).buckets]
+        """None of a rank that has nothing to send."""
+        taken = self._learner.shelf.get(version)
+        return [bucket.numpy().tobytes() for bucket in taken.buckets] if taken else []
 
     def full_tensors(self) -> dict[str, Any]:
         named = self._learner._policy.checkpoint_parameters()
@@ -64,6 +70,11 @@ class RankProcess:
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
             return self._learner.logprobs(sequences)
+
+    def critic_trained(self) -> list[str]:
+        """Names of what the critic's optimizer changes."""
+        named = self._learner._companions.critic.model.causal.named_parameters()
+        return [name for name, parameter in named if parameter.requires_grad]
 
     def optimizer_elements(self) -> int:
         """Of both moments, on this rank."""
@@ -93,7 +104,7 @@ class RankProcess:
         return getattr(self._learner, method)
 
 
-def main(socket: str, rank: int) -> None:
+def be_rank(socket: str, rank: int) -> None:
     process = RankProcess(rank)
     with Client(socket, "AF_UNIX") as connection:
         while True:
@@ -106,5 +117,20 @@ def main(socket: str, rank: int) -> None:
                 connection.send((False, error))
 
 
+def main(socket: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks
+    with Client(socket, "AF_UNIX") as connection:
+        while True:
+            try:
+                its_socket, rank = connection.recv()
+            except EOFError:
+                return
+            if os.fork() == 0:
+                connection.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                be_rank(its_socket, rank)
+                os._exit(0)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1])

@@ -28,6 +28,15 @@ def largest_difference(first: dict[str, Any], second: dict[str, Any]) -> float:
     return max(float(np.abs(first[name] - second[name]).max()) for name in first)
 
 
+def assert_same_weights(first: dict[str, Any], second: dict[str, Any]) -> None:
+    """After a few steps of 1e-3. Metrics show any wrong factor; AdamW may turn the rounding of
+    a gradient of nearly zero into a part of a whole step, so weights are held on average."""
+    assert first.keys() == second.keys()
+    gaps = np.concatenate([np.abs(first[name] - second[name]).ravel() for name in first])
+    assert gaps.mean() < 1e-6
+    assert gaps.max() < 5e-4
+
+
 def assert_same_steps(first: list[Any], second: list[Any]) -> None:
     for one, other in zip(first, second, strict=True):
         assert one.tokens == other.tokens
@@ -57,7 +66,7 @@ def test_the_update_depends_neither_on_ranks_nor_on_microbatches(
         rank_groups[size], tiny_model, start, batches, micro_batch_tokens=max_tokens
     )
     assert_same_steps(reports, reference)
-    assert largest_difference(weights, expected) < 2e-5  # of steps of 1e-3 each
+    assert_same_weights(weights, expected)
 
 
 def test_recomputing_activations_changes_nothing(
@@ -124,7 +133,7 @@ def test_logits_of_a_few_tokens_at_a_time_change_nothing(
     whole = run_steps(rank_groups[2], tied_model, start, batches)
     pieces = run_steps(rank_groups[2], tied_model, start, batches, logits_mb=7 * 320 * 4 / 2**20)
     assert_same_steps(whole[0], pieces[0])
-    assert largest_difference(whole[1], pieces[1]) < 1e-4  # of steps of 1e-3 each
+    assert_same_weights(whole[1], pieces[1])
 
 
 @pytest.mark.parametrize("fixture", ["tiny_model", "tied_model"])

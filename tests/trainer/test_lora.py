@@ -16,6 +16,7 @@ from vllm.lora.peft_helper import PEFTHelper
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import RunStart, TrainBatch
+from services.protocol.trajectory import Trajectory
 from services.protocol.weights import Adapter
 from services.trainer.adapter_export import export_adapter
 from services.trainer.advantages import group_advantages
@@ -25,8 +26,14 @@ from services.trainer.export import main
 from services.trainer.lora import LoraLinear, adapter_off, add_lora, lora_layers
 from services.trainer.model import decoder_layers
 from services.transport.base_digest import base_digest
+from tests.trainer.sent import sent_tensors
 
 LORA = LoraConfig(rank=3, alpha=12.0, targets=("q_proj", "v_proj", "down_proj"))
+ADAPTED = [
+    f"model.layers.{index}.{layer}"
+    for index in range(2)
+    for layer in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
+]
 SEQUENCES = [[5, 6, 7, 8, 9, 10], [11, 12, 13]]
 
 
@@ -80,10 +87,20 @@ def test_gradients_follow_from_those_of_the_merged_weights_by_the_chain_rule(
     assert trained == {f"{name}.{kind}" for name in layers for kind in ("lora_A", "lora_B")}
 
 
+def scored(policy: Any, weights: dict[str, torch.Tensor], trajectory: Trajectory) -> torch.Tensor:
+    """Logprobs of all response tokens under these weights."""
+    ids = torch.tensor([trajectory.prompt_token_ids + trajectory.response_token_ids])
+    logs = functional_call(policy, weights, (ids,)).logits[0, :-1].log_softmax(-1)
+    return logs.gather(-1, ids[0, 1:, None])[len(trajectory.prompt_token_ids) - 1 :, 0]
+
+
 def reference_steps(
     model: Path, adapter: dict[str, Any], batches: list[TrainBatch], start: RunStart
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Gradient norms, and the adapter after the last step, without a LoRA layer in sight."""
+    """Gradient norms, and the adapter after the last step, without a LoRA layer in sight.
+
+    What a KL penalty (GRPO's, k3) refers to is the frozen model.
+    """
     policy = load(model)
     frozen = {name: one.detach() for name, one in policy.named_parameters()}
     trained = {name: torch.tensor(one).double().requires_grad_() for name, one in adapter.items()}
@@ -102,14 +119,12 @@ def reference_steps(
             advantages = group_advantages(rewards, algorithm.advantage)
             for one, advantage in zip(group.trajectories, advantages, strict=True):
                 trajectory = one.trajectory
-                ids = torch.tensor([trajectory.prompt_token_ids + trajectory.response_token_ids])
-                weights = merged(frozen, trained, LORA)
-                logits = functional_call(policy, weights, (ids,)).logits[0, :-1]
-                scored = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-                current = scored[len(trajectory.prompt_token_ids) - 1 :]
+                current = scored(policy, merged(frozen, trained, LORA), trajectory)
                 ratio = (current - torch.tensor(trajectory.behaviour_logprobs)).exp()
                 low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
                 loss = -torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+                away = scored(policy, frozen, trajectory).detach() - current
+                loss = loss + algorithm.kl.coefficient * (away.exp() - away - 1)
                 mask = torch.tensor(trajectory.loss_mask)
                 total, tokens = total + (loss * mask).sum(), tokens + int(mask.sum())
         (total / tokens).backward()
@@ -119,11 +134,12 @@ def reference_steps(
     return norms, {name: one.detach() for name, one in trained.items()}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "coefficient"), [(1, 0.0), (2, 0.0), (2, 20.0)])
 def test_only_the_adapter_is_trained_and_as_plain_autograd_would(
-    rank_groups, tiny_model, make_batch, make_start, ranks
+    rank_groups, tiny_model, make_batch, make_start, ranks, coefficient
 ) -> None:
-    group, start = rank_groups[ranks], make_start(grad_clip=0.3, weight_decay=0.1)
+    kl = {"coefficient": coefficient}
+    group, start = rank_groups[ranks], make_start(grad_clip=0.3, weight_decay=0.1, kl=kl)
     batches = [make_batch(step, groups=2) for step in (1, 2, 3)]
     group.load(tiny_model, lora=LORA, micro_batch_tokens=60)
     before, frozen = group.call("adapter")[0], group.call("full_tensors")[0]
@@ -139,20 +155,6 @@ def test_only_the_adapter_is_trained_and_as_plain_autograd_would(
         assert np.array_equal(found, frozen[name]), f"{name} was to be left alone"
     held = sum(group.call("optimizer_elements"))
     assert held == 2 * sum(math.prod(one.shape) for one in after.values())
-
-
-def sent_tensors(described: Any, snapshots: list[list[bytes]]) -> dict[str, np.ndarray]:
-    """What a receiver makes of the ranks' buckets."""
-    pieces: dict[str, list[np.ndarray]] = {spec.name: [] for spec in described.tensors}
-    for rank, buckets in enumerate(snapshots):
-        flat = np.frombuffer(b"".join(buckets), dtype=np.float32)
-        ends = np.cumsum([spec.shard_numels[rank] for spec in described.tensors])
-        for spec, piece in zip(described.tensors, np.split(flat, ends[:-1]), strict=True):
-            pieces[spec.name].append(piece)
-    return {
-        spec.name: np.concatenate(pieces[spec.name]).reshape(spec.shape)
-        for spec in described.tensors
-    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -213,6 +215,40 @@ def test_with_the_adapter_off_the_model_is_the_frozen_one_to_the_bit(
     assert scored("frozen_logprobs") == frozen
     assert adapted != frozen
     assert scored("logprobs") == adapted, "the adapter was not turned on again"
+
+
+def test_a_critic_beside_an_adapter_has_one_of_its_own_and_goes_on_from_a_checkpoint(
+    rank_groups, tiny_model, make_batch, make_start
+) -> None:
+    start = make_start(preset="ppo", critic={"learning_rate": 1e-2}, gamma=0.95, gae_lambda=1.0)
+    writer, reader = rank_groups[2], rank_groups[1]
+    writer.load(tiny_model, lora=LORA)
+    frozen = writer.call("full_tensors")[0]
+    writer.call("start_run", start, 0)
+    first = make_batch(1, groups=2)
+    measured = writer.call("train", first, 0, 1)[0].metrics
+    # Its head begins with zeros, so its first loss is that of values of 0.
+    returns = [
+        0.95 ** (sum(one.trajectory.loss_mask) - 1 - place) * one.reward
+        for group in first.groups
+        for one in group.trajectories
+        for place in range(sum(one.trajectory.loss_mask))
+    ]
+    values = np.array(returns)
+    # What bounds a value's step away from 0 cannot act before the first.
+    assert measured["value_loss"] == pytest.approx((values**2).mean() / 2, rel=1e-5)
+    trained = writer.call("critic_trained")[0]
+    adapted = [f"{name}.{kind}" for name in ADAPTED for kind in ("lora_A", "lora_B")]
+    assert sorted(trained) == sorted([*adapted, "lm_head.weight", "lm_head.bias"])
+    writer.call("save", 1)
+    expected = writer.call("train", make_batch(2, groups=2), 1, 2)[0].metrics
+    assert abs(expected["value_mean"]) > 1e-4
+    for name, found in writer.call("full_tensors")[0].items():
+        assert np.array_equal(found, frozen[name]), f"{name} was to be left alone"
+    reader.load(tiny_model, lora=LORA)
+    assert reader.call("start_run", start, 7)[0].step == 1
+    continued = reader.call("train", make_batch(2, groups=2), 1, 2)[0].metrics
+    assert continued == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_goes_on_on_other_ranks(

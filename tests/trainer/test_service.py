@@ -176,8 +176,10 @@ async def open_service(
     monkeypatch.setattr(service_module, "RESTART_PAUSES_S", (0.001,))
     opened: list[TrainerService] = []
 
-    async def open_one(bus: FakeBus, *groups: Any) -> TrainerService:
-        service = TrainerService(CONFIG, bus, Starter(*groups))  # type: ignore[arg-type]
+    async def open_one(
+        bus: FakeBus, *groups: Any, config: TrainerConfig = CONFIG
+    ) -> TrainerService:
+        service = TrainerService(config, bus, Starter(*groups))  # type: ignore[arg-type]
         opened.append(service)
         await service.open()
         return service
@@ -206,6 +208,13 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
     assert bus.manifests[0].canary == ((3, 4), (5, 6))
     assert bus.groups == ["a"]
     assert (await service.state()).policy_version == 0
+
+
+async def test_a_version_consists_of_what_the_first_copy_of_the_model_holds(open_service) -> None:
+    bus = FakeBus()
+    await open_service(bus, FakeGroup(), config=CONFIG.model_copy(update={"model_copies": 2}))
+    await until(lambda: bus.versions == [0])
+    assert bus.manifests[0].digests == (("0/0",),)
 
 
 async def test_a_version_is_scored_as_soon_as_it_is_delivered(open_service) -> None:

@@ -15,6 +15,9 @@ def gae(
     limit cut the answer off: the limit is part of the task, and the answer got its reward as
     it stands.
 
+    The critic learns the returns as they are. Advantages are then brought to mean 0 and variance
+    1 over the trained tokens of the whole batch, all ranks', as is usual for PPO.
+
     With values of 0 and lambda 1 both results are the discounted sums of rewards to come.
 
     Args:
