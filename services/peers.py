@@ -15,7 +15,7 @@ from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from services.protocol.errors import NotReady
+from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.replica_control import ControlOutcome
 from services.protocol.reward_service import Score, ScoreJob
 from services.protocol.trainer import (
@@ -68,6 +68,8 @@ class _ServePeer:
             raise NotReady(f"{self._application}.{method}: no answer in {timeout_s:g} s") from None
         except RayTaskError as error:
             raise error.cause from None
+        except RayActorError as error:
+            raise ReplicaLost(f"{self._application} died during the call: {error}") from error
         except _ABSENT as error:
             raise NotReady(f"{self._application} is not up: {error}") from error
 

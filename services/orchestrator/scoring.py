@@ -6,7 +6,7 @@ from collections import deque
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
-from services.protocol.errors import NotReady
+from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward_service import RewardService, Score, ScoreJob, Verdict
 
 _log = Log("orchestrator")
@@ -71,10 +71,13 @@ class Scorer:
             self._slots.release()
 
     async def _graded(self, jobs: list[ScoreJob]) -> dict[str, Score]:
-        """Ask until the deadline; what the service cannot say is an infrastructure error."""
+        """Ask until the deadline; what the service cannot say is an infrastructure error.
+
+        Jobs with which a replica died are given to another once: they may be why it died.
+        """
         deadline = time.monotonic() + self._config.score_timeout_s
         pause = self._config.backoff_s
-        problem = "no answer"
+        problem, lost = "no answer", 0
         while True:
             left = deadline - time.monotonic()
             try:
@@ -83,6 +86,10 @@ class Scorer:
             except TimeoutError:
                 problem = f"not scored in {self._config.score_timeout_s:g} s: {problem}"
                 break
+            except ReplicaLost as error:
+                problem, lost = str(error), lost + 1
+                if lost > 1:
+                    break
             except NotReady as error:
                 problem = str(error)
             except Exception as error:  # noqa: BLE001  the service broke its contract

@@ -15,3 +15,7 @@ class InvalidInput(ValueError):
 
 class NotReady(RuntimeError):
     """A peer is starting, restarting or gone; the caller may retry until its own deadline."""
+
+
+class ReplicaLost(NotReady):
+    """The replica that had the call in hand died with it; perhaps of it."""

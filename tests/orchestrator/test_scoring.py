@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.scoring import Scorer
-from services.protocol.errors import NotReady
+from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward_service import (
     FunctionTest,
     PythonFunctionGrader,
@@ -107,3 +107,35 @@ async def test_a_full_queue_refuses_instead_of_growing() -> None:
     futures = [scorer.submit(job) for job in jobs(3)]
     assert [future.done() for future in futures] == [False, False, True]
     assert futures[2].result().reward is None
+
+
+async def test_jobs_that_die_with_two_replicas_are_an_infrastructure_failure() -> None:
+    class Deadly(FakeReward):
+        deaths = 0
+
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            if any(job.completion == "deadly" for job in jobs):
+                self.deaths += 1
+                raise ReplicaLost("it died")
+            return await super().score(jobs)
+
+    reward = Deadly()
+    async with scoring(reward, score_batch=1) as scorer:
+        deadly = ScoreJob(job_id="deadly", completion="deadly", grader=GRADER)
+        got, other = await asyncio.gather(scorer.submit(deadly), scorer.submit(jobs(1)[0]))
+    assert (got.verdict, got.reward, reward.deaths) == (Verdict.INFRA_ERROR, None, 2)
+    assert other.reward == 1.0
+
+
+async def test_jobs_that_lose_one_replica_are_graded_by_the_next() -> None:
+    class Unlucky(FakeReward):
+        deaths = 0
+
+        async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+            if not self.deaths:
+                self.deaths += 1
+                raise ReplicaLost("it died")
+            return await super().score(jobs)
+
+    async with scoring(Unlucky()) as scorer:
+        assert (await scorer.submit(jobs(1)[0])).reward == 1.0
