@@ -29,6 +29,7 @@ class RewardServiceConfig(StrictModel):
             CPU-seconds queue up. None for a fixed number.
         access: keys for the HTTP API, which is served where the application has a route.
         max_request_mb: longest HTTP body, MiB.
+        request_body_s: seconds in which an HTTP body must have arrived.
         test_set_mb: memory for test sets, MiB of JSON.
         test_set_dir: folder, shared by all replicas, in which test sets are kept as well.
             Without it each replica knows only those that it was given itself.
@@ -63,6 +64,7 @@ class RewardServiceConfig(StrictModel):
     max_replicas: int | None = Field(default=None, ge=1)
     access: AccessConfig | None = None
     max_request_mb: int = Field(default=64, ge=1)
+    request_body_s: float = Field(default=120.0, gt=0)
     test_set_mb: int = Field(default=1024, ge=1)
     test_set_dir: str | None = None
     slots: int = Field(default_factory=cores_here, ge=1)

@@ -1,5 +1,6 @@
 """The HTTP face of the reward service."""
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
@@ -7,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
+from starlette.requests import ClientDisconnect
 
 from services.access.access_control import KEY_NAME
 from services.observability.metrics import RewardMetrics
@@ -28,6 +30,7 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import QueueFull, caller
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
+from services.reward_service.test_sets import strict_json
 from services.reward_service.user_graders import named_in
 
 
@@ -50,6 +53,10 @@ class _TooLarge(ValueError):
     """The body is longer than this service takes."""
 
 
+class _TooSlow(RuntimeError):
+    """The body did not arrive in time."""
+
+
 def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
     """The routes; every error has the body `{"error": {field, value, fix, message}}`."""
 
@@ -62,6 +69,8 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(QueueFull, _queue_full)
     app.add_exception_handler(_TooLarge, _too_large)
+    app.add_exception_handler(_TooSlow, _too_slow)
+    app.add_exception_handler(ClientDisconnect, _gone)
     body = {"content": {"application/json": {"schema": GradeRequest.model_json_schema()}}}
 
     @app.post("/v1/grade", openapi_extra={"requestBody": {"required": True, **body}})
@@ -120,30 +129,30 @@ def score_json(score: Score) -> str:
 
 
 async def _body(request: Request, config: RewardServiceConfig) -> bytes:
-    """Read no more than is allowed, whatever the client says of its length."""
+    """Read no more than is allowed, whatever the client says of its length, and not for ever."""
     most = config.max_request_mb << 20
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise _TooLarge(f"more than {config.max_request_mb} MiB")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(config.request_body_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise _TooLarge(f"more than {config.max_request_mb} MiB")
+                parts.append(part)
+    except TimeoutError:
+        raise _TooSlow(f"{size} bytes in {config.request_body_s:g} s") from None
     return b"".join(parts)
 
 
 def _parsed(text: bytes) -> GradeRequest:
     try:
-        data = json.loads(text.decode("utf-8"), parse_constant=_refuse_constant)
+        data = strict_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         fix = f"It is not UTF-8 at byte {error.start}."
         raise InvalidInput("body", "(not text)", fix) from None
     except (ValueError, RecursionError) as error:
         raise InvalidInput("body", "(not JSON)", f"Send JSON: {error}.") from None
     return GradeRequest.from_data(data, source="request")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) -> list[ScoreJob]:
@@ -202,6 +211,15 @@ def _invalid_input(_: Request, error: Exception) -> JSONResponse:
 
 def _too_large(_: Request, error: Exception) -> JSONResponse:
     return _answer(413, "body", str(error), "Send fewer jobs at a time, or a test set.")
+
+
+def _too_slow(_: Request, error: Exception) -> JSONResponse:
+    return _answer(408, "body", str(error), "Send it faster, or fewer jobs at a time.")
+
+
+def _gone(_: Request, error: Exception) -> Response:
+    """Nobody reads it: the client left before its request was complete."""
+    return Response(status_code=400)
 
 
 def _queue_full(_: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,7 @@
 """The reward service without Serve: jobs in, scores out."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -76,6 +77,8 @@ class Scoring:
             async with asyncio.timeout(self._deadline_s):
                 await self.sandbox.cores.room()
                 grade = await grade_completion(job.completion, job.grader, self.tools)
+                if grade.reward is not None and not math.isfinite(grade.reward):
+                    grade = self._ungraded(job, f"its reward is {grade.reward}")
         except TimeoutError:
             _log.warning("answer_deadline_passed", job=job.job_id)
             grade = self._ungraded(job, f"not graded in {self._deadline_s:g} s")

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -70,7 +71,7 @@ class TestSets:
 
 def _read(text: bytes) -> list[CodeTest]:
     try:
-        tests = _TESTS.validate_python(json.loads(text))
+        tests = _TESTS.validate_python(strict_json(text.decode("utf-8")))
     except (ValueError, RecursionError) as error:
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False)[0]
@@ -80,3 +81,17 @@ def _read(text: bytes) -> list[CodeTest]:
     if not tests:
         raise InvalidInput("tests", [], "Give at least one test.")
     return tests
+
+
+def strict_json(text: str) -> Any:
+    """Parse JSON, without the constants NaN and Infinity that Python's parser adds to it.
+
+    Raises:
+        ValueError: it is no JSON.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

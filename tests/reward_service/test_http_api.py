@@ -1,5 +1,6 @@
 """The HTTP API in one process: what it streams, and what it refuses and how."""
 
+import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
@@ -106,6 +107,78 @@ async def test_a_test_set_has_the_name_of_its_content(client: httpx.AsyncClient)
     name = hashlib.sha256(b"[]").hexdigest()
     empty = await client.put(f"/v1/test-sets/{name}", content=b"[]")
     assert (empty.status_code, empty.json()["error"]["field"]) == (400, "tests")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'[{"stdin": "", "expected": "", "weight": NaN}]', "body"),
+        (b'[{"args": [1], "expected": Infinity}]', "body"),
+        (b'[{"stdin": "\xff", "expected": ""}]', "body"),
+        (b'{"stdin": "", "expected": ""}', "tests"),
+        (b'[{"stdin": ""}]', "tests.0.expected"),
+        (b'[{"stdin": "", "args": [], "expected": ""}]', "tests.0"),
+    ],
+)
+async def test_bad_tests_are_refused_with_the_fields_name(
+    client: httpx.AsyncClient, body: bytes, field: str
+) -> None:
+    name = hashlib.sha256(body).hexdigest()
+    answer = await client.put(f"/v1/test-sets/{name}", content=body)
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+
+
+async def test_a_reward_that_is_no_number_is_an_infrastructure_failure(
+    client: httpx.AsyncClient,
+) -> None:
+    part = {"grader": EXACT, "weight": 1e308}
+    endless = {"kind": "weighted", "parts": [part, part]}
+    answer = await client.post("/v1/grade", json={"jobs": [{**JOB, "grader": endless}]})
+    score = answer.json()
+    assert (score["verdict"], score["reward"]) == ("infra_error", None)
+
+
+async def _asked(scoring: Scoring, events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a client gets whose request arrives as these events and then no further."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not events:
+            await asyncio.Event().wait()
+        return events.pop(0)
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    config = scoring.config.model_copy(update={"request_body_s": 0.05})
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/grade",
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+        "scheme": "http",
+        "raw_path": b"/v1/grade",
+        "server": ("reward", 80),
+        "client": ("here", 1),
+        "root_path": "",
+    }
+    await asyncio.wait_for(http_api(lambda: scoring, config)(scope, receive, send), 10)
+    return sent
+
+
+async def test_a_client_that_sends_too_slowly_is_told_so(scoring: Scoring) -> None:
+    part = {"type": "http.request", "body": b'{"jobs": [', "more_body": True}
+    start, body = await _asked(scoring, [part])
+    assert start["status"] == 408
+    assert json.loads(body["body"])["error"]["field"] == "body"
+
+
+async def test_a_client_that_vanishes_while_it_sends_is_no_error_of_ours(scoring: Scoring) -> None:
+    part = {"type": "http.request", "body": b'{"jobs": [', "more_body": True}
+    start, _ = await _asked(scoring, [part, {"type": "http.disconnect"}])
+    assert start["status"] == 400
 
 
 async def test_a_full_queue_says_when_to_come_back(
