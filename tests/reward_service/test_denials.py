@@ -5,6 +5,8 @@ import pytest
 from services.observability.metrics import RewardMetrics
 from services.reward_service.scoring import Scoring
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 LAYERS = {
     "while True: pass": "cpu",
     "import time; time.sleep(60)": "wall",

@@ -1,0 +1,132 @@
+"""Every block of docs/rewards.md, run as it stands there."""
+
+import asyncio
+import contextlib
+import importlib
+import io
+import json
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvicorn
+import yaml
+
+from services.cli.grade import read_job
+from services.protocol.reward_service import Verdict
+from services.reward_service import languages as table
+from services.reward_service.http_api import http_api
+from services.reward_service.scoring import Scoring
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^##+ ([^\n]+)\n(.*?)(?=^##+ |\Z)", PAGE, re.M | re.S))
+FILES = dict(re.findall(r"`([\w.]+)`[^\n]*:\n\n```\w+\n(.*?)```", PAGE, re.S))
+GRADED = [line for line in PAGE.splitlines() if line.startswith("millrace grade")]
+SERVICE = "http://127.0.0.1:8000"
+
+
+def _blocks(section: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", SECTIONS[section], re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the page, under their names."""
+    folder = tmp_path_factory.mktemp("guide")
+    for name, text in FILES.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scoring(folder: Path, new_scoring: Any) -> AsyncIterator[Scoring]:
+    """A service with the grader of the page, which lies in a folder on the path."""
+    (settings,) = _blocks("A grader of your own", "yaml")
+    sys.path.insert(0, str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ":".join(sys.path))
+        scoring = await new_scoring("B", slots=1, **yaml.safe_load(settings))
+        yield scoring
+        await scoring.tools.aclose()
+    sys.path.remove(str(folder))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(scoring: Scoring) -> AsyncIterator[str]:
+    """The same over HTTP, on a port that is free."""
+    config = uvicorn.Config(http_api(lambda: scoring, scoring.config), log_level="warning")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield "http://{}:{}".format(*listener.getsockname())
+        server.should_exit = True
+        await serving
+
+
+def test_the_page_has_the_blocks_that_are_run() -> None:
+    assert len(GRADED) == 3
+    assert set(FILES) == {
+        *("sums.py", "sums.json", "sorting.yaml", "sorting.cpp"),
+        *("any_divisor.yaml", "any_divisor.py", "my_graders.py"),
+    }
+
+
+@pytest.mark.parametrize("line", GRADED)
+async def test_the_answers_of_the_page_are_right(scoring: Scoring, folder: Path, line: str) -> None:
+    _, _, file, _, tests = shlex.split(line)
+    if file.endswith(".cpp") and shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    (score,) = await scoring.score([read_job(str(folder / file), str(folder / tests))])
+    assert (score.verdict, score.reward) == (Verdict.ACCEPTED, 1.0), score.detail
+    assert score.passed == score.total > 1
+
+
+async def test_the_client_of_the_page_grades_a_batch(url: str) -> None:
+    (program,) = _blocks("Many answers", "python")
+    names: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        await asyncio.to_thread(exec, program.replace(SERVICE, url), names)
+    assert names["scores"] == {"0": "accepted", "1": "wrong_answer", "2": "time_limit"}
+
+
+async def test_the_grader_of_the_page_gives_its_reward(url: str) -> None:
+    (command,) = _blocks("A grader of your own", "bash")
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    shell = await asyncio.create_subprocess_exec(
+        "bash", "-c", command.replace(SERVICE, url), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await asyncio.wait_for(shell.communicate(), 60)
+    assert json.loads(said)["reward"] == 0.5
+
+
+async def test_the_language_of_the_page_is_one_file(
+    scoring: Scoring, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source,) = _blocks("A language of your own", "python")
+    if shutil.which("gcc") is None:
+        pytest.skip("gcc is not installed")
+    (tmp_path / "c_of_the_guide.py").write_text(source, encoding="utf-8")
+    monkeypatch.setattr(table, "__path__", [*table.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    table.languages.cache_clear()
+    try:
+        answer = tmp_path / "double.c"
+        answer.write_text('#include <stdio.h>\nint main() { puts("2"); return 0; }\n')
+        tests = tmp_path / "double.yaml"
+        tests.write_text('[{stdin: "1", expected: "2"}]')
+        (score,) = await scoring.score([read_job(str(answer), str(tests))])
+        assert (score.verdict, score.detail) == (Verdict.ACCEPTED, "")
+        assert score.compile is not None
+    finally:
+        table.languages.cache_clear()
+        sys.modules.pop(f"{table.__name__}.c_of_the_guide", None)
