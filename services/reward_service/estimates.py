@@ -19,11 +19,18 @@ class Estimates:
     def __init__(self, entries: int) -> None:
         self._entries = entries
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._typical: dict[str, float] = {}
 
-    def cpu_s(self, key: str, *, default: float) -> float:
-        """Processor seconds that the next answer may take; `default` before the first one."""
+    def cpu_s(self, key: str, language: str, *, default: float) -> float:
+        """Processor seconds that the next answer may take.
+
+        Before the first one to these tests it is what answers in the language took of late, and
+        before the first of all `default`.
+        """
         seen = self._seen.get(key)
-        return default if seen is None or seen.cpu_s is None else seen.cpu_s
+        if seen is None or seen.cpu_s is None:
+            return self._typical.get(language, default)
+        return seen.cpu_s
 
     def order(self, key: str, tests: int) -> list[int]:
         """The tests, those first on which most answers failed."""
@@ -31,8 +38,10 @@ class Estimates:
         failures = {} if seen is None else seen.failures
         return sorted(range(tests), key=lambda number: -failures.get(number, 0))
 
-    def learn(self, key: str, *, cpu_s: float, failed: int | None) -> None:
+    def learn(self, key: str, language: str, *, cpu_s: float, failed: int | None) -> None:
         """Remember an answer's time and the test it failed first."""
+        typical = self._typical.get(language, cpu_s)
+        self._typical[language] = typical + _WEIGHT * (cpu_s - typical)
         seen = self._seen.setdefault(key, _Seen())
         self._seen.move_to_end(key)
         before = cpu_s if seen.cpu_s is None else seen.cpu_s

@@ -106,11 +106,14 @@ def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None
 def test_tests_on_which_answers_fail_come_first_and_times_are_learned() -> None:
     seen = Estimates(2)
     assert seen.order("k", 4) == [0, 1, 2, 3]
-    assert seen.cpu_s("k", default=7.0) == 7.0
+    assert seen.cpu_s("k", "python", default=7.0) == 7.0
     for failed in (2, 3, 3, None):
-        seen.learn("k", cpu_s=1.0, failed=failed)
+        seen.learn("k", "python", cpu_s=1.0, failed=failed)
     assert seen.order("k", 4) == [3, 2, 0, 1]
-    assert seen.cpu_s("k", default=7.0) == pytest.approx(1.0)
+    assert seen.cpu_s("k", "python", default=7.0) == pytest.approx(1.0)
     for key in ("a", "b"):
-        seen.learn(key, cpu_s=1.0, failed=1)
+        seen.learn(key, "python", cpu_s=2.0, failed=1)
     assert seen.order("k", 2) == [0, 1]
+    # What nobody was tested with yet will take what others in its language took of late.
+    assert 1.0 < seen.cpu_s("k", "python", default=7.0) < 2.0
+    assert seen.cpu_s("k", "cpp17", default=7.0) == 7.0

@@ -126,7 +126,8 @@ class _CodeJob:
 
     async def _in_a_seat(self) -> Grade:
         guess = _TEST_S * len(self._tests)
-        estimate_s = self._tools.estimates.cpu_s(self._tests_key, default=guess)
+        language = self._language.name
+        estimate_s = self._tools.estimates.cpu_s(self._tests_key, language, default=guess)
         async with self._tools.sandbox.seat(estimate_s) as seat:
             return await self._run(seat)
 
@@ -141,7 +142,12 @@ class _CodeJob:
         order = self._tools.estimates.order(self._tests_key, len(self._tests))
         await trial.run(order, seat)
         grade = self._graded(trial)
-        self._tools.estimates.learn(self._tests_key, cpu_s=trial.cpu_s, failed=grade.first_failure)
+        cpu_s = trial.cpu_s
+        if compiled is not None and not compiled.record.cached:
+            cpu_s += compiled.record.cpu_ms / 1000
+        self._tools.estimates.learn(
+            self._tests_key, self._language.name, cpu_s=cpu_s, failed=grade.first_failure
+        )
         self._count(trial)
         return grade
 
