@@ -16,11 +16,11 @@ HERE = Path(__file__).parent
 _STARTUP_S = 300.0
 
 
-def reach(goal: Goal, run: RunConfig, model: Path, python: Path, *, threads: int) -> Side:
-    """Train to the goal in TRL's own environment."""
+def reach(goal: Goal, run: RunConfig, model: Path, python: Path, **how: Any) -> Side:
+    """Train to the goal in TRL's own environment; `how`: its `threads` and its `grading`."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        job = _job(goal, run, model, folder) | {"threads": threads}
+        job = _job(goal, run, model, folder) | how
         (Path(folder) / "job.json").write_text(json.dumps(job))
         process = subprocess.Popen(
             [str(python), str(HERE / "time_to_reward_trl.py"), folder],

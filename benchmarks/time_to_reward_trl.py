@@ -4,50 +4,18 @@ Reads `job.json` in the folder given and prints a line of JSON when training beg
 every evaluation. Evaluations stop the clock.
 """
 
-import ast
 import json
-import signal
+import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from datasets import Dataset
+from time_to_reward_grading import GRADINGS, rewards
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-TEMPLATE = "def f(a, b, c):\n    {completion}"
-_BUILTINS = {"max": max, "min": min, "abs": abs}
-_CALL_S = 1.0
-_COSTLY = (ast.Pow, ast.LShift)  # no right answer needs these, and no signal ends them
-
-
-def rewards(completions: Sequence[Any], tests: Sequence[str], **_: Any) -> list[float]:
-    """1 for an answer that is right, in value and type, on all hidden calls."""
-    texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
-    return [float(passes(text, json.loads(own))) for text, own in zip(texts, tests, strict=True)]
-
-
-def passes(completion: str, tests: list[dict[str, Any]]) -> bool:
-    """Run one answer in this process: the cheapest way there is, safe enough for this model."""
-    source = TEMPLATE.format(completion=completion)
-    try:
-        tree = ast.parse(source)
-        if any(isinstance(node, _COSTLY) for node in ast.walk(tree)):
-            return False
-        names: dict[str, Any] = {"__builtins__": _BUILTINS}
-        signal.setitimer(signal.ITIMER_REAL, _CALL_S)
-        exec(compile(tree, "answer", "exec"), names)
-        found = [names["f"](*test["args"]) for test in tests]
-    except Exception:  # noqa: BLE001  (whatever an answer raises, it is wrong)
-        return False
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    wanted = [test["expected"] for test in tests]
-    return all(type(a) is type(b) and a == b for a, b in zip(found, wanted, strict=True))
 
 
 class Evaluations(TrainerCallback):
@@ -68,14 +36,13 @@ class Evaluations(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """See `TrainerCallback`."""
-        cpu_s = time.process_time()
-        print(json.dumps({"said": "training begins", "cpu_s": cpu_s}), flush=True)
+        print(json.dumps({"said": "training begins", "cpu_s": cpu_s()}), flush=True)
         self._tell("rate", 0, self.pass_rate(), reached=False)
-        self._since = time.perf_counter(), time.process_time()
+        self._since = time.perf_counter(), cpu_s()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """See `TrainerCallback`."""
-        now = time.perf_counter(), time.process_time()
+        now = time.perf_counter(), cpu_s()
         self._wall += now[0] - self._since[0]
         self._cpu += now[1] - self._since[1]
         step, within = divmod(state.global_step, self._minibatches)
@@ -85,7 +52,7 @@ class Evaluations(TrainerCallback):
             reached = rate >= self._goal["pass_rate"]
             self._tell("end" if reached or late else "rate", step, rate, reached=reached)
             control.should_training_stop = reached or late
-        self._since = time.perf_counter(), time.process_time()
+        self._since = time.perf_counter(), cpu_s()
 
     def _tell(self, said: str, step: int, rate: float, *, reached: bool) -> None:
         told = {"said": said, "step": step, "pass_rate": rate, "reached": reached}
@@ -147,21 +114,21 @@ def config_of(job: dict[str, Any]) -> GRPOConfig:
     )
 
 
-def _late(_: int, __: FrameType | None) -> NoReturn:
-    raise TimeoutError
+def cpu_s() -> float:
+    """CPU seconds of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
 
 
 def main() -> None:
     """Train until the goal or a limit."""
     job = json.loads((Path(sys.argv[1]) / "job.json").read_text())
     torch.set_num_threads(job["threads"])
-    signal.signal(signal.SIGALRM, _late)
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,
-        reward_funcs=[rewards],
+        reward_funcs=[GRADINGS[job["grading"]]],
         train_dataset=Dataset.from_list(tasks(job["task_file"], "train")),
         args=config_of(job),
         callbacks=[Evaluations(job, model, tokenizer)],
