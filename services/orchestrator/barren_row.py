@@ -15,10 +15,15 @@ class BarrenRow:
         self._batch_groups = batch_groups
         self._most = config.barren_batches * batch_groups
         self._samples = config.sample_trajectories
-        self.clear()
+        self._taught = 0
+        self._begin()
 
     def clear(self) -> None:
         """A group taught something: begin again."""
+        self._taught += 1
+        self._begin()
+
+    def _begin(self) -> None:
         self._groups = 0
         self._rewards: Counter[float] = Counter()
         self._verdicts: Counter[str] = Counter()
@@ -58,9 +63,8 @@ class BarrenRow:
             example = f"; for example {one_line(self._detail)}" if self._detail else ""
             raise RunFailed(
                 f"nothing to learn from: the rewards of the last {answers} answers, in "
-                f"{self._groups} sample groups, were all 0 ({verdicts}{example}). Check the "
-                "tasks' graders (entry_point, template, tests), and that the tasks are within "
-                "the model's reach; trajectories.jsonl in the run directory shows answers"
+                f"{self._groups} sample groups, were all 0 ({verdicts}{example}). {self._advice}; "
+                "trajectories.jsonl in the run directory shows answers"
             )
         if min(self._rewards) >= 1.0:
             return (
@@ -71,4 +75,18 @@ class BarrenRow:
             f"nothing left to learn: in the last {self._groups} sample groups the rewards "
             f"within each group were equal ({verdicts}), so each task is either solved or out "
             "of the model's reach"
+        )
+
+    @property
+    def _advice(self) -> str:
+        """What to do about rewards that are all 0."""
+        if not self._taught:
+            return (
+                "Check the tasks' graders (entry_point, template, tests), and that the tasks are "
+                "within the model's reach"
+            )
+        return (
+            f"The rewards of {self._taught} sample groups before them differed, so the policy has "
+            "collapsed: lower algorithm.learning_rate, minibatches or schedule.max_staleness, "
+            "and see clip fractions and effective_sample_size (docs/diagnostics.md)"
         )

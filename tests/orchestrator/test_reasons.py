@@ -193,6 +193,18 @@ def test_a_group_that_teaches_begins_the_row_again(tmp_path: Path) -> None:
         row.ending()
 
 
+def test_rewards_that_were_there_before_they_were_all_0_tell_of_a_collapse(tmp_path: Path) -> None:
+    task = load_tasks(write_tasks(tmp_path / "tasks.jsonl"))[0]
+    row = BarrenRow(OrchestratorConfig(), batch_groups=2)
+    row.add(_result(task, 0.0))
+    with pytest.raises(RunFailed, match="Check the tasks' graders"):
+        row.ending()
+    row.clear()
+    row.add(_result(task, 0.0))
+    with pytest.raises(RunFailed, match=r"of 1 sample groups before them differed, .* collapsed"):
+        row.ending()
+
+
 def _result(task, reward: float) -> GroupResult:
     score = Score(
         job_id="j",
