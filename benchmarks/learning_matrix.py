@@ -14,6 +14,12 @@ REFERENCE = "presets/sync"
 """What the others are compared with: on-policy GRPO."""
 
 STALENESS = (0, 1, 2, 4, 8)
+TWICE = {
+    "staleness/behaviour_clip/0": "presets/sync",
+    "staleness/behaviour_clip/1": "presets/one_step_off",
+}
+"""Places of the study that a preset already fills."""
+
 ON_POLICY = ("behaviour_clip", "no_correction", "recomputed_as_behaviour")
 """Corrections that are run at staleness 0, too; there the others are all one algorithm."""
 
@@ -102,8 +108,9 @@ logprobs that the trainer recomputes for those of the policy that sampled."""
 
 
 def staleness_name(correction: str, bound: int) -> str:
-    """Name of the configuration with this correction and `max_staleness`."""
-    return f"staleness/{correction}/{bound}"
+    """Name of the configuration that is run for this correction and `max_staleness`."""
+    name = f"staleness/{correction}/{bound}"
+    return TWICE.get(name, name)
 
 
 def configurations() -> list[Configuration]:
@@ -130,20 +137,19 @@ def _algorithms() -> Iterator[Configuration]:
 
 def _staleness() -> Iterator[Configuration]:
     for bound in reversed(STALENESS):
-        # Groups are trained in the order of their prompts, and as many batches are open as
-        # the bound lets be: then nearly every one is as stale as it may be.
-        schedule = {
-            "preset": "sync",
-            "max_staleness": bound,
-            "batches_in_flight": bound + 1,
-        }
-        for name, algorithm in CORRECTIONS.items():
-            if bound == 0 and name not in ON_POLICY:
-                continue
-            yield Configuration(
-                name=staleness_name(name, bound),
-                changes={"schedule": schedule, "algorithm": GRPO | algorithm},
-            )
+        for correction in CORRECTIONS if bound else ON_POLICY:
+            if f"staleness/{correction}/{bound}" not in TWICE:
+                yield staleness_configuration(correction, bound)
+
+
+def staleness_configuration(correction: str, bound: int) -> Configuration:
+    """A batch is the oldest groups, in the order of their prompts, and as many batches are
+    open as the bound lets be: then nearly every group is as stale as it may be."""
+    schedule = {"preset": "sync", "max_staleness": bound, "batches_in_flight": bound + 1}
+    return Configuration(
+        name=f"staleness/{correction}/{bound}",
+        changes={"schedule": schedule, "algorithm": GRPO | CORRECTIONS[correction]},
+    )
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tables of docs/learning.md, made from the results of `benchmarks/learning.py`."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -17,6 +17,7 @@ from benchmarks.learning_results import Outcome, Results
 PAGE = Path(__file__).parents[1] / "docs" / "learning.md"
 LEARNED = 0.8
 LAST_STEPS = 10
+LAST_EVALUATIONS = 4
 
 
 def filled(page: str, results: Results) -> str:
@@ -46,7 +47,9 @@ def _curves_table(results: Results, part: str) -> str:
         [
             "configuration",
             "held-out before",
-            "held-out after, by seed",
+            "after, by seed",
+            "of `sync` GRPO",
+            f"mean of the last {LAST_EVALUATIONS}, by seed",
             "of `sync` GRPO",
             f"steps to {LEARNED:.0%}, by seed",
             "staleness, mean and max",
@@ -62,18 +65,33 @@ def _curves_table(results: Results, part: str) -> str:
 
 
 def _curve_row(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[str]:
-    what = outcomes[0].name.partition("/")[2]
-    compared = [
-        one.after / other.after for one in outcomes for other in reference if one.seed == other.seed
-    ]
+    name = outcomes[0].name
+    what = "sync GRPO" if name == REFERENCE else name.partition("/")[2]
     return [
         f"`{what}`",
         _each(one.before for one in outcomes),
         _each(one.after for one in outcomes),
-        f"{fmean(compared):.2f}" if compared else "",
+        _compared(outcomes, reference, lambda one: one.after),
+        _each(late_mean(one) for one in outcomes),
+        _compared(outcomes, reference, late_mean),
         ", ".join(str(steps_to(one) or "never") for one in outcomes),
         _staleness(outcomes),
     ]
+
+
+def _compared(
+    outcomes: Sequence[Outcome], reference: Sequence[Outcome], rate: Callable[[Outcome], float]
+) -> str:
+    """The mean over seeds of the rate's ratio to the reference's of the same seed."""
+    ratios = [
+        rate(one) / rate(other) for one in outcomes for other in reference if one.seed == other.seed
+    ]
+    return f"{fmean(ratios):.2f}" if ratios else ""
+
+
+def late_mean(one: Outcome) -> float:
+    """Mean pass rate of the last evaluations, over which one bad train step weighs less."""
+    return fmean(rate for _, rate in one.heldout[-LAST_EVALUATIONS:])
 
 
 def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
@@ -92,7 +110,12 @@ def _staleness_table(results: Results) -> str:
 
 def _cell(outcomes: Sequence[Outcome]) -> str:
     """Held-out pass rate at the end and, in brackets, that of sampled answers before it."""
-    return "; ".join(f"{one.after:.2f} ({last_reward(one):.2f})" for one in outcomes)
+    return "; ".join(
+        f"collapsed at step {len(one.reward)}"
+        if one.collapsed
+        else f"{one.after:.2f} ({last_reward(one):.2f})"
+        for one in outcomes
+    )
 
 
 def last_reward(one: Outcome) -> float:
@@ -112,7 +135,8 @@ def _measured_table(results: Results) -> str:
 
 
 def _staleness(outcomes: Sequence[Outcome]) -> str:
-    means = [value for one in outcomes for value in one.staleness_mean]
+    """Of the groups of each batch, the first steps left out, before which nothing is stale."""
+    means = [value for one in outcomes for value in one.staleness_mean[max(STALENESS) :]]
     largest = [value for one in outcomes for value in one.staleness_max]
     return f"{fmean(means):.1f}, {max(largest)}" if means else ""
 

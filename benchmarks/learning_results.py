@@ -53,8 +53,18 @@ class Outcome(BaseModel):
 
     @property
     def after(self) -> float:
-        """Pass rate at the end."""
+        """Pass rate at the end; of a run that collapsed the last that was measured."""
         return self.heldout[-1][1]
+
+    @property
+    def collapsed(self) -> bool:
+        """The policy came to a place where no answer passes, and the run gave up."""
+        return self.state == RunState.FAILED and self.detail.startswith("nothing to learn from")
+
+    @property
+    def counts(self) -> bool:
+        """It says something about learning: it was not broken off by anything else."""
+        return self.state == RunState.FINISHED or self.collapsed
 
     @property
     def summary(self) -> str:
@@ -85,11 +95,11 @@ class Results:
         return [one for one in self.outcomes if one.name == name]
 
     def has(self, one: Configuration, *, seed: int, steps: int) -> bool:
-        """Whether this very run is there and did not fail."""
+        """Whether this very run is there and counts."""
         return any(
             (had.name, had.seed, had.steps) == (one.name, seed, steps)
             and had.overrides == one.overrides
-            and had.state == RunState.FINISHED
+            and had.counts
             for had in self.outcomes
         )
 

@@ -3,7 +3,12 @@ from itertools import groupby
 import pytest
 
 from benchmarks.learning import run_config
-from benchmarks.learning_matrix import Configuration, configurations
+from benchmarks.learning_matrix import (
+    TWICE,
+    Configuration,
+    configurations,
+    staleness_configuration,
+)
 from benchmarks.learning_page import PAGE, filled
 from benchmarks.learning_results import RESULTS, Results
 
@@ -16,6 +21,21 @@ def test_every_configuration_is_a_run_that_the_orchestrator_takes(one: Configura
     assert (run.seed, run.steps, run.run_root) == (3, 7, "/nowhere")
     bound = one.name.rpartition("/")[2]
     assert not bound.isdigit() or run.schedule.max_staleness == int(bound)
+
+
+@pytest.mark.parametrize(("place", "preset"), TWICE.items())
+def test_a_preset_in_the_place_of_a_staleness_bound_is_the_same_run(
+    place: str, preset: str
+) -> None:
+    _, correction, bound = place.split("/")
+    one = staleness_configuration(correction, int(bound))
+    runs = [
+        run_config(it, seed=0, steps=2, run_root="/nowhere").model_dump()
+        for it in (one, BY_NAME[preset])
+    ]
+    for run in runs:
+        del run["schedule"]["preset"]
+    assert runs[0] == runs[1]
 
 
 def test_the_tables_of_the_page_are_those_of_the_recorded_runs() -> None:
