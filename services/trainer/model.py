@@ -16,6 +16,7 @@ from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.trainer.collate import MicroBatch
+from services.trainer.compiled import compile_layers
 from services.trainer.config import TrainerConfig
 from services.trainer.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.packed_attention import packed_hidden, padded_hidden, use_packed_attention
@@ -112,7 +113,7 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     Raises:
         InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
             in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
-            layer that an adapter is for.
+            layer that an adapter is for; or it is to be compiled and there is no compiler.
     """
     torch.manual_seed(config.seed)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
@@ -135,6 +136,8 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     mixed = MixedPrecisionPolicy()
     if config.dtype == "bfloat16":
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if config.compile:
+        compile_layers(decoder_layers(causal))
     for layer in decoder_layers(causal):
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
