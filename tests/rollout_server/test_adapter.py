@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from services.protocol.errors import InvalidInput
+from services.protocol.weight_bus import SendWeights
 from services.protocol.weights import Adapter
 from services.rollout_server import adapter_load
 from services.rollout_server.adapter_requests import AdapterRequests
@@ -22,12 +23,14 @@ from services.rollout_server.engine_arguments import server_arguments
 from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.rollout_server.preflight import check_model
 from services.rollout_server.replica_control import why_sleepless
+from services.rollout_server.weight_staging import StagedVersion
 from services.transport.base_digest import base_digest
 from services.weight_bus.canary import largest_gap
 
 from .conftest import HOST, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole
 from .test_real_engine import TOLERANCE, scores_of, with_canary
+from .test_weight_staging import open_link, wait_until
 
 RANK, ALPHA = 5, 12.0
 TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
@@ -38,7 +41,7 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 async def adapted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator["Adapted"]:
     folder = build_model(tmp_path_factory.mktemp("base"))
     policy(folder, seed=100).save_pretrained(folder)
-    async with serve(folder, lora_rank=RANK) as served:
+    async with serve(folder, lora_rank=RANK, keep_copy=True) as served:
         yield Adapted(served)
 
 
@@ -49,7 +52,12 @@ class Adapted:
         self.served, self.base = served, base_digest(str(served.folder))
         requests = AdapterRequests(served.engine, name="policy", base=self.base)
         served.loader = EngineLoader(
-            served.engine, host=HOST, in_flight="keep", commit_timeout_s=30, adapter=requests
+            served.engine,
+            host=HOST,
+            in_flight="keep",
+            commit_timeout_s=30,
+            keep_copy=True,
+            adapter=requests,
         )
 
     def make(self, seed: int) -> tuple[PreTrainedModel, dict[str, torch.Tensor]]:
@@ -114,6 +122,28 @@ async def test_the_canary_is_scored_with_the_adapter(adapted: Adapted, sender: S
         assert not proof.unmoved
         expected = scores_of(adapted.served.policies[str(version)])
         assert largest_gap(proof.logprobs, expected) < TOLERANCE
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_late_joiner_gets_the_adapter_from_a_peer_as_the_trainer_sent_it(
+    adapted: Adapted, sender: Sender
+) -> None:
+    """vLLM has scaled what it serves; the copy beside it is what goes on."""
+    await adapted.push(sender, seed=7)
+    version = await adapted.push(sender, seed=8)
+    _, tensors = adapted.make(seed=8)
+    held = adapted.served.loader.copy
+    assert held is not None
+    assert held.adapter == Adapter(rank=RANK, alpha=ALPHA, base=adapted.base)
+    links = tuple(sender.link(rank, "peer") for rank in range(sender.world_size))
+    joiner, loader = StagedVersion(held, links, open_link), adapted.served.loader
+    sends = [loader.send(SendWeights(version=version, link=link)) for link in links]
+    assert sum(await asyncio.gather(*sends)) == held.total_bytes
+    await asyncio.to_thread(wait_until, lambda: joiner.complete or joiner.error)
+    assert joiner.error is None
+    got = dict(joiner.named_tensors())
+    assert got.keys() == tensors.keys()
+    assert all(torch.equal(got[name], one) for name, one in tensors.items())
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -20,6 +20,8 @@ from services.trainer.config import TrainerConfig
 
 VOCABULARY = 320
 ANSWER_S = 60.0
+IMPORTED_S = 240.0
+"""To import torch and transformers takes seconds, and over a minute on a machine that is busy."""
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +142,7 @@ class RankForks:
             script = Path(__file__).with_name("rank_process.py")
             command = [sys.executable, str(script), listener.address]
             self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+            listener._listener._socket.settimeout(IMPORTED_S)
             self._connection = listener.accept()
 
     def rank(self, world_size: int, rank: int) -> Connection:

@@ -1,12 +1,14 @@
 """An exported folder is the model that was trained."""
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from vllm import SamplingParams
 
 from services.cli.main import main
 from services.protocol.errors import InvalidInput
@@ -16,6 +18,8 @@ from services.trainer.checkpoint_folder import CheckpointFolder
 from services.trainer.checkpoint_manifest import MANIFEST
 from services.trainer.config import LoraConfig
 from services.trainer.export import export
+from tests.rollout_server.conftest import SMALL, build_model, policy
+from tests.rollout_server.served import serve
 
 SEQUENCES = [[3, 17, 250, 4, 9, 9, 81], [300, 2, 44], [7] * 12]
 
@@ -68,6 +72,40 @@ def test_transformers_scores_an_exported_folder_as_the_trainer_does(
     for index, values in expected.items():
         assert scored[index] == pytest.approx(values, abs=3e-6)
         assert scored[index] != pytest.approx(untrained[index], abs=1e-3)
+
+
+async def test_vllm_scores_an_exported_folder_as_the_trainer_does(
+    rank_groups, make_batch, make_start, tmp_path, monkeypatch
+) -> None:
+    folder, start, ranks = (
+        build_model(tmp_path / "model"),
+        make_start(learning_rate=1e-2),
+        rank_groups[2],
+    )
+    policy(folder, seed=3).save_pretrained(folder)
+    ranks.load(folder)
+    ranks.call("start_run", start, 0)
+    ranks.call("train", make_batch(1, vocabulary=SMALL["vocab_size"]), 0, 1)
+    ranks.call("save", 1)
+    export(Path(start.checkpoint_dir), tmp_path / "out")
+    sequences = [[3, 17, 250, 4, 9, 9, 81], [7] * 12]
+    parts = ranks.call("logprobs", sequences)
+    expected = {index: values for part in parts for index, values in part.items()}
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # their paths must be short
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", sockets)
+        # With room for an adapter, since an engine without it leaves the folder's weights alone.
+        async with serve(tmp_path / "out", lora_rank=1) as served:
+            for index, sequence in enumerate(sequences):
+                found = await prompt_logprobs(served.engine, sequence, f"sequence-{index}")
+                assert found == pytest.approx(expected[index], abs=1e-5)
+
+
+async def prompt_logprobs(engine: Any, sequence: list[int], name: str) -> list[float]:
+    sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    prompt = {"prompt_token_ids": sequence}
+    outputs = [one async for one in engine.generate(prompt, sampling, request_id=name)]
+    entries = zip(outputs[0].prompt_logprobs[1:], sequence[1:], strict=True)
+    return [entry[token].logprob for entry, token in entries]
 
 
 def test_a_folder_in_another_element_type_says_so_and_is_half_as_large(
