@@ -1,15 +1,18 @@
 """How fast each schedule trains, beside `sync` with a batch barrier and beside its ideal.
 
-    .venv/bin/python benchmarks/schedules.py [--replicas 8 64] [--quick] [--json FILE]
+    .venv/bin/python benchmarks/schedules.py [--replicas 8 64] [--tails heavy] [--rewards 0.78]
+        [--json FILE]
 
 The orchestrator is the real one, in virtual time, on a simulated cluster
 (`schedules_cluster.py`). Answers are from log-normal traces, light to very heavy tails; grading
 a batch alone takes none, half or 0.78 of the time of its rollout (140 s against 180 s), or all
 of it. Speed is trained tokens, and unique prompts, per second over the middle of the run, as a
-ratio to `sync` with `batch_barrier`, on the same hardware and trace. The ideal is the largest of
-the lower bounds in `schedules_ideal.py`; after the ratio stands what is scarce there.
+ratio to `sync` with `batch_barrier`, on the same hardware and trace. In brackets: the share of the
+speed of the ideal schedule with the same parameters (`schedules_oracle.py`), and how far the whole
+is from what no schedule could beat at all, by the scarcest thing (`schedules_ideal.py`).
 
-CPU is all that this process used, the simulation included, per trajectory. Ends with 1 unless
+CPU is that of this process less what the simulated cluster took, per trajectory. With `--json`
+the figures of the cases that were played replace those in the file. Ends with 1 unless
 every schedule reaches 95 % of its ideal, `partial` and `async` are above 2.0 times on heavy tails
 with reward time, and CPU is below 2 ms and no more than 1.5 times as much with most replicas
 as with fewest.
@@ -29,8 +32,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from schedules_cluster import MEAN_TOKENS, Hardware, Step, Trace, cluster, unused
+from schedules_cluster import Cluster, cluster, unused
+from schedules_hardware import MEAN_TOKENS, Hardware, Simulated, Trace
 from schedules_ideal import bounds
+from schedules_oracle import ideal
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
@@ -108,18 +113,24 @@ class Figures:
     Attributes:
         tokens_per_s: trained tokens a second.
         prompts_per_s: prompts trained a second; none is trained twice.
-        of_ideal: the least time possible over the time taken.
-        scarce: of what there is least.
+        of_ideal: trained tokens a second of the whole run over those of the ideal schedule.
+        ideal: the order in which that one serves waiting answers.
+        of_bound: the largest lower bound on the time of the same steps over the time taken.
+        scarce: of what there is least, by that bound.
         length: mean tokens of trained answers over those of the trace.
-        cpu_ms: CPU of this process per trajectory, milliseconds.
+        cpu_ms: CPU of the orchestrator per trajectory, milliseconds, its event loop included.
+        simulated_ms: CPU of the simulated cluster per trajectory, milliseconds.
     """
 
     tokens_per_s: float
     prompts_per_s: float
     of_ideal: float
+    ideal: str
+    of_bound: float
     scarce: str
     length: float
     cpu_ms: float
+    simulated_ms: float
 
 
 def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
@@ -149,7 +160,7 @@ def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
     )
     peers = cluster(hardware, trace)
     gc.collect()
-    began = time.process_time()
+    began, Simulated.cpu_s = time.process_time(), 0.0
 
     async def live() -> None:
         runs = Runs(
@@ -168,12 +179,16 @@ def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
 
     run_virtually(live, limit_s=1e6)
     cpu_s = time.process_time() - began
-    return _figures(case, run, peers.trainer.steps, cpu_s)
+    return _figures(case, run, peers, cpu_s)
 
 
-def _figures(case: Case, run: RunConfig, steps: Sequence[Step], cpu_s: float) -> Figures:
-    """Over the middle of the run: while it fills up and ends, no schedule is itself."""
+def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figures:
+    """Speed over the middle of the run: while it fills up and ends, no schedule is itself.
+
+    The ideal has the same beginning and end, so that the whole runs are compared.
+    """
     hardware, trace = case.equipment()
+    steps = peers.trainer.steps
     last = case.steps - run.schedule.max_staleness - 2
     middle = steps[WARM + 1 : last + 1]
     took_s = steps[last].ended - steps[WARM].ended
@@ -186,54 +201,89 @@ def _figures(case: Case, run: RunConfig, steps: Sequence[Step], cpu_s: float) ->
         hardware=hardware,
         trace=trace,
     )
-    scarce = max(least, key=least.__getitem__)
+    best = ideal(
+        schedule=run.schedule,
+        batch_groups=case.batch_groups,
+        steps=case.steps,
+        hardware=hardware,
+        trace=trace,
+    )
+    trained = [group for step in steps for group in step.groups]
+    all_tokens = sum(sum(trace.group(group).tokens) for group in trained)
+    whole_s = steps[-1].ended - (peers.rollouts.began or 0.0)
     everything = [trace.group(n + 1) for n in range(case.steps * case.batch_groups)]
     mean = sum(sum(work.tokens) for work in everything) / len(everything)
-    trajectories = GROUP_SIZE * sum(len(step.groups) for step in steps)
+    answers = GROUP_SIZE * len(trained)
     return Figures(
         tokens_per_s=tokens / took_s,
         prompts_per_s=len(groups) / took_s,
-        of_ideal=least[scarce] / took_s,
-        scarce=scarce,
+        of_ideal=all_tokens / whole_s / best.tokens_per_s,
+        ideal=best.order,
+        of_bound=max(least.values()) / took_s,
+        scarce=max(least, key=least.__getitem__),
         length=tokens / len(groups) / mean,
-        cpu_ms=1e3 * cpu_s / trajectories,
+        cpu_ms=1e3 * (cpu_s - Simulated.cpu_s) / answers,
+        simulated_ms=1e3 * Simulated.cpu_s / answers,
     )
 
 
-def _write(path: Path, results: list[tuple[Case, dict[str, Figures]]]) -> None:
+Results = list[tuple[Case, dict[str, Figures]]]
+
+
+def _read(path: Path) -> Results:
+    """What was played before; none of a file in another form."""
+    known: Results = []
+    if path.exists():
+        for row in json.loads(path.read_text())["cases"]:
+            schedules = row.pop("schedules")
+            try:
+                figures = {name: Figures(**one) for name, one in schedules.items()}
+            except TypeError:
+                continue
+            known.append((Case(**row), figures))
+    return known
+
+
+def _write(path: Path, results: Results) -> None:
     """What is done so far: the rest may take minutes."""
+    played = {case for case, _ in results}
+    every = [one for one in _read(path) if one[0] not in played] + results
+    tails = list(TAILS)
+    every.sort(key=lambda one: (one[0].replicas, tails.index(one[0].tail), one[0].share))
     rows = [
         asdict(case) | {"schedules": {name: asdict(one) for name, one in figures.items()}}
-        for case, figures in results
+        for case, figures in every
     ]
-    path.write_text(json.dumps({"cases": rows, "missed": judge(results)}, indent=1) + "\n")
+    path.write_text(json.dumps({"cases": rows, "missed": judge(every)}, indent=1) + "\n")
 
 
-def cases(replicas: Sequence[int], *, quick: bool) -> list[Case]:
-    """Every trace on the smallest cluster, heavy tails with reward time on the others."""
-    found = []
-    for place, count in enumerate(sorted(replicas)):
-        small = place == 0
-        tails = tuple(TAILS) if small and not quick else ("heavy",)
-        shares = SHARES if small and not quick else (0.78,)
-        slots = 8 if count <= 64 else 1
-        steps = 40 if count <= 64 else 16
-        found += [
-            Case(replicas=count, slots=slots, tail=tail, share=share, steps=steps)
-            for tail in tails
-            for share in shares
-        ]
-    return found
+def cases(
+    replicas: Sequence[int], tails: Sequence[str] | None, rewards: Sequence[float] | None
+) -> list[Case]:
+    """Every trace with up to 8 replicas, heavy tails with reward time with more, if not told."""
+    return [
+        Case(
+            replicas=count,
+            slots=8 if count <= 64 else 1,
+            tail=tail,
+            share=share,
+            steps=40 if count <= 64 else 16,
+        )
+        for count in sorted(replicas)
+        for tail in tails or (TAILS if count <= 8 else ("heavy",))
+        for share in rewards or (SHARES if count <= 8 else (0.78,))
+    ]
 
 
-def _show(results: list[tuple[Case, dict[str, Figures]]]) -> Table:
+def _show(results: Results) -> Table:
     table = Table(box=None)
     for column in ("replicas", "tail", "reward", *POINTS, "CPU ms"):
         table.add_column(column, justify="right")
     for case, figures in results:
         base = figures["sync, barrier"].tokens_per_s
         cells = [
-            f"{one.tokens_per_s / base:.2f} ({one.of_ideal:.0%} {one.scarce[:4]})"
+            f"{one.tokens_per_s / base:.2f} ({one.of_ideal:.0%}, {one.of_bound:.0%} "
+            f"{one.scarce[:4]})"
             for one in figures.values()
         ]
         cpu = max(one.cpu_ms for one in figures.values())
@@ -241,7 +291,7 @@ def _show(results: list[tuple[Case, dict[str, Figures]]]) -> Table:
     return table
 
 
-def judge(results: list[tuple[Case, dict[str, Figures]]]) -> list[str]:
+def judge(results: Results) -> list[str]:
     """What is not reached."""
     missed = []
     for case, figures in results:
@@ -270,13 +320,14 @@ def main() -> None:
     """Play all, print, and write the figures if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512, 4096])
-    parser.add_argument("--quick", action="store_true", help="one trace")
+    parser.add_argument("--tails", nargs="+", choices=tuple(TAILS))
+    parser.add_argument("--rewards", type=float, nargs="+")
     parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     RunDirectory.draw_learning_curve = unused  # type: ignore[method-assign]
     results = []
-    for case in cases(options.replicas, quick=options.quick):
+    for case in cases(options.replicas, options.tails, options.rewards):
         with tempfile.TemporaryDirectory() as folder:
             figures = {
                 name: play(case, point, Path(folder) / str(place))

@@ -1,10 +1,13 @@
-"""The ideal for a schedule on a trace: no schedule of that point of the space can be faster.
+"""What is scarce: times below which no schedule of a point of the space can do some train steps.
 
-Lower bounds on the time in which a number of train steps can be done, each from one thing of
-which there is only so much. The ideal is the largest of them: a schedule that reaches it leaves
-the scarcest thing idle at no time. They know the future, and no control of them takes time.
+Each is from one thing of which there is only so much; a schedule that reached the largest would
+leave the scarcest thing idle at no time. They leave out how things depend on each other: that a
+batch is taken at once and its slots become free together, or that of many groups begun at one
+time the longest ends late. So a schedule may be ideal and far above them: what can be reached is
+in `schedules_oracle.py`.
 
-- replicas: tokens to sample over tokens a second of all replicas.
+- replicas: tokens to sample over tokens a second of all replicas; where nothing may be sampled
+  while a batch is trained and pushed, that time besides.
 - sandboxes: seconds of grading over sandboxes.
 - trainer: its train steps, one after another.
 - slots: each group holds an admission slot at least while its longest answer is sampled and
@@ -19,7 +22,8 @@ the scarcest thing idle at no time. They know the future, and no control of them
 
 from collections.abc import Sequence
 
-from schedules_cluster import Hardware, Step, Trace, Work
+from schedules_cluster import Step
+from schedules_hardware import Hardware, Trace, Work
 
 from services.protocol.schedule import ScheduleConfig
 
@@ -63,7 +67,8 @@ def bounds(
     after = hardware.train_s + hardware.push_s
     paths = sorted((_path(work) for work in groups), reverse=True)
     found = {
-        "replicas": sum(sum(work.tokens) for work in groups) / hardware.sequences,
+        "replicas": sum(sum(work.tokens) for work in groups) / hardware.sequences
+        + (after * len(steps) if schedule.unfinished == "interrupt" else 0.0),
         "sandboxes": sum(sum(work.score_s) for work in groups) / hardware.sandboxes,
         "trainer": hardware.train_s * len(steps),
         "slots": max(

@@ -1,10 +1,11 @@
-"""The commands that look into a run or hold it: `ledger`, `logs`, `pause`, `resume`, ..."""
+"""Commands that look into a run or hold it: `ledger`, `replay`, `logs`, `pause`, `resume`, ..."""
 
 import argparse
 from typing import Any
 
 from rich.console import Console
 
+from services.cli.decision_replay import show_replay
 from services.cli.follow import ENDED
 from services.cli.ledger_balance import show_balance
 from services.cli.run_log_view import show_run_log
@@ -12,7 +13,7 @@ from services.cli.runs_client import RunsClient
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunStatus
 
-_UNBALANCED = 1
+_UNBALANCED = _DIFFERENT = 1
 _LINES = 100
 _CONTROLS = {
     "pause": "admit no sample group and train no step until `millrace resume`",
@@ -24,6 +25,11 @@ _CONTROLS = {
 def ledger_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace ledger`: the balance of a run, also of one that crashed; status 1 if it is off."""
     return 0 if show_balance(arguments.run_dir, console) else _UNBALANCED
+
+
+def replay_command(arguments: argparse.Namespace, console: Console) -> int:
+    """`millrace replay`: decide a run's schedule again; status 1 if it comes out otherwise."""
+    return 0 if show_replay(arguments.run_dir, console) else _DIFFERENT
 
 
 def logs_command(arguments: argparse.Namespace, console: Console) -> int:
@@ -62,6 +68,10 @@ def add_commands(commands: Any, served: argparse.ArgumentParser) -> None:
     ledger = commands.add_parser("ledger", help="show whether a run's ledger balances")
     ledger.add_argument("run_dir", help="such as runs/tiny_code-...")
     ledger.set_defaults(command=ledger_command)
+
+    replay = commands.add_parser("replay", help="decide again what a run's schedule decided")
+    replay.add_argument("run_dir", help="such as runs/tiny_code-...")
+    replay.set_defaults(command=replay_command)
 
     logs = commands.add_parser("logs", help="show what was logged about a run")
     logs.add_argument("run_dir", help="such as runs/tiny_code-...")

@@ -47,8 +47,13 @@ class Fleet:
                 continue
             # Only a new bus counts from 0 again.
             self._bound_due = table.revision < revision
+            if table.revision == revision and self._same_bus(table):
+                continue  # the poll ended, nothing has changed
             revision = table.revision
             self._take(table)
+
+    def _same_bus(self, table: MemberTable) -> bool:
+        return self._table is not None and self._table.bus_id == table.bus_id
 
     def _take(self, table: MemberTable) -> None:
         if self._table is not None:

@@ -160,12 +160,14 @@ class Groups:
         self._schedule.restart(group.group_id, version)
         self.start(LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt))
 
-    def interrupt(self, min_version: int) -> None:
-        """Have every group that is still being sampled stop, and go on from this version.
+    def interrupt(self, group_ids: Iterable[int], min_version: int) -> None:
+        """Have these groups stop where they are, and go on from this version.
 
-        Its finished siblings keep their results, the others their tokens.
+        Their finished siblings keep their results, the others their tokens. Of a group between
+        two attempts there is nothing to stop.
         """
-        requests = [rolling.request for rolling in self._rolling.values() if rolling.request]
+        rolling = (self._rolling[group_id] for group_id in group_ids if group_id in self._rolling)
+        requests = [one.request for one in rolling if one.request]
         if requests:
             work = self._interrupt(requests, min_version)
             task = asyncio.create_task(work, name="interrupt")

@@ -119,6 +119,10 @@ class OpenGroups:
             return group.oldest
         return inf if group.newest is None or group.stage is Stage.SAMPLING else group.newest
 
+    def stage(self, stage: Stage) -> Iterator[int]:
+        """Ids of those in a stage, oldest first."""
+        return iter(self._in[stage])
+
     def count(self, stage: Stage) -> int:
         """How many are in a stage."""
         return len(self._in[stage])
@@ -140,7 +144,7 @@ class OpenGroups:
         groups = self._groups
         return [one for one in self._ids if self.decisive(groups[one]) < version]
 
-    def ready(self, version: int) -> list[OpenGroup]:
+    def ready(self, version: int) -> Iterator[OpenGroup]:
         """Ready groups of this decisive version or a newer one, oldest first."""
         found = (self._groups[group_id] for group_id in self._in[Stage.READY])
-        return [group for group in found if self.decisive(group) >= version]
+        return (group for group in found if self.decisive(group) >= version)

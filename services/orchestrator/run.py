@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.curriculum import PassRates
+from services.orchestrator.decisions import DecisionLog
 from services.orchestrator.ending import RunEnding
 from services.orchestrator.evaluation import Evaluator
 from services.orchestrator.failures import Failures
@@ -83,6 +84,7 @@ class Run:
         self._tasks = tasks
         self._ledger = Ledger(directory.ledger)
         self.progress = self._remembered(run_id)
+        self._decisions = DecisionLog(directory.decisions)
         self._changes = Changes()
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
@@ -146,7 +148,11 @@ class Run:
         )
 
     def _training_loop(self) -> TrainingLoop:
-        schedule = Schedule(self._run.schedule, batch_groups=self._run.batch_groups)
+        schedule = Schedule(
+            self._run.schedule,
+            batch_groups=self._run.batch_groups,
+            listener=self._decisions.hear,
+        )
         rates = PassRates(self._directory.pass_rates)
         groups = Groups(
             run=self._run,
@@ -235,6 +241,10 @@ class Run:
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
             await self._ending.release_replicas()
+        try:
+            self._decisions.close()
+        except OSError as error:
+            self._ending.failed("decisions", error)
         counts = await self._ending.close(*self._outcome(work), seed=self._run.seed)
         self._counts = counts or self._counts
 
@@ -298,6 +308,12 @@ class Run:
             await self._heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
+        self._decisions.open(
+            {
+                "schedule": self._run.schedule.model_dump(mode="json"),
+                "batch_groups": self._run.batch_groups,
+            }
+        )
         await self._loop.run(version)
         ending = "all steps done"
         if progress.step < self._run.steps:

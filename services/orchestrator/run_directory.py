@@ -19,7 +19,8 @@ class RunDirectory:
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
     step), `evaluations.jsonl` (one line per evaluation), `pass_rates.jsonl` (one line per
-    graded sample group: task and share that passed), `trajectories.jsonl` (answers of the
+    graded sample group: task and share that passed), `decisions.jsonl` (one line per decision
+    of the schedule, for `millrace replay`), `trajectories.jsonl` (answers of the
     model for people to read), `summary.json`, `learning_curve.png` and, if the run broke in
     an unexpected way, `error.txt`.
     """
@@ -29,6 +30,7 @@ class RunDirectory:
         self.ledger = self.path / "ledger.sqlite"
         self.checkpoints = self.path / "checkpoints"
         self.pass_rates = self.path / "pass_rates.jsonl"
+        self.decisions = self.path / "decisions.jsonl"
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.orchestrator.decisions import Listener, decision
 from services.orchestrator.open_groups import OpenGroup, OpenGroups, Stage
 from services.protocol.schedule import ScheduleConfig
 
@@ -55,9 +56,16 @@ class Slots:
 
 
 class Schedule:
-    """Admission slots, batch choice and the staleness bound of one run."""
+    """Admission slots, batch choice and the staleness bound of one run.
 
-    def __init__(self, config: ScheduleConfig, *, batch_groups: int) -> None:
+    It knows no time and no chance: what it is told, in order, is all that decides. The
+    listener hears every call that counts.
+    """
+
+    def __init__(
+        self, config: ScheduleConfig, *, batch_groups: int, listener: Listener | None = None
+    ) -> None:
+        self.listener = listener
         self.bound = config.max_staleness
         self.batch_groups = batch_groups
         self.capacity = config.groups_in_flight(batch_groups)
@@ -65,6 +73,7 @@ class Schedule:
         self._config = config
         self._open = OpenGroups(masked=config.on_stale == "mask")
         self._refills: deque[int] = deque()
+        self._stopped: set[int] = set()
         self._taken: list[OpenGroup] = []
         self._not_live: dict[int, int] = {}
         self._live: int | None = None
@@ -96,6 +105,7 @@ class Schedule:
 
     # Admission
 
+    @decision
     def free_slots(self, *, steps_left: int) -> int:
         """How many groups may be admitted now; none that the remaining steps cannot use."""
         charged = len(self._open) + len(self._taken) + sum(self._not_live.values())
@@ -119,6 +129,7 @@ class Schedule:
             return self.capacity
         return batches * self.batch_groups - len(self._open)
 
+    @decision
     def admit(self, group_id: int, version: int) -> None:
         """Charge a slot; `version` is the oldest a leased replica serves now."""
         if group_id in self._open:
@@ -128,23 +139,29 @@ class Schedule:
 
     # What becomes of a group
 
+    @decision
     def restart(self, group_id: int, version: int) -> None:
         """A group is rolled out again from nothing in the slot that it holds."""
         refills = self._open.remove(group_id).refills
+        self._stopped.discard(group_id)
         self._open.add(OpenGroup(group_id=group_id, oldest=version, refills=refills))
 
+    @decision
     def sampled(self, group_id: int, oldest: int, newest: int) -> None:
         """A trajectory of the group holds tokens of these versions."""
         self._open.sampled(group_id, oldest, newest)
 
+    @decision
     def rolled_out(self, group_id: int) -> None:
         """All trajectories of the group are there; they are being scored."""
         self._open.advance(group_id, Stage.SCORING)
 
+    @decision
     def ready(self, group_id: int, oldest: int, *, trainable: bool) -> None:
         """The group is rolled out and scored; `oldest` is exact from here on."""
         self._open.advance(group_id, Stage.READY, oldest=oldest).trainable = trainable
 
+    @decision
     def refill(self, group_id: int) -> bool:
         """Close a group of equal rewards and have its place in a batch filled again.
 
@@ -158,12 +175,14 @@ class Schedule:
         self._refills.append(refills)
         return True
 
+    @decision
     def close(self, group_id: int) -> None:
         """The group leaves without a batch; its slot is free at once."""
         self._open.remove(group_id)
 
     # Batches
 
+    @decision
     def overdue(self, trainer_version: int) -> list[int]:
         """Open groups above the bound already, oldest first; they must not be trained.
 
@@ -198,6 +217,7 @@ class Schedule:
             return True
         return len(self._open) - self._open.count(Stage.SAMPLING) < self.batch_groups
 
+    @decision
     def select(self, trainer_version: int) -> Selection | None:
         """The next batch, or None while it must wait; what it takes leaves the open groups."""
         self._trainer = trainer_version
@@ -205,7 +225,7 @@ class Schedule:
         if few or self.awaited(trainer_version):
             return None
         limit = trainer_version - self.bound
-        batch = self._oldest(self._open.ready(limit), limit)
+        batch = self._oldest(list(self._open.ready(limit)), limit)
         if len(batch) < self.batch_groups:
             return None
         for group in batch:
@@ -230,19 +250,46 @@ class Schedule:
         batch = first[: max(self.batch_groups, len(must))]
         return sorted(batch, key=lambda group: group.group_id)
 
+    @decision
+    def interrupted(self, trainer_version: int) -> tuple[int, ...]:
+        """Groups that stop now and go on under the next weights, oldest first, each once a batch.
+
+        That is as soon as the batch is full, though it may still wait for scores: whatever came
+        to its end meanwhile would have to be waited for, too.
+        """
+        if self._config.unfinished != "interrupt" or not self._full(trainer_version):
+            return ()
+        stops = tuple(one for one in self._open.stage(Stage.SAMPLING) if one not in self._stopped)
+        self._stopped.update(stops)
+        return stops
+
+    def _full(self, trainer_version: int) -> bool:
+        """Nothing more needs to be sampled for a batch that will train something."""
+        if self._taken:
+            return True
+        if self._open.count(Stage.READY) < self.batch_groups:
+            return False
+        if self._must_hold((Stage.SAMPLING,), trainer_version):
+            return False
+        return any(group.trainable for group in self._open.ready(trainer_version - self.bound))
+
+    @decision
     def published(self, version: int | None) -> None:
         """The batch taken last became `version`, or None when it trained nothing."""
         if version is not None:
             self._trainer = version
             self._not_live[version] = self._not_live.get(version, 0) + len(self._taken)
         self._taken = []
+        self._stopped.clear()
 
+    @decision
     def live(self, version: int) -> None:
         """Every leased replica serves at least `version`: free the slots up to it."""
         self._live = version
         for trained in [trained for trained in self._not_live if trained <= version]:
             del self._not_live[trained]
 
+    @decision
     def went_back(self) -> frozenset[int]:
         """The trainer went back to a checkpoint: forget what was charged for its versions.
 
@@ -252,6 +299,7 @@ class Schedule:
         for group in self._taken:
             self._open.add(group)
         self._not_live.clear()
+        self._stopped.clear()
         self._taken = []
         self._live = self._trainer = None
         return frozenset(self._open)

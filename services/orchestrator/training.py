@@ -77,6 +77,7 @@ class TrainingLoop:
         self._trainer_version = -1
         self._recoveries_in_row = self._furthest = 0
         self._training = False
+        self._moved_at = 0.0
         self.stepping = asyncio.Lock()
         """Held from a train call until the ledger and the checkpoint agree with it."""
 
@@ -119,6 +120,7 @@ class TrainingLoop:
             self._schedule.admit(group.group_id, version)
             self._groups.start(group)
         if slots:
+            self._moved_at = time.monotonic()
             RunMetrics.in_flight.set(self._schedule.open_groups, self._record.tags)
 
     def _next_groups(self, slots: int, version: int) -> list[LedgerGroup]:
@@ -177,8 +179,7 @@ class TrainingLoop:
                 self._changes.notify()
                 continue
             wait_s = time.monotonic() - waiting_since
-            if self._run.schedule.unfinished == "interrupt":
-                self._groups.interrupt(self._trainer_version + 1)
+            self._interrupt()
             try:
                 await self._step(batch, results, wait_s)
             except TrainerLost as lost:
@@ -186,29 +187,38 @@ class TrainingLoop:
 
     async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
         """The next batch; None when there is nothing left to learn."""
-        stalled_at = time.monotonic() + self._stall_s
+        self._moved_at = time.monotonic()
         while True:
             seen = self._changes.count
             self._check_health(admission)
             if self._progress.paused:
                 self._progress.detail = "paused; what was being sampled is kept"
                 await self._changes.after(seen, _RECHECK_S)
-                stalled_at = time.monotonic() + self._stall_s
+                self._moved_at = time.monotonic()
                 continue
             self._deal_with_overdue()
             batch = self._schedule.select(self._trainer_version)
             if batch is not None:
                 return batch
+            self._interrupt()
             if self._groups.barren.full:
                 return None
-            if time.monotonic() > stalled_at:
-                raise RunFailed(f"no batch for {self._stall_s:g} s; {self._waiting_for()}")
+            if time.monotonic() > self._moved_at + self._stall_s:
+                raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")
             self._progress.detail = self._waiting_for()
             await self._changes.after(seen, _RECHECK_S)
 
+    def _interrupt(self) -> None:
+        """What is being sampled goes on under the weights of a batch that is full."""
+        version = self._trainer_version
+        self._groups.interrupt(self._schedule.interrupted(version), version + 1)
+
     @property
     def _stall_s(self) -> float:
-        """Longer than all the deadlines together that a batch can be waiting for."""
+        """Longer than all the deadlines together of a group that was admitted last.
+
+        A batch may take longer, as places in it are filled again and again.
+        """
         attempts = self._config.rollout_retries + 1
         longest = attempts * self._run.rollout_timeout_s + self._config.score_timeout_s
         return longest + self._config.replicas_timeout_s
@@ -244,6 +254,7 @@ class TrainingLoop:
                 self._groups.close(group_id, "expired", reason="stale")
             elif version is not None:
                 self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
+                self._moved_at = time.monotonic()
         self._changes.notify()
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ it, while the trainer goes on with what it was told.
 """
 
 import asyncio
+import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from services.protocol.trajectory import PolicySpan, Trajectory
 from tests.orchestrator.fakes import FakeBus, FakeTrainer, score
 
 _FOREVER_S = 1e9
+_MOMENT_S = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,8 @@ class SimulatedRouter:
     chance: random.Random
     floors: dict[str, int] = field(default_factory=dict)
     """Versions that interrupted sessions wait for."""
+    stops: dict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    """Set when a session is interrupted."""
     delivered: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Response tokens that reached an orchestrator, by session."""
 
@@ -202,6 +206,8 @@ class SimulatedRouter:
     async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`."""
         self.floors[request.session] = min_version
+        # Whatever is sampled now stops; what goes on waits for the next one.
+        self.stops.pop(request.session, asyncio.Event()).set()
         return 0
 
     def _breaks(self, request: RolloutRequest) -> int | None:
@@ -215,20 +221,26 @@ class SimulatedRouter:
         if self.chance.random() < self.weather.stuck:
             await asyncio.sleep(_FOREVER_S)
         seconds = self.weather.answer_s * self.chance.lognormvariate(0.0, self.weather.tail)
+        longest_s = seconds / self.chance.randint(1, 3)
         served: list[tuple[int, str]] = []
-        name = await self._place(index)
-        for _ in range(pieces := self.chance.randint(1, 3)):
-            while (self.bus.committed[name] or 0) < self.floors.get(request.session, 0):
-                await self.bus.watch(self.bus.revision, 1.0)
-                name = await self._place(index)
-            version = self.bus.committed[name]
-            if version is None:  # its replica is lost: the router goes on elsewhere
-                name = await self._place(index)
-                version = self.bus.committed[name]
-                assert version is not None
+        while seconds > _MOMENT_S or not served:
+            version, name = await self._served(request, index)
             served.append((version, name))
-            await asyncio.sleep(seconds / pieces)
+            stopped = self.stops[request.session]
+            began = asyncio.get_running_loop().time()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), min(seconds, longest_s))
+            seconds -= asyncio.get_running_loop().time() - began
         return index, answer(request, index, served, good=self.weather.good)
+
+    async def _served(self, request: RolloutRequest, index: int) -> tuple[int, str]:
+        """The version and the replica that go on with an answer, which keeps its tokens."""
+        while True:
+            name = await self._place(index)
+            version = self.bus.committed[name]
+            if version is not None and version >= self.floors.get(request.session, 0):
+                return version, name
+            await self.bus.watch(self.bus.revision, 1.0)
 
     async def _place(self, index: int) -> str:
         while not (leased := self.bus.leased()):

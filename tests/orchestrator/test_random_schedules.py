@@ -44,6 +44,12 @@ def test_whatever_the_schedule_and_whatever_breaks_nothing_is_lost(
     assert balanced > 300, "the balance was looked at after every transaction"
 
 
+def test_a_batch_whose_places_are_filled_again_and_again_is_no_stall(tmp_path: Path) -> None:
+    life, status = play(draw(554), folder_of(tmp_path, 554))
+    assert life.witness.problems == []
+    assert status.state is RunState.FINISHED
+
+
 def test_the_same_schedule_in_the_same_weather_is_the_same_to_the_last_event(
     tmp_path: Path,
 ) -> None:

@@ -294,6 +294,34 @@ def test_a_streamed_batch_takes_along_what_is_rolled_out_and_waits_for_its_score
     assert schedule.overdue(2) == []
 
 
+def test_sampling_stops_once_as_soon_as_a_batch_is_full_though_it_waits_for_scores() -> None:
+    schedule = started(STREAM, 5)
+    for group in range(4):
+        schedule.sampled(group, 1, 1)
+        schedule.rolled_out(group)
+    for group in range(2):
+        schedule.ready(group, 1, trainable=True)
+    assert schedule.interrupted(1) == ()
+    schedule.ready(2, 1, trainable=True)
+    assert schedule.select(1) is None, "group 3 waits for its scores"
+    assert schedule.interrupted(1) == (4,)
+    assert schedule.interrupted(1) == ()
+    schedule.ready(3, 1, trainable=True)
+    assert schedule.select(1) is not None
+    schedule.published(2)
+    assert schedule.interrupted(2) == ()
+
+
+def test_a_batch_that_would_train_nothing_stops_no_sampling() -> None:
+    schedule = started(STREAM, 5)
+    for group in range(4):
+        schedule.sampled(group, 1, 1)
+        schedule.rolled_out(group)
+    for group in range(3):
+        schedule.ready(group, 1, trainable=False)
+    assert schedule.interrupted(1) == ()
+
+
 def test_an_interrupted_group_keeps_its_place_and_is_trained_on_what_is_young_enough() -> None:
     schedule = started(STREAM, 4)
     for group in (0, 1, 2):

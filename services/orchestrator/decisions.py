@@ -1,0 +1,116 @@
+"""What a schedule was told and what it decided, one JSON line each, in the run directory.
+
+A line is `[method, arguments, answer]`. Only these lines decide what a schedule says next, so
+that they can be played to another one: `services/orchestrator/replay.py`.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import IO, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+BEGIN = "begin"
+FULL = "full"
+"""The method of the line of an orchestrator's first breath, and of the last one that fits."""
+MOST_BYTES = 256 * 1024 * 1024
+_QUESTIONS = frozenset(("free_slots", "interrupted", "live", "overdue", "select"))
+"""Asked again and again: the same answer to the same question is written down once."""
+
+DECISIONS: set[str] = set()
+"""Names of the methods that are heard."""
+
+Listener = Callable[[str, dict[str, Any], Any], None]
+"""Is told the name of a method, its arguments by name, and what it answered."""
+
+
+class Listened(Protocol):
+    """Whatever has its decisions heard."""
+
+    listener: Listener | None
+
+
+P = ParamSpec("P")
+S = TypeVar("S", bound=Listened)
+T = TypeVar("T")
+
+
+def decision(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Have the listener hear of each call of this method."""
+    names = tuple(signature(method).parameters)[1:]
+
+    @wraps(method)
+    def heard(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        answer = method(self, *args, **kwargs)
+        if self.listener is not None:
+            told = dict(zip(names, args, strict=False)) | kwargs
+            self.listener(method.__name__, told, answer)
+        return answer
+
+    DECISIONS.add(method.__name__)
+    return heard
+
+
+def plain(answer: Any) -> Any:
+    """An answer as it reads in the file."""
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return {name: plain(value) for name, value in asdict(answer).items()}
+    if isinstance(answer, frozenset):
+        return sorted(answer)
+    return list(answer) if isinstance(answer, tuple) else answer
+
+
+class DecisionLog:
+    """Appends decisions to a file until it is full; what is lost with a kill is at its end."""
+
+    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        self._path = path
+        self._most = most_bytes
+        self._file: IO[str] | None = None
+        self._bytes = 0
+        self._said: dict[str, str] = {}
+
+    def open(self, told: dict[str, Any]) -> None:
+        """A schedule begins with nothing open; `told` is what it is made of."""
+        self._file = self._path.open("a", encoding="utf-8")
+        self._bytes = self._file.tell()
+        # A line cut short by a kill must not swallow this one.
+        self._file.write("\n" if self._bytes else "")
+        self._write(json.dumps([BEGIN, told, None]))
+        self._flush()
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def hear(self, method: str, told: dict[str, Any], answer: Any) -> None:
+        """See `Listener`."""
+        if self._file is None:
+            return
+        line = json.dumps([method, told, plain(answer)])
+        if method not in _QUESTIONS or (method in ("interrupted", "select") and answer):
+            self._said.clear()
+        elif self._said.get(method) == line:
+            return
+        else:
+            self._said[method] = line
+        self._write(line)
+        if method == "published":
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._file is not None:  # it may be full
+            self._file.flush()
+
+    def _write(self, line: str) -> None:
+        assert self._file is not None
+        self._bytes += len(line) + 1
+        if self._bytes > self._most:
+            self._file.write(json.dumps([FULL, {}, None]) + "\n")
+            self.close()
+        else:
+            self._file.write(line + "\n")
