@@ -114,6 +114,7 @@ class Figures:
         tokens_per_s: trained tokens a second.
         prompts_per_s: prompts trained a second; none is trained twice.
         of_ideal: trained tokens a second of the whole run over those of the ideal schedule.
+        of_blind: the same, of the ideal that does not know lengths beforehand.
         ideal: the order in which that one serves waiting answers.
         of_bound: the largest lower bound on the time of the same steps over the time taken.
         scarce: of what there is least, by that bound.
@@ -125,6 +126,7 @@ class Figures:
     tokens_per_s: float
     prompts_per_s: float
     of_ideal: float
+    of_blind: float
     ideal: str
     of_bound: float
     scarce: str
@@ -201,7 +203,7 @@ def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figure
         hardware=hardware,
         trace=trace,
     )
-    best = ideal(
+    best, blind = ideal(
         schedule=run.schedule,
         batch_groups=case.batch_groups,
         steps=case.steps,
@@ -210,14 +212,15 @@ def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figure
     )
     trained = [group for step in steps for group in step.groups]
     all_tokens = sum(sum(trace.group(group).tokens) for group in trained)
-    whole_s = steps[-1].ended - (peers.rollouts.began or 0.0)
+    speed = all_tokens / (steps[-1].ended - (peers.rollouts.began or 0.0))
     everything = [trace.group(n + 1) for n in range(case.steps * case.batch_groups)]
     mean = sum(sum(work.tokens) for work in everything) / len(everything)
     answers = GROUP_SIZE * len(trained)
     return Figures(
         tokens_per_s=tokens / took_s,
         prompts_per_s=len(groups) / took_s,
-        of_ideal=all_tokens / whole_s / best.tokens_per_s,
+        of_ideal=speed / best.tokens_per_s,
+        of_blind=speed / blind.tokens_per_s,
         ideal=best.order,
         of_bound=max(least.values()) / took_s,
         scarce=max(least, key=least.__getitem__),
