@@ -50,7 +50,7 @@ def test_a_stream_interrupts_what_is_long_and_ends_it_first_under_the_next_weigh
 
 
 def test_a_batch_waits_for_a_group_that_no_later_one_may_hold() -> None:
-    trace = Told(100, 5, 5, 5, 5, 5)
+    trace = Told(100, *[5] * 20)
     partial = ScheduleConfig(preset="partial", max_staleness=1)
     assert seconds(partial, trace, steps=3) >= 100 + 10
 
