@@ -65,7 +65,10 @@ class WrongVerdict(RuntimeError):
 async def service(cores: int) -> AsyncIterator[Scoring]:
     """The reward service in this process, warmed up."""
     with tempfile.TemporaryDirectory(prefix="millrace-toolchain-") as folder:
-        scoring = Scoring(RewardServiceConfig(slots=cores, toolchain_dir=folder))
+        patient = {"answer_deadline_s": 3600, "queue_wait_s": 3600}  # the machine may be slow
+        scoring = Scoring(
+            RewardServiceConfig(slots=cores, toolchain_dir=folder).model_copy(update=patient)
+        )
         try:
             await scoring.start()
             yield scoring
