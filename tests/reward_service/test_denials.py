@@ -11,7 +11,7 @@ LAYERS = {
     "while True: pass": "cpu",
     "print('x' * (1 << 22))": "output",
     "import socket; socket.socket()": "seccomp",
-    "open('/etc/passwd')": "landlock",
+    "open('/usr/bin/env')": "landlock",
     "raise ValueError('PermissionError: [Errno 13]')": None,
     "print(21)": None,
 }
