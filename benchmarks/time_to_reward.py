@@ -109,7 +109,7 @@ def settings(run: RunConfig) -> dict[str, Any]:
 
 
 def ratios(ours: list[Side], theirs: list[Side]) -> dict[str, float]:
-    """Medians over seeds of TRL's over ours; a side that did not get there counts its limit."""
+    """Medians over seeds of TRL's over ours; a side that did not get there counts what it spent."""
     pairs = list(zip(ours, theirs, strict=True))
     quotients = {
         "wall": [b.train_s / a.train_s for a, b in pairs],

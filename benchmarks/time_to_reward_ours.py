@@ -110,8 +110,8 @@ def _side(goal: Goal, watch: _Watch, *, asked_s: float, cpu_before: float) -> Si
         steps=last.number,
         train_s=last.elapsed_s - watch.began_s,
         train_cpu_s=watch.cpu_until(last.elapsed_s) - cpu_at_start,
-        # The evaluation before the first train step is in neither side's time.
-        startup_s=asked_s,
+        # With the evaluation before the first train step, which TRL is not charged.
+        startup_s=asked_s + watch.began_s,
         startup_cpu_s=cpu_at_start - cpu_before,
         rates=[(number, rate) for number, (rate, _) in sorted(watch.rates.items())],
     )
