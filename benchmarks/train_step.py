@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
     parser.add_argument("--rows", type=int, default=16, help="of TRL's forward passes")
     parser.add_argument("--threads", type=int, default=1, help="of each way")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
