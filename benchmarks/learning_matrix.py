@@ -137,7 +137,7 @@ def _algorithms() -> Iterator[Configuration]:
 
 def _staleness() -> Iterator[Configuration]:
     for bound in reversed(STALENESS):
-        for correction in CORRECTIONS if bound else ON_POLICY:
+        for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
             if f"staleness/{correction}/{bound}" not in TWICE:
                 yield staleness_configuration(correction, bound)
 

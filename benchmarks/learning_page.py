@@ -38,6 +38,7 @@ def tables(results: Results) -> dict[str, str]:
         "algorithms": _curves_table(results, "algorithms"),
         "staleness": _staleness_table(results),
         "measured": _measured_table(results),
+        "health": _health_table(results),
     }
 
 
@@ -132,6 +133,24 @@ def _measured_table(results: Results) -> str:
     rows.append(["runs", *(str(len(outcomes)) for outcomes in every)])
     rows.append(["staleness, mean and max", *map(_staleness, every)])
     return _markdown(rows)
+
+
+def _health_table(results: Results) -> str:
+    every = results.outcomes
+    mismatches = [value or 0.0 for one in every for value in one.diagnostics["mismatch_max"]]
+    steps = sum(len(one.reward) for one in every)
+    failures = sum(sum(one.failures.values()) for one in every)
+    return _markdown(
+        [
+            ["over all runs", ""],
+            ["runs, train steps", f"{len(every)}, {steps:,}"],
+            ["sample groups that failed", str(failures)],
+            [
+                "engine and trainer under the same version, largest gap",
+                f"{max(mismatches):.0e} nats",
+            ],
+        ]
+    )
 
 
 def _staleness(outcomes: Sequence[Outcome]) -> str:

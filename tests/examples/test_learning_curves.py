@@ -10,7 +10,7 @@ from benchmarks.learning_matrix import (
     staleness_configuration,
 )
 from benchmarks.learning_page import PAGE, filled
-from benchmarks.learning_results import RESULTS, Results
+from benchmarks.learning_results import RESULTS, Outcome, Results
 
 BY_NAME = {one.name: one for one in configurations()}
 
@@ -52,9 +52,17 @@ def test_every_recorded_run_of_a_seed_began_with_the_same_model() -> None:
     outcomes = sorted(Results.read(RESULTS).outcomes, key=lambda one: one.seed)
     assert outcomes
     for seed, of_seed in groupby(outcomes, key=lambda one: one.seed):
-        assert len({one.before for one in of_seed}) == 1, seed
+        runs = list(of_seed)
+        assert len({one.before for one in runs}) == 1, seed
+        assert len({one.reward[0] for one in runs if _takes_prompts_in_order(one)}) == 1, seed
 
 
 def test_a_page_without_a_place_for_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="0 places for the table 'presets'"):
         filled("# A page", Results.read(RESULTS))
+
+
+def _takes_prompts_in_order(one: Outcome) -> bool:
+    """The first batch is the first prompts, whatever else takes longer or shorter."""
+    run = run_config(BY_NAME[one.name], seed=one.seed, steps=one.steps, run_root="/nowhere")
+    return run.schedule.unfinished == "wait" and not run.schedule.dynamic_sampling
