@@ -90,14 +90,14 @@ class Soak:
         return found or self.looks[-1:]
 
 
-async def soak(jobs: int, seed: int, kill_s: float) -> Soak:
+async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
     """Grade while killing."""
     seen, numbers = Soak(), iter(range(jobs))
     scoring = Scoring(
         RewardServiceConfig(slots=cores_here(), cache_entries=500, program_cache_mb=8)
     )
     await scoring.start()
-    killer = asyncio.create_task(_kill(random.Random(seed), kill_s, seen), name="killer")
+    killer = asyncio.create_task(_kill(random.Random(seed), kill_every, seen), name="killer")
     try:
         draws = random.Random(seed + 1)
         await asyncio.gather(*(_caller(scoring, numbers, draws, seen) for _ in range(CALLERS)))
@@ -124,10 +124,14 @@ async def _caller(
             seen.take(kinds[score.job_id], score)
 
 
-async def _kill(chance: random.Random, every_s: float, seen: Soak) -> None:
-    """Kill a sandbox or a compiler, whichever process of it, every now and then."""
+async def _kill(chance: random.Random, every: float, seen: Soak) -> None:
+    """Kill a sandbox or a compiler, whichever process of it, after so many jobs, about."""
+    due = every
     while True:
-        await asyncio.sleep(chance.uniform(0.5, 1.5) * every_s)
+        await asyncio.sleep(0.02)
+        if len(seen.done) < due:
+            continue
+        due = len(seen.done) + chance.uniform(0.5, 1.5) * every
         found = []
         for child in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -146,7 +150,7 @@ def main() -> int:
     """Run it and say what was seen; 1 when something must not be."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--kill-every", type=float, default=0.5, help="seconds, about")
+    parser.add_argument("--kill-every", type=float, default=50, help="jobs, about")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
     options = parser.parse_args()

@@ -37,7 +37,7 @@ class Seat:
             SlotFailed: it cannot be started.
         """
         if not self.answers.alive:
-            await self.answers.start()
+            await _start(self.answers)
 
     async def run(self, execution: Execution) -> Outcome:
         """Run to an outcome that is the answer's own doing.
@@ -66,7 +66,7 @@ class Seat:
             SlotFailed: the jail could not be started, or was lost.
         """
         if not self.trusted.alive:
-            await self.trusted.start()
+            await _start(self.trusted)
         try:
             return await self.trusted.run(execution)
         except SlotLost as error:
@@ -83,11 +83,24 @@ class Seat:
         except SlotLost as error:
             _log.warning("slot_lost", reason=str(error))
             RewardMetrics.retries.inc()
-            await self.answers.start()
+            await _start(self.answers)
         try:
             return await self.answers.run(execution)
         except SlotLost as error:
             raise SandboxCrashed(str(error)) from error
+
+
+async def _start(slot: Slot) -> None:
+    """Start it, and once more if that fails: what killed the last one may kill the next.
+
+    Raises:
+        SlotFailed: twice.
+    """
+    try:
+        await slot.start()
+    except SlotFailed as error:
+        _log.warning("slot_failed", reason=str(error))
+        await slot.start()
 
 
 def _machine_is_contended() -> bool:
