@@ -1,11 +1,13 @@
 """The tables of docs/learning.md, made from the results of `benchmarks/learning.py`."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.learning_matrix import (
+    ALGORITHMS,
     CORRECTIONS,
     REFERENCE,
     STALENESS,
@@ -36,6 +38,8 @@ def tables(results: Results) -> dict[str, str]:
     return {
         "presets": _curves_table(results, "presets"),
         "algorithms": _curves_table(results, "algorithms"),
+        "settings": _settings_table("algorithm", ALGORITHMS),
+        "corrections": _settings_table("correction", CORRECTIONS),
         "staleness": _staleness_table(results),
         "measured": _measured_table(results),
         "health": _health_table(results),
@@ -98,6 +102,25 @@ def late_mean(one: Outcome) -> float:
 def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
     """The first train step after which a pass rate of at least `rate` was measured."""
     return next((step for step, passed in one.heldout if passed >= rate), None)
+
+
+def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [[head, "keys of the run file"]]
+    for name, keys in settings.items():
+        said = ", ".join(f"`{key}: {value}`" for key, value in _flat(keys.get("algorithm", keys)))
+        said += "".join(
+            f", `schedule.{key}: {value}`" for key, value in _flat(keys.get("schedule", {}))
+        )
+        rows.append([f"`{name}`", said.lower() or "none"])
+    return _markdown(rows)
+
+
+def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _staleness_table(results: Results) -> str:
