@@ -130,7 +130,8 @@ class SessionInterrupted(BaseModel):
     """Answer to an interruption.
 
     Attributes:
-        stopped: requests to replicas that were stopped; their answers go on by themselves.
+        stopped: requests to replicas that the asked router stopped; their answers go on by
+            themselves. Those of other routers are stopped a moment later.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -28,7 +28,9 @@ async def test_routers_find_one_table_and_begin_another_when_it_dies(cluster: Cl
     first, second = (TableActorPoint(RouterConfig(replicas=2)) for _ in range(2))
 
     def request(name: str) -> SyncRequest:
-        return SyncRequest(router_id=name, counts={"a": 1}, homes={}, table_id="", revision=0)
+        return SyncRequest(
+            router_id=name, counts={"a": 1}, homes={}, floors={}, table_id="", revision=0
+        )
 
     before = await first.exchange(request("first"))
     assert (await second.exchange(request("second"))).counts == {"a": 1}

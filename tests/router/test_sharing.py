@@ -15,6 +15,7 @@ from services.router.placement.shared_table import SharedTable, SyncRequest
 from services.router.placement.sharing import Sharing
 
 from .conftest import Bus, Cluster
+from .test_failover import _whole
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -43,11 +44,12 @@ class _Point:
         return self.table.exchange(request)
 
 
-def _request(router, counts=(), homes=(), table_id="", revision=0):
+def _request(router, counts=(), homes=(), table_id="", revision=0, floors=()):
     return SyncRequest(
         router_id=router,
         counts=dict(counts),
         homes=dict(homes),
+        floors=dict(floors),
         table_id=table_id,
         revision=revision,
     )
@@ -194,6 +196,41 @@ async def test_a_session_stays_on_its_replica_whichever_router_it_comes_through(
     for session, home in homes.items():
         assert await _call(second, session) == (home, "hit")
         assert await _call(first, session) == (home, "hit")
+
+
+async def test_an_interruption_reaches_the_router_that_has_the_answer(pair, fault):
+    """Through whichever router it comes; and later calls wait for the version everywhere."""
+    _, first, second = pair
+    session = {"x-session-id": "episode"}
+    first.faults.append(fault("stall", 3))
+    first.http.headers.update(session)
+    answer = asyncio.create_task(_whole(first))
+    stalled = await first.stalled()
+    url = f"{second.url}/v1/sessions/episode/interrupt"
+    got = await second.http.post(url, json={"min_version": 2}, headers=session)
+    assert got.json()["stopped"] == 0, "the other one has the answer"
+    async with asyncio.timeout(10):
+        await stalled.hung_up.wait()
+    assert not answer.done()
+    assert await second.seats.interruptions.passed("another", "test-model") is None
+    for replica in first.replicas:
+        replica.version = 2
+    await first.bus.put(*(replica.member() for replica in first.replicas))
+    (whole,) = await answer
+    assert whole["versions"] == [1] * 3 + [2] * (len(whole["tokens"]) - 3)
+    assert await first.seats.interruptions.passed("episode", "test-model") == 2
+    assert await second.seats.interruptions.passed("episode", "test-model") == 2
+
+
+def test_an_interruption_is_told_once_and_to_everybody_but_its_teller():
+    table = SharedTable(bound=10, expire_s=3.0)
+    assert table.exchange(_request("one", floors={"s": 4})).floors == {}
+    heard = table.exchange(_request("two"))
+    assert heard.floors == {"s": 4}
+    later = _request("two", table_id=heard.table_id, revision=heard.revision)
+    assert table.exchange(later).floors == {}
+    table.exchange(_request("one", floors={f"s{number}": 5 for number in range(50)}))
+    assert len(table.exchange(_request("new")).floors) == 10
 
 
 async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):

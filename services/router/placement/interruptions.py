@@ -32,6 +32,7 @@ class Interruptions:
     def __init__(self, membership: Membership, *, sessions: int, wait_s: float) -> None:
         self._membership, self._bound, self._wait_s = membership, sessions, wait_s
         self._floors: OrderedDict[str, int] = OrderedDict()
+        self._news: OrderedDict[str, int] = OrderedDict()
         self._seats: dict[str, set[Seat]] = {}
 
     def took(self, seat: "Seat") -> None:
@@ -49,10 +50,24 @@ class Interruptions:
     def interrupt(self, session: str, min_version: int) -> int:
         """Stop what a session's calls are being answered with; it goes on from `min_version`.
 
+        Other routers, which may have the calls, hear of it at their next exchange.
+
         Returns:
-            How many seats were taken from it. Those with replicas that serve the version
-            already stay.
+            How many seats of this router were taken from it. Those with replicas that serve the
+            version already stay.
         """
+        self._news[session] = min_version
+        if len(self._news) > self._bound:
+            self._news.popitem(last=False)
+        return self.hear(session, min_version)
+
+    def take_news(self) -> dict[str, int]:
+        """Sessions interrupted here since this was last asked, to be told to other routers."""
+        news, self._news = dict(self._news), OrderedDict()
+        return news
+
+    def hear(self, session: str, min_version: int) -> int:
+        """The same, for an interruption that another router has told."""
         self._floors[session] = max(min_version, self._floors.get(session, min_version))
         self._floors.move_to_end(session)
         if len(self._floors) > self._bound:

@@ -1,4 +1,4 @@
-"""What several routers tell each other: session homes, and what each has in flight.
+"""What several routers tell each other: session homes, interruptions, and what is in flight.
 
 Counts are told whole and not as changes, so nothing that is lost on the way stays wrong, and
 those of a router that falls silent expire. No request waits for any of it: until the next
@@ -10,6 +10,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+_T = TypeVar("_T")
+_News = OrderedDict[str, tuple[_T, int, str]]
+"""Of each session: what it is now, the revision that made it so, and the router that told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,7 @@ class SyncRequest:
         router_id: unique among all routers that ever were.
         counts: its sequences in flight, by replica.
         homes: homes of sessions that it has changed; None: the session is over.
+        floors: sessions that clients interrupted at it, and the version each goes on from.
         table_id: the table that it heard of last.
         revision: how far it has heard it.
     """
@@ -27,6 +33,7 @@ class SyncRequest:
     router_id: str
     counts: dict[str, int]
     homes: dict[str, str | None]
+    floors: dict[str, int]
     table_id: str
     revision: int
 
@@ -38,12 +45,14 @@ class SyncResponse:
     Attributes:
         counts: sequences that all others have in flight, by replica.
         homes: homes that others have changed since; None: the session is over.
+        floors: sessions interrupted at others since.
         table_id: incarnation of the table; another one knows nothing of before.
         revision: to be told the next time.
     """
 
     counts: dict[str, int]
     homes: dict[str, str | None]
+    floors: dict[str, int]
     table_id: str
     revision: int
 
@@ -52,7 +61,7 @@ class SharedTable:
     """Merges what routers tell; no tasks, no input or output.
 
     Args:
-        bound: homes remembered; those that were not changed for longest go first.
+        bound: homes remembered, and interruptions; those not changed for longest go first.
         expire_s: silence after which a router's counts are forgotten, seconds.
         clock: seconds, monotonic.
     """
@@ -63,24 +72,30 @@ class SharedTable:
         self._bound, self._expire_s, self._clock = bound, expire_s, clock
         self._table_id, self._revision = secrets.token_hex(4), 0
         self._routers: dict[str, tuple[dict[str, int], float]] = {}
-        self._homes: OrderedDict[str, tuple[str | None, int, str]] = OrderedDict()
+        self._homes: _News[str | None] = OrderedDict()
+        self._floors: _News[int] = OrderedDict()
 
     def exchange(self, request: SyncRequest) -> SyncResponse:
         """Take what one router tells and answer with what the others told."""
         self._routers[request.router_id] = (request.counts, self._clock())
-        for session, home in request.homes.items():
-            self._revision += 1
-            self._homes[session] = (home, self._revision, request.router_id)
-            self._homes.move_to_end(session)
-            if len(self._homes) > self._bound:
-                self._homes.popitem(last=False)
+        self._take(self._homes, request.homes, request.router_id)
+        self._take(self._floors, request.floors, request.router_id)
         heard = request.revision if request.table_id == self._table_id else 0
         return SyncResponse(
             counts=self._others(request.router_id),
-            homes=self._since(heard, request.router_id),
+            homes=_since(self._homes, heard, request.router_id),
+            floors=_since(self._floors, heard, request.router_id),
             table_id=self._table_id,
             revision=self._revision,
         )
+
+    def _take(self, known: _News[_T], told: dict[str, _T], router_id: str) -> None:
+        for session, value in told.items():
+            self._revision += 1
+            known[session] = (value, self._revision, router_id)
+            known.move_to_end(session)
+            if len(known) > self._bound:
+                known.popitem(last=False)
 
     def _others(self, router_id: str) -> dict[str, int]:
         oldest = self._clock() - self._expire_s
@@ -93,11 +108,12 @@ class SharedTable:
                     total[replica] = total.get(replica, 0) + count
         return total
 
-    def _since(self, revision: int, router_id: str) -> dict[str, str | None]:
-        new: dict[str, str | None] = {}
-        for session, (home, changed, by) in reversed(self._homes.items()):
-            if changed <= revision:
-                break
-            if by != router_id:
-                new[session] = home
-        return new
+
+def _since(known: _News[_T], revision: int, router_id: str) -> dict[str, _T]:
+    new: dict[str, _T] = {}
+    for session, (value, changed, by) in reversed(known.items()):
+        if changed <= revision:
+            break
+        if by != router_id:
+            new[session] = value
+    return new

@@ -35,6 +35,7 @@ class Sharing:
         self._config, self._seats, self._point = config, seats, point
         self._router_id = secrets.token_hex(8)
         self._unsaid: dict[str, str | None] = {}
+        self._unsaid_floors: dict[str, int] = {}
         self._table_id, self._revision = "", 0
         self._heard_at = time.monotonic()
         self._task: asyncio.Task[None] | None = None
@@ -68,16 +69,18 @@ class Sharing:
         """
         chooser = self._seats.chooser
         self._unsaid |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsaid))
+        self._unsaid_floors |= self._seats.interruptions.take_news()
         response = await self._point.exchange(
             SyncRequest(
                 router_id=self._router_id,
                 counts=chooser.counts,
                 homes=self._unsaid,
+                floors=self._unsaid_floors,
                 table_id=self._table_id,
                 revision=self._revision,
             )
         )
-        self._unsaid = {}
+        self._unsaid, self._unsaid_floors = {}, {}
         if self._table_id not in ("", response.table_id):
             # A new table: what this one told the old one, only this one can tell again.
             chooser.homes.all_changed()
@@ -85,6 +88,8 @@ class Sharing:
         self._heard_at = time.monotonic()
         for session, home in response.homes.items():
             chooser.homes.hear(session, home, self._heard_at)
+        for session, floor in response.floors.items():
+            self._seats.interruptions.hear(session, floor)
         chooser.elsewhere = response.counts
         self._seats.queue.advance()
 
