@@ -6,7 +6,7 @@ from typing import Self
 import msgspec
 
 from services.orchestrator.ledger import LedgerGroup
-from services.orchestrator.stale_tokens import without_stale_tokens
+from services.orchestrator.stale_tokens import tokens_before, without_stale_tokens
 from services.protocol.reward_service import Score
 from services.protocol.task import Task
 from services.protocol.trainer import ScoredTrajectory, TrainGroup
@@ -98,6 +98,7 @@ class GroupResult:
                 ScoredTrajectory(
                     trajectory=without_stale_tokens(graded.trajectory, min_version),
                     reward=graded.reward,
+                    stale_tokens=tokens_before(graded.trajectory, min_version),
                 )
                 for graded in self.graded
             ),

@@ -9,10 +9,15 @@ from services.protocol.trajectory import Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTrajectory:
-    """A trajectory and its reward. Infrastructure failures never get here."""
+    """A trajectory and its reward. Infrastructure failures never get here.
+
+    Attributes:
+        stale_tokens: sampled tokens whose loss mask is 0 because they are too old.
+    """
 
     trajectory: Trajectory
     reward: float
+    stale_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,14 +109,15 @@ def lowered(batch: TrainBatch, rows: Sequence[Row], penalties: Sequence[float]) 
 def left_out(
     batch: TrainBatch, rows: Sequence[Row], algorithm: AlgorithmConfig
 ) -> dict[str, float]:
-    """Shares of the tokens sampled by the policy that are in no row, by cause and in all."""
+    """Shares of the tokens sampled by the policy that carry no gradient, by cause and in all."""
     trained = {(row.group_id, row.index) for row in rows}
-    counts = {"equal_rewards": 0, "truncated": 0}
+    counts = {"equal_rewards": 0, "truncated": 0, "stale": 0}
     sampled = 0
     for group in batch.groups:
         for index, one in enumerate(group.trajectories):
             tokens = sum(one.trajectory.loss_mask)
-            sampled += tokens
+            sampled += tokens + one.stale_tokens
+            counts["stale"] += one.stale_tokens
             if (group.group_id, index) not in trained:
                 cut = algorithm.mask_truncated and one.trajectory.finish_reason == "length"
                 counts["truncated" if cut else "equal_rewards"] += tokens

@@ -181,6 +181,26 @@ def test_reinforce_plus_plus_learns_from_groups_of_equal_rewards(make_trajectory
     assert rows_of(batch, AlgorithmConfig()) == ()
 
 
+def test_tokens_that_are_too_old_have_a_cause_of_their_own(make_trajectory) -> None:
+    half = replace(make_trajectory([1], [2, 3]), loss_mask=(0, 1))
+    old = replace(make_trajectory([1], [2, 3, 4]), loss_mask=(0, 0, 0))
+    members = [(half, 0.0, 1), (old, 1.0, 3), (make_trajectory([1], [2]), 1.0, 0)]
+    group = TrainGroup(
+        group_id=0,
+        trajectories=tuple(
+            ScoredTrajectory(trajectory=t, reward=r, stale_tokens=s) for t, r, s in members
+        ),
+    )
+    algorithm = AlgorithmConfig()
+    rows = rows_of(batch_of(group), algorithm)
+    assert left_out(batch_of(group), rows, algorithm) == {
+        "left_out_truncated": 0.0,
+        "left_out_equal_rewards": 0.0,
+        "left_out_stale": 4 / 6,
+        "left_out_fraction": 4 / 6,
+    }
+
+
 def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -> None:
     cut = replace(make_trajectory([1], [2, 3]), finish_reason="length")
     whole = make_trajectory([1], [2])
@@ -195,6 +215,7 @@ def test_masked_truncated_answers_still_count_for_their_group(make_trajectory) -
     assert left_out(batch_of(group), rows, algorithm) == {
         "left_out_truncated": 2 / 4,
         "left_out_equal_rewards": 0.0,
+        "left_out_stale": 0.0,
         "left_out_fraction": 2 / 4,
     }
     equal = batch_of(group, group_of(make_trajectory, [1.0, 1.0]))
