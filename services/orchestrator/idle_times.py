@@ -38,6 +38,11 @@ class IdleTimes:
                 for sums in (self._step[side], self._total[side]):
                     sums[cause] = sums.get(cause, 0.0) + seconds * share
 
+    @property
+    def trainer_waits_for(self) -> str | None:
+        """What the trainer waits for now, None while it trains."""
+        return next(iter(self._now.get("trainer", {})), None)
+
     def take(self) -> dict[str, dict[str, float]]:
         """Idle seconds by side and cause since this was last asked."""
         taken = {side: dict(causes) for side, causes in self._step.items()}

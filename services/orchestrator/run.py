@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from services.orchestrator.admission_window import AdmissionWindow, follow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.curriculum import PassRates
@@ -148,11 +149,12 @@ class Run:
         )
 
     def _training_loop(self) -> TrainingLoop:
-        schedule = Schedule(
+        schedule = self._schedule = Schedule(
             self._run.schedule,
             batch_groups=self._run.batch_groups,
             listener=self._decisions.hear,
         )
+        self._window = AdmissionWindow(batch_groups=self._run.batch_groups, bound=schedule.capacity)
         rates = PassRates(self._directory.pass_rates)
         groups = Groups(
             run=self._run,
@@ -182,6 +184,7 @@ class Run:
             progress=self.progress,
             changes=self._changes,
             record=self._record,
+            window=self._window,
             after_step=self._heldout.start_due,
         )
 
@@ -189,7 +192,10 @@ class Run:
         """Where the run is."""
         if self.progress.active:
             self._counts = self._ledger.counts()
-        return self.progress.status(ledger=self._counts, live_replicas=len(self._fleet.leased))
+        status = self.progress.status(ledger=self._counts, live_replicas=len(self._fleet.leased))
+        if self._run.schedule.adaptive:
+            status.admission_window = self._window.size
+        return status
 
     def trajectories(self, limit: int) -> list[dict[str, object]]:
         """The newest trajectories kept for people."""
@@ -279,6 +285,8 @@ class Run:
                 asyncio.create_task(self._fleet.watch(), name="fleet"),
                 asyncio.create_task(self._scorer.run(), name="scorer"),
             ]
+            if self._run.schedule.adaptive:
+                background.append(asyncio.create_task(self._adapt(), name="adapt"))
             stages = asyncio.create_task(self._stages(), name="stages")
             try:
                 await asyncio.wait({stages, *background}, return_when=asyncio.FIRST_COMPLETED)
@@ -290,6 +298,16 @@ class Run:
                 for task in (stages, *background):
                     task.cancel()
                 await asyncio.gather(stages, *background, return_exceptions=True)
+
+    async def _adapt(self) -> None:
+        await follow(
+            self._window,
+            load=lambda: self._peers.load(self._config),
+            open_groups=lambda: self._schedule.open_groups,
+            starving=lambda: self.progress.idle.trainer_waits_for == "rollout",
+            run_id=self.progress.run_id,
+            changed=self._changes.notify,
+        )
 
     async def _stages(self) -> None:
         progress = self.progress

@@ -78,6 +78,7 @@ class Schedule:
         self._not_live: dict[int, int] = {}
         self._live: int | None = None
         self._trainer: int | None = None
+        self._lost = False
 
     @property
     def open_groups(self) -> int:
@@ -123,11 +124,11 @@ class Schedule:
         if self._live is None:
             return self.capacity
         trainer = self._live if self._trainer is None else self._trainer
-        next_batch = trainer + bool(self._taken)
+        next_batch = trainer + (bool(self._taken) or self._lost)
         batches = max(0, self._live + self.bound - next_batch + 1)
         if batches and self._config.on_stale != "withhold":
             return self.capacity
-        return batches * self.batch_groups - len(self._open)
+        return batches * self.batch_groups - len(self._open) - self._lost * len(self._taken)
 
     @decision
     def admit(self, group_id: int, version: int) -> None:
@@ -290,8 +291,17 @@ class Schedule:
             del self._not_live[trained]
 
     @decision
-    def went_back(self) -> frozenset[int]:
+    def lost(self) -> None:
+        """The trainer is lost: it comes back with a later version, under which it will train
+        the batch that it had, before all others."""
+        self._lost = True
+
+    @decision
+    def went_back(self, version: int) -> frozenset[int]:
         """The trainer went back to a checkpoint: forget what was charged for its versions.
+
+        Args:
+            version: that it holds now.
 
         Returns:
             The open groups; those of a batch that it did not finish are among them again.
@@ -301,5 +311,5 @@ class Schedule:
         self._not_live.clear()
         self._stopped.clear()
         self._taken = []
-        self._live = self._trainer = None
+        self._live, self._trainer, self._lost = None, version, False
         return frozenset(self._open)

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.admission_window import AdmissionWindow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.fleet import Fleet
@@ -56,6 +57,7 @@ class TrainingLoop:
         progress: Progress,
         changes: Changes,
         record: RunRecord,
+        window: AdmissionWindow,
         after_step: Callable[[], None],
     ) -> None:
         self._run = run
@@ -71,6 +73,7 @@ class TrainingLoop:
         self._progress = progress
         self._changes = changes
         self._record = record
+        self._window = window
         self._after_step = after_step
         self._again: deque[LedgerGroup] = deque()
         self._position = 0
@@ -109,13 +112,13 @@ class TrainingLoop:
 
     def _admit_what_fits(self) -> None:
         version = self._fleet.live_version
-        recovering = self._progress.state is RunState.RECOVERING
-        if version is None or recovering or self._progress.paused:
+        if version is None or self._progress.paused:
             return
         self._schedule.live(version)
         if self._schedule.bound == 0 and not self._fleet.settled(self._trainer_version):
             return
         slots = self._schedule.free_slots(steps_left=self._run.steps - self._progress.step)
+        slots = max(0, min(slots, self._window.size - self._schedule.open_groups))
         for group in self._next_groups(slots, version):
             self._schedule.admit(group.group_id, version)
             self._groups.start(group)
@@ -149,9 +152,12 @@ class TrainingLoop:
         self._progress.idle.look(trainer=waits, slots=slots, capacity=capacity)
 
     def _trainer_waits_for(self) -> str:
-        """`rollout`, `score`, `weights` on the replicas, `replicas`, `pause` or `admission`."""
+        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, or
+        its own `recovery`."""
         if self._progress.paused:
             return "pause"
+        if self._progress.state is RunState.RECOVERING:
+            return "recovery"
         slots = self._schedule.slots
         if slots.scoring and not self._schedule.lacks_samples(self._trainer_version):
             return "score"
@@ -171,6 +177,8 @@ class TrainingLoop:
                 self._progress.detail = self._groups.barren.ending()
                 return
             results = self._groups.take(batch.train + batch.filtered)
+            at_bound = max(batch.staleness, default=0) >= self._schedule.bound > 0
+            self._window.trained(at_bound=at_bound, ready=self._schedule.slots.ready)
             if not batch.train:
                 self._ledger.close_batch(self._progress.step, train=(), filtered=batch.filtered)
                 self._schedule.published(None)
@@ -306,8 +314,8 @@ class TrainingLoop:
     async def _recover(self, error: TrainerLost, results: Sequence[GroupResult]) -> None:
         """Go back to the newest checkpoint; what later steps trained is rolled out again.
 
-        Rollouts go on meanwhile. Those in progress, and the `results` of a batch that was not
-        trained, are used as far as the staleness bound allows under the new version.
+        Admission and rollouts go on meanwhile. Those in progress, and the `results` of a batch
+        that was not trained, are used as far as the staleness bound allows under the new version.
         """
         self._recoveries_in_row += 1
         self._progress.recoveries += 1
@@ -321,15 +329,16 @@ class TrainingLoop:
         if self._recoveries_in_row > self._config.recoveries_in_row:
             raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
+        self._schedule.lost()
         state = await start_trainer(self._trainer, self._start, self._config, self._progress)
-        keep = self._schedule.went_back()
+        self._trainer_version = -1 if state.policy_version is None else state.policy_version
+        keep = self._schedule.went_back(self._trainer_version)
         self._groups.put_back(one for one in results if one.group.group_id in keep)
         reopened = self._ledger.rollback(state.step, keep=keep)
         self._again = deque(one for one in self._ledger.in_flight() if one.group_id not in keep)
         self._record.rolled_back(state.step)
         self._progress.step = self._progress.saved_step = state.step
         self._progress.policy_version = state.policy_version
-        self._trainer_version = -1 if state.policy_version is None else state.policy_version
         RunMetrics.recoveries.inc(1, self._record.tags)
         _log.info(
             "trainer_back",

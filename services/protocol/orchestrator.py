@@ -188,6 +188,8 @@ class RunStatus(BaseModel):
         detail: one line: what it waits for, or why it failed.
         tokens_per_second: generated tokens over the last step.
         live_replicas: replicas with a lease.
+        admission_window: sample groups that may be open now, None while the schedule is not
+            `adaptive`.
         idle: shares of the time so far in which the trainer, and the slots of the rollout,
             were idle, by cause; since the orchestrator took the run up.
         length_bias: mean length of the answers consumed over that of those sampled, less 1.
@@ -207,6 +209,7 @@ class RunStatus(BaseModel):
     tokens_generated: int
     tokens_per_second: float
     live_replicas: int
+    admission_window: int | None = None
     idle: dict[str, dict[str, float]] = {}
     length_bias: float | None = None
     ledger: LedgerCounts

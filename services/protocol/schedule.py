@@ -57,6 +57,9 @@ class ScheduleConfig(StrictModel):
             them count towards the batch.
         max_refills: how often one place in a batch is filled again so; then the group
             counts towards the batch as filtered.
+        adaptive: fewer groups in flight, down to one batch, while engines are full or groups
+            grow old in waiting, and again as many as the schedule allows while the trainer
+            waits for rollouts.
     """
 
     preset: Literal["sync", "one_step_off", "stream", "partial", "async"] = "sync"
@@ -68,6 +71,7 @@ class ScheduleConfig(StrictModel):
     batch_barrier: bool = False
     dynamic_sampling: bool = False
     max_refills: int = Field(default=_MAX_REFILLS, ge=1)
+    adaptive: bool = False
 
     @model_validator(mode="before")
     @classmethod

@@ -167,8 +167,8 @@ class CheckedSchedule(Schedule):
         super().published(version)
         self.plain.taken = {}
 
-    def went_back(self) -> frozenset[int]:
-        keep = super().went_back()
+    def went_back(self, version: int) -> frozenset[int]:
+        keep = super().went_back(version)
         self.plain.groups |= self.plain.taken
         self.plain.taken = {}
         assert keep == frozenset(self.plain.groups)

@@ -14,9 +14,10 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.run import Peers
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.protocol.router import RouterLoad
 from services.protocol.schedule import SCHEDULE_PRESETS, ScheduleConfig
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
-from tests.orchestrator.fakes import no_load, write_tasks
+from tests.orchestrator.fakes import write_tasks
 from tests.orchestrator.plain_schedule import CheckedSchedule
 from tests.orchestrator.simulated_cluster import (
     Line,
@@ -63,7 +64,7 @@ def draw(seed: int) -> RandomSchedule:
     steps = chance.randint(2, 6)
     return RandomSchedule(
         seed=seed,
-        schedule=schedule,
+        schedule=schedule | {"adaptive": random.Random(f"adaptive {seed}").random() < 0.3},
         run={
             "seed": seed,
             "steps": steps,
@@ -186,6 +187,7 @@ class Life:
         )
         self.witness = Witness(self._config)
         self._chance = random.Random(f"weather {plan.seed}")
+        self._loads = random.Random(f"loads {plan.seed}")
         weather = plan.weather
         self._bus = SimulatedBus(plan.replicas, weather, self._chance)
         self.trainer = WitnessedTrainer(self._bus, weather, self._chance, witness=self.witness)
@@ -194,6 +196,18 @@ class Life:
         self.kills = self.deaths = 0
         self.ended_at = 0.0
         self._killed = True
+
+    async def _load(self, config: OrchestratorConfig) -> RouterLoad:
+        """Full or not, as it comes; asked for by adaptive schedules only."""
+        return RouterLoad(
+            replicas=self._plan.replicas,
+            full=self._loads.choice([0, self._plan.replicas]),
+            in_flight=0,
+            waiting=self._loads.choice([0, 0, 1]),
+            queued=0.0,
+            kv_usage=self._loads.choice([None, self._loads.random()]),
+            max_choices=256,
+        )
 
     async def live(self) -> RunStatus:
         """Live it; the last status."""
@@ -221,7 +235,7 @@ class Life:
             reward=line.to(self._reward),
             bus=line.to(self._bus),
             rollouts=lambda run, config, run_id: self._router,
-            load=no_load,
+            load=self._load,
         )
         config = OrchestratorConfig.model_validate(_SETTINGS | self._plan.orchestrator)
         runs = Runs(config, lambda: peers)

@@ -411,6 +411,49 @@ async def test_rollouts_go_on_while_the_trainer_comes_back_within_the_staleness_
         assert 0 < max(lags) <= 4, "nothing from before the death was trained"
 
 
+async def test_groups_are_admitted_while_the_trainer_comes_back_within_the_staleness_bound(
+    tmp_path: Path,
+) -> None:
+    async with world(tmp_path) as cluster:
+        back = asyncio.Event()
+
+        def held(asked) -> bool:
+            return asked.body["n"] > 1 and asked.session.split("-")[-2] == "12"
+
+        async def hold(asked, index: int) -> None:
+            if held(asked):
+                await back.wait()
+
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        real_start, admitted = cluster.trainer.start_run, []
+
+        async def start_run(start):
+            if cluster.trainer.starts:
+                run = runs.get(start.run_id)
+                before = run.status().ledger.admitted
+                back.set()  # a group of equal rewards ends, and its place is filled again
+                await until(run, lambda status: status.ledger.admitted > before)
+                admitted.append((before + 1, run.status().state))
+            return await real_start(start)
+
+        cluster.router.answers = lambda asked, index, version: held(asked) or index == 0
+        cluster.router.hold = hold
+        cluster.trainer.start_run = start_run
+        cluster.trainer.die_before = {2}
+        schedule = {"preset": "async", "max_staleness": 4, "dynamic_sampling": True}
+        status = await runs.start(RunRequest(config=cluster.run_config(schedule=schedule)))
+        async with asyncio.timeout(30):
+            status = await runs.ended(status.run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, 5), status.detail
+        assert [state for _, state in admitted] == [RunState.RECOVERING]
+        versions = {
+            group.group_id: version
+            for version, batch in cluster.trainer.batches
+            for group in batch.groups
+        }
+        assert admitted[0][0] in versions, "what was admitted meanwhile was trained"
+
+
 async def test_a_step_that_kills_the_trainer_each_time_fails_the_run_though_others_succeed(
     tmp_path: Path,
 ) -> None:

@@ -231,6 +231,29 @@ def test_slots_are_free_only_when_the_trained_weights_are_live() -> None:
     assert schedule.free_slots(steps_left=10) == BATCH
 
 
+@pytest.mark.parametrize(
+    ("config", "free"),
+    [
+        (ScheduleConfig(), 0),  # what is sampled now would be too old under the next version
+        (ScheduleConfig(preset="one_step_off"), BATCH),
+        (ScheduleConfig(preset="one_step_off", on_stale="withhold"), 0),
+        (ScheduleConfig(preset="async", on_stale="withhold"), BATCH),
+    ],
+)
+def test_while_the_trainer_is_lost_what_its_next_version_may_train_is_admitted(
+    config: ScheduleConfig, free: int
+) -> None:
+    schedule = started(config, BATCH)
+    for group in range(BATCH):
+        schedule.ready(group, 1, trainable=True)
+    assert schedule.select(1) is not None
+    schedule.lost()
+    assert min(BATCH, schedule.free_slots(steps_left=10)) == free
+    assert schedule.went_back(2) == set(range(BATCH))
+    schedule.live(1)
+    assert (schedule.free_slots(steps_left=10) > 0) == (free > 0), "nor before it is live"
+
+
 def test_a_batch_that_trains_nothing_frees_its_slots_at_once() -> None:
     schedule = started(PRESETS[0], BATCH)
     for group in range(BATCH):
