@@ -69,7 +69,7 @@ class Sharing:
         """
         chooser = self._seats.chooser
         self._unsaid |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsaid))
-        self._unsaid_floors |= self._seats.interruptions.take_news()
+        self._unsaid_floors = self._unsaid_floors or self._seats.interruptions.take_news()
         response = await self._point.exchange(
             SyncRequest(
                 router_id=self._router_id,
