@@ -244,6 +244,7 @@ def test_while_the_trainer_is_lost_what_its_next_version_may_train_is_admitted(
     config: ScheduleConfig, free: int
 ) -> None:
     schedule = started(config, BATCH)
+    schedule.live(1)
     for group in range(BATCH):
         schedule.ready(group, 1, trainable=True)
     assert schedule.select(1) is not None
