@@ -11,7 +11,7 @@ from rich.console import Console
 
 from services.cli.rows import show_rows
 from services.protocol.errors import InvalidInput
-from services.protocol.grader import CodeGrader
+from services.protocol.grader import CodeGrader, PythonAssertsGrader
 from services.protocol.reward_service import CheckedTest, Score, ScoreJob, Verdict
 from services.protocol.strict import load_yaml
 
@@ -29,7 +29,9 @@ def add_grade_command(commands: Any) -> None:
     )
     grade.add_argument("file", help="code, such as answer.py or answer.cpp, or a model's answer")
     grade.add_argument(
-        "--tests", required=True, help="JSON or YAML: a list of tests, or a `code` grader"
+        "--tests",
+        required=True,
+        help="JSON or YAML: a list of tests or asserts, or a grader of code; or asserts in a .py",
     )
     grade.set_defaults(command=grade_command)
 
@@ -71,8 +73,14 @@ def read_job(file: str, tests: str) -> ScoreJob:
     suffix = path.suffix.lower()
     language = next((name for name, one in languages().items() if suffix in one.suffixes), None)
     data = _grader_data(tests)
-    if language is not None:  # the whole file is code, whatever fences stand in its texts
-        data = {"language": language, "template": "{completion}", **data}
+    if language is not None:
+        data = {"template": "{completion}", **data}  # all of it is code, whatever fences it has
+    if data["kind"] == "python_asserts":
+        if language not in (None, "python"):
+            raise InvalidInput("FILE", file, "Asserts test Python only.")
+        asserts = PythonAssertsGrader.from_data(data, source=tests)
+        return ScoreJob(job_id=path.name, completion=answer, grader=asserts)
+    data = data if language is None else {"language": language, **data}
     grader = CodeGrader.from_data(data, source=tests)
     if grader.language not in languages():
         fix = f"Known are {sorted(languages())}."
@@ -84,20 +92,31 @@ def read_job(file: str, tests: str) -> ScoreJob:
 
 
 def _grader_data(tests: str) -> dict[str, Any]:
+    if tests.lower().endswith(".py"):
+        return {"kind": "python_asserts", "tests": _text(tests)}
     data = _json(tests) if tests.lower().endswith(".json") else load_yaml(tests)
+    if isinstance(data, list) and data and all(isinstance(test, str) for test in data):
+        return {"kind": "python_asserts", "tests": data}
     if isinstance(data, list):
         return {"kind": "code", "tests": data}
     if isinstance(data, dict):
         return {"kind": "code", **data}
-    fix = "Give a list of tests, or a mapping with `tests` and other fields of a `code` grader."
+    fix = "Give a list of tests, or a mapping with `tests` and other fields of a grader of code."
     raise InvalidInput(f"{tests}: (whole document)", data, fix)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput("--tests", path, f"It cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput("--tests", path, f"It is not UTF-8 at byte {error.start}.") from None
 
 
 def _json(path: str) -> Any:
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput("--tests", path, f"It cannot be read: {error.strerror}.") from None
+        return json.loads(_text(path))
     except (ValueError, RecursionError) as error:
         raise InvalidInput("--tests", path, f"It is not JSON: {error}.") from None
 

@@ -44,11 +44,13 @@ class StdioTest(StrictModel):
 
 
 class CodeTest(StrictModel):
-    """One run with `stdin`, or one call with `args`.
+    """One run with `stdin`, one call with `args`, or Python asserts that call the answer.
 
     Attributes:
         stdin: what the program can read.
         args: positional arguments of the entry point.
+        asserts: Python statements that call the entry point by its name or as `candidate`,
+            and raise if the answer is wrong.
         expected: what it must print or return.
         also: other outputs or results that are right as well.
         weight: its part in the policies `weighted` and `grouped`.
@@ -57,15 +59,21 @@ class CodeTest(StrictModel):
 
     stdin: str | None = None
     args: list[Any] | None = None
-    expected: Any
+    asserts: str | None = Field(default=None, min_length=1)
+    expected: Any = None
     also: list[Any] = Field(default_factory=list)
     weight: float = Field(default=1.0, ge=0)
     group: str | None = None
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        if (self.stdin is None) == (self.args is None):
-            raise ValueError("a test has either stdin or args")
+        if [self.stdin, self.args, self.asserts].count(None) != 2:
+            raise ValueError("a test has one of stdin, args and asserts")
+        has_expected = bool({"expected", "also"} & self.model_fields_set)
+        if self.asserts is None and "expected" not in self.model_fields_set:
+            raise ValueError("expected is missing")
+        if self.asserts is not None and has_expected:
+            raise ValueError("asserts say themselves what is expected")
         if self.stdin is not None:
             for text in (self.expected, *self.also):
                 if not isinstance(text, str):

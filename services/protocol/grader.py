@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.protocol.assert_tests import called_function, parsed, read_asserts
 from services.protocol.code_tests import (
     CallChecker,
     Checker,
@@ -72,17 +73,56 @@ class PythonStdioGrader(StrictModel):
         return len(self.tests)
 
 
+class PythonAssertsGrader(StrictModel):
+    """A Python function graded by asserts, as HumanEval, MBPP and LeetCode-like sets have them.
+
+    Attributes:
+        tests: a text with `def check(candidate)`, or of asserts; or a list of texts.
+        entry_point: the function, or `Class.method` (`Class().method` is the same); without
+            it the one function that the tests call and nobody defines.
+        setup: Python that the asserts need; the answer never sees it.
+        prelude: as for `code`.
+        template: as for `python_function`.
+        policy: how passed tests become a reward. Asserts that stand alone are a test each.
+    """
+
+    kind: Literal["python_asserts"]
+    tests: str | Annotated[list[str], Field(min_length=1)]
+    entry_point: str = Field(default="", pattern=r"^([A-Za-z_]\w*((\(\))?\.[A-Za-z_]\w*)?)?$")
+    setup: str = ""
+    prelude: str = ""
+    template: str | None = None
+    policy: Literal["all", "fraction"] = "all"
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        _check_template(self.template)
+        read_asserts(self.tests)
+        parsed(self.setup, "setup")
+        if not self.entry_point:
+            called_function(self.tests, self.setup)
+        return self
+
+    @property
+    def total(self) -> int:
+        """Tests declared."""
+        return len(read_asserts(self.tests).asserts)
+
+
 class CodeGrader(StrictModel):
-    """Code in any language of the service, of which the two above are short forms.
+    """Code in any language of the service, of which those above are short forms.
 
     Either `tests` or `test_set` says what is tested.
 
     Attributes:
         language: a name in the service's language table.
-        tests: runs or calls, all of one kind; calls need an `entry_point`.
+        tests: runs, or calls and asserts, which need an `entry_point`; asserts are Python.
         test_set: SHA-256, in hex, of tests that the service was given beforehand.
         entry_point: the function, or `Class.method`, that is called.
         template: as for `python_function`.
+        prelude: source before the answer's code; asserts know what it defines, too.
+        setup: Python that asserts need; the answer never sees it.
         checker: what makes an output or a result right.
         policy: how passed tests become a reward.
         limits: of each run.
@@ -98,6 +138,8 @@ class CodeGrader(StrictModel):
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"
     )
     template: str | None = None
+    prelude: str = ""
+    setup: str = ""
     checker: Checker | None = None
     policy: Policy = "all"
     limits: Limits = Limits()
@@ -109,7 +151,7 @@ class CodeGrader(StrictModel):
         if (self.tests is None) == (self.test_set is None):
             raise ValueError("give either tests or test_set")
         if self.tests is not None:
-            check_tests(self.tests, self.entry_point)
+            check_tests(self.tests, self.entry_point, self.language)
         return self
 
     @property
@@ -125,17 +167,21 @@ class CodeGrader(StrictModel):
         return CallChecker() if self.entry_point else TrailingSpaceChecker()
 
 
-def check_tests(tests: list[CodeTest], entry_point: str | None) -> None:
+def check_tests(tests: list[CodeTest], entry_point: str | None, language: str) -> None:
     """Refuse tests that are not all calls, with an entry point, or all runs, without one.
 
     Raises:
         ValueError: naming the test.
     """
     for number, test in enumerate(tests):
-        if entry_point is not None and test.args is None:
+        if entry_point is not None and test.stdin is not None:
             raise ValueError(f"tests[{number}] has no args, but there is an entry_point")
         if entry_point is None and test.stdin is None:
-            raise ValueError(f"tests[{number}] has args, so entry_point is needed")
+            raise ValueError(f"tests[{number}] has no stdin, so entry_point is needed")
+        if test.asserts is not None:
+            if language != "python":
+                raise ValueError(f"tests[{number}] has asserts, but language is {language}")
+            parsed(test.asserts, f"tests[{number}].asserts")
 
 
 class _TextGrader(StrictModel):
@@ -280,6 +326,7 @@ class WeightedGrader(StrictModel):
 _Single = (
     PythonFunctionGrader
     | PythonStdioGrader
+    | PythonAssertsGrader
     | CodeGrader
     | ExactGrader
     | RegexGrader

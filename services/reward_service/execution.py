@@ -10,8 +10,7 @@ class Execution:
     """One process to run.
 
     Attributes:
-        payload: JSON for the jail: `source`, and `entry_point` and `calls` for a function;
-            empty for a program.
+        payload: JSON for `jailed.answer`; empty for a compiled program.
         stdin: what it can read.
         limits: what it may use.
         wall_s: when to give up on a process that does not use its processor time.
@@ -33,7 +32,8 @@ class Outcome:
 
     Attributes:
         exit_code: its status, or minus the signal that ended it.
-        killed: the limit at which the slot killed it, `cpu` or `wall`.
+        killed: the limit at which the slot killed it, `cpu` or `wall`, or `left` if it did not
+            end although the jail at its channel's other end had.
         cpu_s: processor seconds, user and system.
         wall_s: seconds from start to end.
         peak_kb: most memory held, KiB, what it had of the fork server included.

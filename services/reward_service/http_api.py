@@ -193,7 +193,7 @@ def _check(grader: AnyGrader, field: str, scoring: Scoring, config: RewardServic
                 fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first."
                 raise InvalidInput(f"{field}.test_set", grader.test_set, fix)
             try:
-                check_tests(tests, grader.entry_point)
+                check_tests(tests, grader.entry_point, grader.language)
             except ValueError as problem:
                 raise InvalidInput(
                     f"{field}.entry_point", grader.entry_point, str(problem)

@@ -14,7 +14,8 @@ from typing import Any
 from services.reward_service.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parent / "jailed"
-SLOT, BUILD = ("codec", "answer", "confine", "zygote"), ("confine", "build")
+SLOT = ("codec", "line_pipe", "callee", "tester", "answer", "confine", "zygote")
+BUILD = ("confine", "build")
 """Modules of a slot and of a compiler's jail."""
 
 # The jail's source travels over the control socket, because the slot's user may not be able

@@ -8,7 +8,6 @@ from functools import cached_property
 from services.protocol.code_tests import Limits
 from services.reward_service.compiler import Binary
 from services.reward_service.execution import Execution
-from services.reward_service.jailed.codec import encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,19 +28,26 @@ class Program:
 
     @cached_property
     def _whole(self) -> bytes:
-        return b"" if self.binary is not None else _payload({"source": self.source})
+        return b"" if self.binary is not None else json_payload({"source": self.source})
 
-    def calls(self, entry_point: str, calls: list[list[object]], limits: Limits) -> Execution:
-        """Calls of one function in one process.
+    def calls(
+        self, entry_point: str, calls: list[str], limits: Limits, *, as_plain: bool = False
+    ) -> Execution:
+        """Calls of one function in one process; arguments as texts of `jailed.codec`.
 
-        Raises:
-            NoText: an argument is not plain data.
+        `as_plain` is for results that are compared as Python's `==` does.
         """
-        texts = [encode(arguments) for arguments in calls]
         if self.binary is not None:
-            return self._execution(b"", "".join(f"{text}\n" for text in texts).encode(), limits)
-        order = {"source": self.source, "entry_point": entry_point, "calls": texts}
-        return self._execution(_payload(order), b"", limits)
+            return self._execution(b"", "".join(f"{text}\n" for text in calls).encode(), limits)
+        order = {"source": self.source, "entry_point": entry_point}
+        return self._execution(
+            json_payload({**order, "calls": calls, "as_plain": as_plain}), b"", limits
+        )
+
+    def callee(self, entry_point: str, limits: Limits) -> Execution:
+        """One process that answers the calls of tests in another jail."""
+        order = {"source": self.source, "entry_point": entry_point, "calls": None}
+        return self._execution(json_payload(order), b"", limits)
 
     def _execution(self, payload: bytes, stdin: bytes, limits: Limits) -> Execution:
         return Execution(
@@ -58,5 +64,6 @@ def idle_limit_s(limits: Limits) -> float:
     return 2 * limits.cpu_s + 2.0
 
 
-def _payload(order: Mapping[str, object]) -> bytes:
+def json_payload(order: Mapping[str, object]) -> bytes:
+    """An order for `jailed.answer`."""
     return json.dumps(order).encode("ascii")

@@ -1,6 +1,8 @@
 """A place on one core: a jail for answers, and another for the user's own test code."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 from services.observability.log import Log
@@ -59,6 +61,32 @@ class Seat:
             RewardMetrics.denials.inc(1, {"layer": layer})
         return outcome
 
+    async def run_beside(
+        self, answer: Execution, tests: Callable[[float], Execution], wall_s: float
+    ) -> tuple[Outcome, Outcome]:
+        """Run an answer and tests that call it, each in its own jail, joined by two pipes.
+
+        Lost and starved processes get a second chance, as in `run`.
+
+        Args:
+            answer: the answer's side.
+            tests: the tests' side, for the seconds that it may wait for the answer.
+            wall_s: those seconds.
+
+        Raises:
+            SandboxCrashed: the answer lost its slot twice.
+            SlotFailed: no process could be had, or the tests' own jail was lost.
+        """
+        both = await self._beside_retrying(answer, tests(wall_s))
+        waited_s = both[1].wall_s - both[1].cpu_s
+        if waited_s >= wall_s and _machine_is_contended():
+            RewardMetrics.retries.inc()
+            longer = replace(answer, wall_s=answer.wall_s + (_PATIENCE - 1) * wall_s)
+            both = await self._beside_retrying(longer, tests(_PATIENCE * wall_s))
+        if (layer := denied_by(both[0])) is not None:
+            RewardMetrics.denials.inc(1, {"layer": layer})
+        return both
+
     async def run_trusted(self, execution: Execution) -> Outcome:
         """Run the user's test code.
 
@@ -77,13 +105,61 @@ class Seat:
         self.answers.close()
         self.trusted.close()
 
+    async def _beside_retrying(
+        self, answer: Execution, tests: Execution
+    ) -> tuple[Outcome, Outcome]:
+        try:
+            return await self._beside(answer, tests)
+        except SlotLost as error:
+            await self._replace_lost(error)
+        try:
+            return await self._beside(answer, tests)
+        except SlotLost as error:
+            raise SandboxCrashed(str(error)) from error
+
+    async def _beside(self, answer: Execution, tests: Execution) -> tuple[Outcome, Outcome]:
+        if not self.trusted.alive:
+            await _start(self.trusted)
+        (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
+        tests = replace(tests, channel=(replies_in, calls_out))
+        answer = replace(answer, channel=(calls_in, replies_out))
+        try:
+            files = self._begin_both(answer, tests)
+        finally:  # or neither would learn of the other's end
+            for descriptor in (calls_in, calls_out, replies_in, replies_out):
+                os.close(descriptor)
+        ends = self.answers.end(answer, files[0]), self.trusted.end(tests, files[1])
+        mine, theirs = await asyncio.gather(*ends, return_exceptions=True)
+        if isinstance(theirs, SlotLost):
+            raise SlotFailed(f"the tests' own jail was lost: {theirs}") from theirs
+        for outcome in (mine, theirs):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        assert isinstance(mine, Outcome)
+        assert isinstance(theirs, Outcome)
+        return mine, theirs
+
+    def _begin_both(self, answer: Execution, tests: Execution) -> tuple[list[int], list[int]]:
+        try:
+            asked = self.trusted.begin(tests)
+        except SlotLost as error:
+            raise SlotFailed(f"the tests' own jail was lost: {error}") from error
+        try:
+            return self.answers.begin(answer), asked
+        except SlotLost:
+            self.trusted.abandon(asked)
+            raise
+
+    async def _replace_lost(self, error: SlotLost) -> None:
+        _log.warning("slot_lost", reason=str(error))
+        RewardMetrics.retries.inc()
+        await _start(self.answers)
+
     async def _run_retrying(self, execution: Execution) -> Outcome:
         try:
             return await self.answers.run(execution)
         except SlotLost as error:
-            _log.warning("slot_lost", reason=str(error))
-            RewardMetrics.retries.inc()
-            await _start(self.answers)
+            await self._replace_lost(error)
         try:
             return await self.answers.run(execution)
         except SlotLost as error:

@@ -99,22 +99,45 @@ class Slot:
             SlotLost: the slot died or did not answer in time; it is closed.
             SlotFailed: no process could be made or confined.
         """
-        if self._control is None:
-            raise SlotLost("the slot is closed")
+        return await self.end(execution, self.begin(execution))
+
+    def begin(self, execution: Execution) -> list[int]:
+        """Have a process started; returns its files, for `end` or `abandon`.
+
+        Raises:
+            SlotLost: the slot is dead; it is closed.
+        """
         files = _make_files(execution.stdin)
+        order = {
+            "cpu_s": execution.limits.cpu_s,
+            "wall_s": execution.wall_s,
+            "memory": execution.limits.memory_mb << 20,
+            "output": execution.limits.output_kb << 10,
+            "program": execution.program is not None,
+            "channel": execution.channel is not None,
+        }
+        lent = [execution.program] if execution.program is not None else []
+        lent += execution.channel or ()
         try:
-            order = {
-                "cpu_s": execution.limits.cpu_s,
-                "wall_s": execution.wall_s,
-                "memory": execution.limits.memory_mb << 20,
-                "output": execution.limits.output_kb << 10,
-                "program": execution.program is not None,
-                "channel": execution.channel is not None,
-            }
-            lent = [execution.program] if execution.program is not None else []
-            lent += execution.channel or ()
+            if self._control is None:
+                raise SlotLost("the slot is closed")
             payload = self._sealed_payload(execution.payload)
             self._control.send(json.dumps(order).encode(), [payload, *files, *lent])
+        except (OSError, SlotLost) as error:
+            self.abandon(files)
+            raise SlotLost(f"{type(error).__name__}: {error}") from error
+        return files
+
+    async def end(self, execution: Execution, files: list[int]) -> Outcome:
+        """Wait for what was begun.
+
+        Raises:
+            SlotLost: the slot died or did not answer in time; it is closed.
+            SlotFailed: no process could be made or confined.
+        """
+        try:
+            if self._control is None:  # closed meanwhile
+                raise SlotLost("the slot is closed")
             answer, _ = await self._control.receive(execution.wall_s + _ANSWER_GRACE_S)
             if not answer:
                 raise SlotLost("the slot hung up")
@@ -126,8 +149,12 @@ class Slot:
             self.close()
             raise
         finally:
-            for descriptor in files:
-                os.close(descriptor)
+            _close_all(files)
+
+    def abandon(self, files: list[int]) -> None:
+        """End the slot instead of waiting for what was begun."""
+        self.close()
+        _close_all(files)
 
     def close(self) -> None:
         """End the fork server and whatever it runs; safe to call again."""
@@ -172,6 +199,11 @@ def _ended(process: int, timeout_s: float) -> bool:
 def _make_files(stdin: bytes) -> list[int]:
     """Files in memory for stdin, stdout, stderr and the report, in this order."""
     return [sealed_file(stdin), *(os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3))]
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def sealed_file(content: bytes) -> int:

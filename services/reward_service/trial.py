@@ -1,18 +1,20 @@
 """Runs one answer's tests in a seat, in an order, as far as they matter."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.protocol.code_tests import CodeTest, Limits
 from services.protocol.grader import CodeGrader
 from services.protocol.reward_service import CheckedTest, Verdict
 from services.reward_service import policies
+from services.reward_service.assertion import Assertion, taken_apart
 from services.reward_service.checkers import is_program, output_is_right, result_is_right
 from services.reward_service.execution import Outcome, SlotFailed
 from services.reward_service.jailed.answer import ODD_VALUE, VALUE
-from services.reward_service.jailed.codec import NotAText, NoText, decode
+from services.reward_service.jailed.codec import NotAText, NoText, decode, encode
 from services.reward_service.judge import Judgement, judge_calls, judge_program, printable
 from services.reward_service.program import Program
 from services.reward_service.seat import Seat
+from services.reward_service.split_tests import run_split
 
 _HEAD_BYTES = 256
 _CHECKER_LIMITS = Limits(cpu_s=10.0)
@@ -54,10 +56,23 @@ class Trial:
         while waiting := [number for number in waiting if self._matters(number)]:
             if self._over_budget():
                 return
-            if self._grader.entry_point is None:
-                await self._run_program(waiting.pop(0), seat)
-            else:
-                waiting = await self._run_calls(waiting, seat)
+            way = self._way(waiting[0])
+            alike = [number for number in waiting if self._way(number) == way]
+            others = [number for number in waiting if self._way(number) != way]
+            waiting = await way(alike, seat) + others
+
+    def _way(self, number: int) -> Callable[[list[int], Seat], Awaitable[list[int]]]:
+        """How a test is run: of tests that are alike one or more, giving back the rest."""
+        test = self._tests[number]
+        if test.stdin is not None:
+            return self._run_program
+        if test.args is not None:
+            return self._run_calls
+        return self._run_asserted if self._assertion(number) else self._run_split
+
+    def _assertion(self, number: int) -> Assertion | None:
+        source, entry_point = self._tests[number].asserts, self._grader.entry_point
+        return taken_apart(source, entry_point) if source and entry_point else None
 
     def _matters(self, number: int) -> bool:
         return policies.still_matters(self._grader.policy, number, self._tests, self._failed)
@@ -66,7 +81,8 @@ class Trial:
         budget = self._grader.cpu_budget_s
         return budget is not None and self.cpu_s >= budget
 
-    async def _run_program(self, number: int, seat: Seat) -> None:
+    async def _run_program(self, waiting: list[int], seat: Seat) -> list[int]:
+        number, *left = waiting
         test = self._tests[number]
         assert test.stdin is not None, "checked with the grader"
         outcome = await seat.run(self._program.run(test.stdin, self._grader.limits))
@@ -77,30 +93,75 @@ class Trial:
             reason = printable(f"printed {outcome.stdout[:200].decode(errors='replace')!r}")
             failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
         self._record(number, outcome, shown, failure)
+        return left
 
     async def _run_calls(self, waiting: list[int], seat: Seat) -> list[int]:
         """Make the calls in one process; returns those that it did not come to."""
+        texts = [encode(self._tests[number].args or []) for number in waiting]
+
+        async def passes(number: int, line: str) -> bool:
+            return await self._result_passes(self._tests[number], line, seat)
+
+        return await self._call(waiting, texts, passes, seat)
+
+    async def _run_asserted(self, waiting: list[int], seat: Seat) -> list[int]:
+        """The same for asserts over one call each."""
+        asserted = {number: self._assertion(number) for number in waiting}
+        texts = [one.arguments for one in asserted.values() if one is not None]
+
+        async def passes(number: int, line: str) -> bool:
+            one = asserted[number]
+            return one is not None and line.startswith(VALUE) and one.holds(line[len(VALUE) :])
+
+        return await self._call(waiting, texts, passes, seat, as_plain=True)
+
+    async def _call(
+        self,
+        waiting: list[int],
+        texts: list[str],
+        passes: Callable[[int, str], Awaitable[bool]],
+        seat: Seat,
+        *,
+        as_plain: bool = False,
+    ) -> list[int]:
         grader = self._grader
         assert grader.entry_point is not None
-        calls = [self._tests[number].args or [] for number in waiting]
-        outcome = await seat.run(self._program.calls(grader.entry_point, calls, grader.limits))
+        execution = self._program.calls(grader.entry_point, texts, grader.limits, as_plain=as_plain)
+        outcome = await seat.run(execution)
         self.cpu_s += outcome.cpu_s
         judged = judge_calls(len(waiting), outcome, grader.limits)
         for number, line in zip(waiting, judged.lines, strict=False):
             failure = None
-            if not await self._result_passes(self._tests[number], line, seat):
+            if not await passes(number, line):
                 reason = printable(f"wrong result {_shown(line)}")
                 failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
             self._record(number, outcome, printable(line[1:][:_HEAD_BYTES]), failure)
         left = waiting[len(judged.lines) :]
-        if judged.failure is None:
+        if judged.failure is None or not any(self._matters(number) for number in left):
             return []
-        if not any(self._matters(number) for number in left):
-            return []
-        self._record(left[0], outcome, "", judged.failure)
-        if judged.failure.verdict is Verdict.COMPILE_ERROR:
+        return self._record_end(left, outcome, judged.failure)
+
+    async def _run_split(self, waiting: list[int], seat: Seat) -> list[int]:
+        """Run asserts as code, in a jail beside the answer's."""
+        sources = [self._tests[number].asserts or "" for number in waiting]
+        stop = self._grader.policy == "all"
+        run = await run_split(self._program, self._grader, sources, seat, stop=stop)
+        self.cpu_s += run.outcome.cpu_s
+        *before, last = run.failures
+        for number, failure in zip(waiting, before, strict=False):
+            self._record(number, run.outcome, "", failure)
+        left = waiting[len(before) :]
+        if last is None:
+            self._record(left[0], run.outcome, "", None)
+            return left[1:]
+        return self._record_end(left, run.outcome, last)
+
+    def _record_end(self, left: list[int], outcome: Outcome, failure: Judgement) -> list[int]:
+        """A failure of the first that is left; of all if no test could go otherwise."""
+        self._record(left[0], outcome, "", failure)
+        if failure.verdict is Verdict.COMPILE_ERROR:
             for number in left[1:]:
-                self._record(number, outcome, "", judged.failure)
+                self._record(number, outcome, "", failure)
             return []
         return left[1:]
 
@@ -135,9 +196,10 @@ class Trial:
         """What the user's `check` says, from a jail that the answer never was in."""
         source = getattr(self._grader.output_checker, "source", "")
         try:
-            execution = Program(source=source).calls("check", [arguments], _CHECKER_LIMITS)
+            text = encode(arguments)
         except NoText:
             return False
+        execution = Program(source=source).calls("check", [text], _CHECKER_LIMITS)
         outcome = await seat.run_trusted(execution)
         judged = judge_calls(1, outcome, _CHECKER_LIMITS)
         if judged.failure is not None or judged.lines[0] not in (f"{VALUE}True", f"{VALUE}False"):

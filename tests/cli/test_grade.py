@@ -64,8 +64,26 @@ def test_the_suffix_says_the_language(given) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "content", "total"),
+    [
+        ("check.py", "def check(candidate):\n    assert candidate(2) == 3", 1),
+        ("asserts.json", ["assert f(1) == 2", "for n in (1, 2):\n    assert f(n) == n + 1"], 2),
+        ("asserts.yaml", {"kind": "python_asserts", "tests": ["assert f(1) == 2"]}, 1),
+    ],
+)
+def test_asserts_are_tests_too(given, capsys, name, content, total) -> None:
+    from services.cli.grade import read_job
+
+    if isinstance(content, str):
+        content += "\n\n\ncheck(f)\n"
+    job = read_job(given("a.py", "def f(x):\n    return x + 1"), given(name, content))
+    assert (job.grader.kind, job.grader.total) == ("python_asserts", total)
+
+
+@pytest.mark.parametrize(
     ("tests", "content", "field"),
     [
+        ("check.py", "def check(candidate:", "check.py"),
         ("tests.json", [{"stdin": "1", "expected": 1}], "tests.json: tests.0"),
         ("tests.json", "[", "--tests"),
         ("tests.json", 3, "tests.json: (whole document)"),

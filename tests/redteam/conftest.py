@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,15 +26,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-attacks", action="store_true", help="also attacks that take seconds")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def canaries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A secret in the environment and one on the disk, readable by everybody."""
-    os.environ["MILLRACE_CANARY"] = CANARIES["environment"]
+@pytest.fixture(scope="session")
+def canary_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A secret on the disk, readable by everybody."""
     path = tmp_path_factory.mktemp("canaries") / "canary"
     path.write_text(CANARIES["file"])
     for folder in (path.parent, *path.parent.parents):
         if folder.stat().st_uid == os.getuid() and str(folder).startswith("/tmp/"):
             folder.chmod(0o755)
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def canaries(canary_file: Path) -> Iterator[None]:
+    """One in the environment as well."""
+    os.environ["MILLRACE_CANARY"] = CANARIES["environment"]
     yield
     del os.environ["MILLRACE_CANARY"]
 
@@ -53,4 +60,6 @@ def nothing_grows(scoring: Scoring, processes_of) -> Iterator[None]:  # noqa: F8
 def _account(service: Scoring, find) -> tuple[set[int], int, int]:
     slots = find(service)
     held = sum(psutil.Process(pid).memory_info().rss for pid in slots)
-    return slots, len(os.listdir("/proc/self/fd")), held
+    compiled = service.sandbox.compiler._programs.values()
+    remembered = sum(one.binary is not None for one in compiled)  # a descriptor each
+    return slots, len(os.listdir("/proc/self/fd")) - remembered, held

@@ -51,6 +51,9 @@ DISTINCT = [
     10**5000,
     0.1 + 0.2,
     0.3,
+    1j,
+    1 + 0j,
+    complex(0.5, -2),
     math.inf,
     -math.inf,
     "é",
@@ -72,7 +75,7 @@ def test_equal_values_have_one_text() -> None:
     assert encode(math.nan) == encode(-math.nan)
 
 
-@pytest.mark.parametrize("value", [Anything(), Liar(1), {b"x"}, b"x", 1j, object, [Anything()]])
+@pytest.mark.parametrize("value", [Anything(), Liar(1), {b"x"}, b"x", object, [Anything()]])
 def test_what_is_not_plain_data_has_no_text(value: object) -> None:
     with pytest.raises(NoText):
         encode(value)
@@ -88,6 +91,13 @@ values = st.recursive(
     ),
     max_leaves=20,
 )
+
+
+def test_complex_numbers_and_sets_within_sets_come_back() -> None:
+    for value in (complex(0.5, -2.5), [1j], {frozenset({1})}, {(1, frozenset({2})): {3}}, [{1}]):
+        back = decode(encode(value))
+        assert (back, type(back)) == (value, type(value))
+    assert type(decode("[<i1>]")[0]) is set
 
 
 @given(values)

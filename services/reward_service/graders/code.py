@@ -3,13 +3,15 @@
 import hashlib
 from collections import Counter
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
+from services.protocol.assert_tests import called_function, read_asserts
 from services.protocol.code_tests import CodeTest
 from services.protocol.grader import (
     CodeGrader,
+    PythonAssertsGrader,
     PythonFunctionGrader,
     PythonStdioGrader,
     check_tests,
@@ -32,16 +34,15 @@ from services.reward_service.trial import Trial
 
 _log = Log("reward_service")
 
-_HARNESS = 1
+_AnyCode = CodeGrader | PythonFunctionGrader | PythonStdioGrader | PythonAssertsGrader
+_HARNESS = 2
 """Part of every cache key; grows when the same code could get another verdict."""
 _TEST_S = 0.02
 """A guess at the processor time of one test, until it is known."""
 
 
-@grades(CodeGrader, PythonFunctionGrader, PythonStdioGrader)
-async def grade_code(
-    completion: str, grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader, tools: Tools
-) -> Grade:
+@grades(*get_args(_AnyCode))
+async def grade_code(completion: str, grader: _AnyCode, tools: Tools) -> Grade:
     """Find the code in an answer and run its tests; identical code is run once."""
     spec = as_code(grader)
     language = languages().get(spec.language)
@@ -53,6 +54,7 @@ async def grade_code(
     code = extract_code(completion, spec.template, tags=language.tags)
     if code is None:
         return failure(Verdict.NO_CODE, "no code").of(len(tests))
+    code = f"{spec.prelude}\n{code}" if spec.prelude else code
     job = _CodeJob(code, spec, tests, language, tools)
     grade, shared = await tools.cache.grade(job.key, job.grade)
     if shared:
@@ -60,10 +62,12 @@ async def grade_code(
     return replace(grade, cached=shared)
 
 
-def as_code(grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader) -> CodeGrader:
+def as_code(grader: _AnyCode) -> CodeGrader:
     """The long form of a grader of code."""
     if isinstance(grader, CodeGrader):
         return grader
+    if isinstance(grader, PythonAssertsGrader):
+        return _asserts_as_code(grader)
     if isinstance(grader, PythonFunctionGrader):
         return CodeGrader(
             kind="code",
@@ -76,13 +80,28 @@ def as_code(grader: CodeGrader | PythonFunctionGrader | PythonStdioGrader) -> Co
     return CodeGrader(kind="code", tests=tests, limits=grader.limits)
 
 
+def _asserts_as_code(grader: PythonAssertsGrader) -> CodeGrader:
+    found = read_asserts(grader.tests)
+    entry_point = grader.entry_point or called_function(grader.tests, grader.setup)
+    return CodeGrader(
+        kind="code",
+        tests=[CodeTest(asserts=one) for one in found.asserts],
+        entry_point=entry_point.replace("()", ""),
+        setup=f"{found.setup}\n{grader.setup}",
+        prelude=grader.prelude,
+        template=grader.template,
+        policy=grader.policy,
+        limits=grader.limits,
+    )
+
+
 def tests_of(spec: CodeGrader, tools: Tools) -> list[CodeTest] | None:
     """A grader's tests, None if they cannot be had here."""
     if spec.test_set is None:
         return spec.tests
     tests = tools.test_sets.get(spec.test_set)
     try:
-        check_tests(tests or [], spec.entry_point)
+        check_tests(tests or [], spec.entry_point, spec.language)
     except ValueError:
         return None
     return tests

@@ -12,25 +12,38 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from services.reward_service.jailed.codec import NoText, decode, encode
+from services.reward_service.jailed import tester
+from services.reward_service.jailed.callee import serve_calls
+from services.reward_service.jailed.codec import NoText, as_plain, decode_call, encode
+from services.reward_service.jailed.line_pipe import LinePipe
 
 VALUE, ODD_VALUE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
 """First letter of a report line: a result, a result without a text, an exception in a call,
 code that does not compile, memory used up."""
 
+_MOST_CALL = 1 << 30
 Report = Callable[[str, str], None]
 
 
-def run_answer(payload: dict[str, Any], report_fd: int) -> int:
+def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]) -> int:
     """Run `payload["source"]` and return the exit status, 0 to 255.
 
-    With `payload["calls"]`, argument lists as texts of `codec`, the function `entry_point` is
-    called once for each and its results are reported; without, the source is a whole program.
+    With `payload["calls"]`, arguments as texts of `codec`, the function `entry_point` is called
+    once for each and its results are reported, as `codec.as_plain` has them if asked; with None
+    there, it answers the calls that come through `channel`; without, the source is a whole
+    program. With `payload["tests"]` there is no source: asserts are run on an answer at the
+    channel's other end.
     """
     report = _reporter(report_fd)
     _renew_standard_streams()
+    if "tests" in payload:
+        most_bytes, patience_s = payload["most_bytes"], payload["patience_s"]
+        pipe = LinePipe(*channel, most_bytes=most_bytes, patience_s=patience_s)
+        tester.run_tests(payload, pipe, report)
+        return 0
     random.seed(0)  # the same answer must get the same verdict every time
     try:
         code = compile(payload["source"], "answer.py", "exec")
@@ -40,14 +53,26 @@ def run_answer(payload: dict[str, Any], report_fd: int) -> int:
     except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
         report(UNCOMPILED, _one_line(error))
         return 1
-    calls = payload.get("calls")
     # Dataclasses, pickling and annotations look a class's module up by its name.
-    module = types.ModuleType("__main__" if calls is None else "answer")
+    module = types.ModuleType("answer" if "calls" in payload else "__main__")
     sys.modules[module.__name__] = module
     sys.argv = ["answer.py"]
-    if calls is None:
+    if "calls" not in payload:
         return _run_program(code, module, report)
-    return _call_function(code, module, payload["entry_point"], calls, report)
+    find = partial(find_function, module, payload["entry_point"])
+    try:
+        exec(code, module.__dict__)
+        if payload["calls"] is None:
+            serve_calls(find, LinePipe(*channel, most_bytes=_MOST_CALL))
+        else:
+            _make_calls(find, payload, report)
+    except MemoryError:
+        report(NO_MEMORY, "while running")
+        return 1
+    except BaseException as error:  # noqa: BLE001 - whatever an answer raises is its result
+        report(RAISED, _one_line(error))
+        return 1
+    return 0
 
 
 def _run_program(code: types.CodeType, module: types.ModuleType, report: Report) -> int:
@@ -87,41 +112,30 @@ def _exit_status(code: object) -> int:
     return 1
 
 
-def _call_function(
-    code: types.CodeType,
-    module: types.ModuleType,
-    entry_point: str,
-    calls: list[str],
-    report: Report,
-) -> int:
-    try:
-        exec(code, module.__dict__)
-        for call in calls:
-            function = find_function(module, entry_point)
-            if not callable(function):
-                report(RAISED, f"there is no function named {entry_point}")
-                return 1
-            arguments = decode(call)
-            try:
-                report(VALUE, encode(function(*arguments)))
-            except NoText as odd:
-                report(ODD_VALUE, str(odd))
-    except MemoryError:
-        report(NO_MEMORY, "while running")
-        return 1
-    except BaseException as error:  # noqa: BLE001 - whatever an answer raises is its result
-        report(RAISED, _one_line(error))
-        return 1
-    return 0
+def _make_calls(find: Callable[[], Any], payload: dict[str, Any], report: Report) -> None:
+    for call in payload["calls"]:
+        function = find()
+        positional, named = decode_call(call)
+        result = function(*positional, **named)
+        try:
+            report(VALUE, encode(as_plain(result) if payload["as_plain"] else result))
+        except NoText as odd:
+            report(ODD_VALUE, str(odd))
 
 
 def find_function(module: types.ModuleType, entry_point: str) -> Any:
-    """The function of this name; of `Class.method` that of a new object, for every call."""
+    """The function of this name; of `Class.method` that of a new object, for every call.
+
+    Raises:
+        LookupError: there is none.
+    """
     owner, _, method = entry_point.rpartition(".")
-    if not owner:
-        return module.__dict__.get(entry_point)
-    made = module.__dict__.get(owner)
-    return getattr(made(), method, None) if callable(made) else None
+    found = module.__dict__.get(owner or method)
+    if owner and callable(found):
+        found = getattr(found(), method, None)
+    if not callable(found):
+        raise LookupError(f"there is no function named {entry_point}")
+    return found
 
 
 def _reporter(report_fd: int) -> Report:

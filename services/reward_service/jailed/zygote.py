@@ -22,6 +22,8 @@ from services.reward_service.jailed import answer, confine
 
 PROGRAM_FD, STDLIB_FD, ARMED_FD = 59, 60, 61
 REPORT_FD, CHANNEL_FDS = 3, (4, 5)
+_LEFT_S = 0.5
+"""For a child to end by itself when nobody is left to answer to."""
 PRELOADED = (
     "abc",
     "argparse",
@@ -179,7 +181,8 @@ class ForkServer:
         child = os.fork()
         if child == 0:
             self._become_answer(order, descriptors)
-        killed = self._watch(child, order["cpu_s"], started + order["wall_s"])
+        other = descriptors[-2] if order["channel"] else None
+        killed = self._watch(child, order["cpu_s"], started + order["wall_s"], other)
         _, status, usage = os.wait4(child, 0)
         if os.getpid() == 1:  # of a process namespace: end whatever could still be in it
             with contextlib.suppress(ProcessLookupError):
@@ -193,10 +196,19 @@ class ForkServer:
             "peak_kb": usage.ru_maxrss,
         }
 
-    def _watch(self, child: int, cpu_s: float, deadline: float) -> str | None:
-        """Wait for the child and kill it at a limit: `cpu`, `wall`, or None if it ended."""
+    def _watch(self, child: int, cpu_s: float, deadline: float, other: int | None) -> str | None:
+        """Wait for the child and kill it at a limit; None if it ended by itself.
+
+        The limits are `cpu`, `wall`, and `left`: the jail at the other end of its channel,
+        of which `other` is the descriptor to read from, ended and the child did not.
+        """
         child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
-        handle = os.pidfd_open(child)
+        handle, left = os.pidfd_open(child), False
+        waiting = select.poll()
+        waiting.register(handle, select.POLLIN)
+        waiting.register(self._control, select.POLLIN)
+        if other is not None:
+            waiting.register(other, 0)  # tells only of its end
         try:
             while True:
                 try:
@@ -206,14 +218,17 @@ class ForkServer:
                 wall_left = deadline - time.monotonic()
                 if cpu_left <= 0 or wall_left <= 0:
                     os.kill(child, signal.SIGKILL)
-                    return "cpu" if cpu_left <= 0 else "wall"
-                wait = max(0.001, min(cpu_left, wall_left))
-                ended, _, _ = select.select([handle, self._control.fileno()], [], [], wait)
-                if handle in ended:
+                    return "cpu" if cpu_left <= 0 else "left" if left else "wall"
+                wait_s = max(0.001, min(cpu_left, wall_left))
+                told = {descriptor for descriptor, _ in waiting.poll(1000 * wait_s)}
+                if handle in told:
                     return None
-                if ended:  # nothing is sent while a job runs: the service is gone
-                    os.kill(child, signal.SIGKILL)
+                if self._control.fileno() in told:  # nothing is sent while a job runs:
+                    os.kill(child, signal.SIGKILL)  # the service is gone
                     os._exit(0)
+                if other in told:
+                    waiting.unregister(other)
+                    left, deadline = True, min(deadline, time.monotonic() + _LEFT_S)
         finally:
             os.close(handle)
 
@@ -252,9 +267,10 @@ class ForkServer:
                 confine.execute(PROGRAM_FD)
             payload = json.loads(_read_all(payload_fd))
             os.close(payload_fd)
-            status = answer.run_answer(payload, REPORT_FD)
+            status = answer.run_answer(payload, REPORT_FD, CHANNEL_FDS)
         except BaseException:  # noqa: BLE001 - the edge of the child: its status tells
             traceback.print_exc()
+            sys.stderr.flush()
         os._exit(status)
 
     def _take_descriptors(self, order: dict[str, Any], descriptors: list[int]) -> int:
