@@ -44,7 +44,8 @@ def grade_command(arguments: argparse.Namespace, console: Console) -> int:
 
     job = read_job(arguments.file, arguments.tests)
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
-    score = asyncio.run(_graded(job, Scoring(RewardServiceConfig(slots=1))))
+    config = RewardServiceConfig(slots=1, header_cache_dir="~/.cache/millrace/headers")
+    score = asyncio.run(_graded(job, Scoring(config)))
     if console.is_terminal:
         _show(score, console)
     else:

@@ -24,6 +24,7 @@ from services.observability.metrics import RewardMetrics
 from services.protocol.reward_service import CompileRecord
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.execution import SlotFailed, SlotLost
+from services.reward_service.header_cache import HeaderCache
 from services.reward_service.jail import BUILD, Jail, jailed_sources, own_user_id
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
@@ -71,6 +72,8 @@ class Compiler:
         self._bytes = 0
         self._versions: dict[str, str] = {}
         self._header_lock = asyncio.Lock()
+        kept = config.header_cache_dir
+        self._kept = None if kept is None else HeaderCache(kept)
         own = None if config.toolchain_dir is None else Path(config.toolchain_dir)
         self._folder = own or Path(tempfile.mkdtemp(prefix="millrace-toolchain-"))
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -167,29 +170,38 @@ class Compiler:
         async with self._header_lock:
             if made.exists():
                 return folder
-            limits = _HEADER_CPU_S, _HEADER_MB
-            try:
-                built = await self._build(
-                    toolchain,
-                    list(toolchain.header_flags),
-                    toolchain.header.encode(),
-                    None,
-                    limits,
-                    toolchain.header_output,
-                )
-            except SlotLost as error:  # no answer had a part in it
-                raise SlotFailed(f"the header could not be compiled: {error}") from error
-            if built["exit"] != 0 or built["output"] is None:
-                raise SlotFailed(f"the header could not be compiled: {built['errors'][:200]}")
+            content = None if self._kept is None else self._kept.get(identity)
+            if content is None:
+                content = await self._build_header(toolchain)
+                if self._kept is not None:
+                    self._kept.put(identity, content)
             folder.mkdir(mode=0o755, exist_ok=True)
             folder.chmod(0o755)
             plain = toolchain.header_output.removesuffix(".gch")
-            for name, content in ((plain, toolchain.header.encode()), (made.name, built["output"])):
+            for name, text in ((plain, toolchain.header.encode()), (made.name, content)):
                 part = folder / f".{name}.{os.getpid()}"
-                part.write_bytes(content)
+                part.write_bytes(text)
                 part.chmod(0o644)
                 part.rename(folder / name)
         return folder
+
+    async def _build_header(self, toolchain: Toolchain) -> bytes:
+        limits = _HEADER_CPU_S, _HEADER_MB
+        try:
+            built = await self._build(
+                toolchain,
+                list(toolchain.header_flags),
+                toolchain.header.encode(),
+                None,
+                limits,
+                toolchain.header_output,
+            )
+        except SlotLost as error:  # no answer had a part in it
+            raise SlotFailed(f"the header could not be compiled: {error}") from error
+        if built["exit"] != 0 or built["output"] is None:
+            raise SlotFailed(f"the header could not be compiled: {built['errors'][:200]}")
+        content: bytes = built["output"]
+        return content
 
     async def _build(
         self,

@@ -1,6 +1,7 @@
 """The reward service's configuration and the only place of its defaults."""
 
 import os
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -32,7 +33,8 @@ class RewardServiceConfig(StrictModel):
         request_body_s: seconds in which an HTTP body must have arrived.
         test_set_mb: memory for test sets, MiB of JSON.
         test_set_dir: folder, shared by all replicas, in which test sets are kept as well.
-            Without it each replica knows only those that it was given itself.
+            Without it several replicas keep them in `~/.cache/millrace/test-sets`, which those
+            on other machines do not see.
         slots: sandboxes that run at the same time in a replica. More than it has cores
             would make verdicts depend on load and is refused where the replica starts.
         require_tier: `A` refuses to start without namespaces (bubblewrap); `B` is content
@@ -51,12 +53,14 @@ class RewardServiceConfig(StrictModel):
         program_cache_mb: memory for compiled programs, MiB.
         toolchain_dir: folder for precompiled headers, to be shared by services of one user;
             without it each service has a temporary one.
+        header_cache_dir: folder of this user's, closed to others, in which precompiled headers
+            are kept for later services; None keeps none.
         slot_start_s: seconds a sandbox may take to start.
         failures_until_unhealthy: consecutive answers that no sandbox could be had for.
         graders: users' own Python graders, `module:function` by name.
         grader_modules: modules whose graders register themselves with `@grader`.
         http_graders: users' own HTTP endpoints, URL by name.
-        user_grader_processes: calls of users' Python graders at a time.
+        user_grader_processes: calls of users' Python graders at a time; each takes a core.
     """
 
     num_cpus: float = Field(default=0.1, ge=0)
@@ -79,6 +83,7 @@ class RewardServiceConfig(StrictModel):
     compile_output_mb: int = Field(default=32, ge=1)
     program_cache_mb: int = Field(default=512, ge=1)
     toolchain_dir: str | None = None
+    header_cache_dir: str | None = None
     slot_start_s: float = Field(default=30.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)
     graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)
@@ -87,6 +92,13 @@ class RewardServiceConfig(StrictModel):
     http_graders: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field(
         default_factory=dict
     )
+
+    @property
+    def test_set_folder(self) -> str | None:
+        """Where test sets are kept beside memory; None for one replica, which needs no place."""
+        if self.test_set_dir is None and max(self.replicas, self.max_replicas or 0) > 1:
+            return str(Path.home() / ".cache" / "millrace" / "test-sets")
+        return self.test_set_dir
 
     def check_cores(self) -> None:
         """Refuse more slots than this machine has cores; the file may be read on another.

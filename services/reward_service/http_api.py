@@ -49,6 +49,10 @@ class GradeRequest(StrictModel):
     grader: Grader | None = None
 
 
+class _UnknownTestSet(InvalidInput):
+    """Nobody has handed this set over to this replica, or it has forgotten it."""
+
+
 class _TooLarge(ValueError):
     """The body is longer than this service takes."""
 
@@ -67,6 +71,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
 
     app = FastAPI(title="Millrace reward service", lifespan=lifespan)
     app.add_exception_handler(InvalidInput, _invalid_input)
+    app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
     app.add_exception_handler(QueueFull, _queue_full)
     app.add_exception_handler(_TooLarge, _too_large)
     app.add_exception_handler(_TooSlow, _too_slow)
@@ -190,8 +195,8 @@ def _check(grader: AnyGrader, field: str, scoring: Scoring, config: RewardServic
         if grader.test_set is not None:
             tests = scoring.tools.test_sets.get(grader.test_set)
             if tests is None:
-                fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first."
-                raise InvalidInput(f"{field}.test_set", grader.test_set, fix)
+                fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first, or again."
+                raise _UnknownTestSet(f"{field}.test_set", grader.test_set, fix)
             try:
                 check_tests(tests, grader.entry_point, grader.language)
             except ValueError as problem:
@@ -207,6 +212,11 @@ def _python_names(config: RewardServiceConfig) -> list[str]:
 def _invalid_input(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, InvalidInput)
     return _answer(400, error.field, error.value, error.fix)
+
+
+def _unknown_test_set(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidInput)
+    return _answer(404, error.field, error.value, error.fix)
 
 
 def _too_large(_: Request, error: Exception) -> JSONResponse:

@@ -40,7 +40,7 @@ class TestSets:
             raise InvalidInput("hash", name, f"The SHA-256 of this body is {found}.")
         tests = _read(text)
         if self._folder is not None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = self._folder / f".{name}.part"
             part.write_bytes(text)
             part.rename(self._folder / f"{name}.json")

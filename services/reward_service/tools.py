@@ -53,22 +53,25 @@ class Tools:
             cache=VerdictCache(config.cache_entries),
             estimates=Estimates(config.cache_entries),
             helper=HelperProcess(["math_verify"], concurrency=config.slots),
-            test_sets=TestSets(most_bytes=config.test_set_mb << 20, folder=config.test_set_dir),
+            test_sets=TestSets(most_bytes=config.test_set_mb << 20, folder=config.test_set_folder),
             users=HelperProcess(users, concurrency=config.user_grader_processes),
             functions=config.graders,
             endpoints=config.http_graders,
         )
 
-    async def ask(self, function: str, arguments: Any, *, timeout_s: float) -> Any:
-        """Call a function of ours in the helper, on a core of its own.
+    async def ask(
+        self, function: str, arguments: Any, *, timeout_s: float, of_user: bool = False
+    ) -> Any:
+        """Call a function of ours, or one of a user's, in its helper, on a core of its own.
 
         Raises:
             HelperTimeout: it was killed at its deadline.
             HelperFailed: it raised or died.
             QueueFull: no core became free in time.
         """
+        helper = self.users if of_user else self.helper
         async with self.sandbox.cores.core(_ASK_S):
-            return await self.helper.call(function, arguments, timeout_s=timeout_s)
+            return await helper.call(function, arguments, timeout_s=timeout_s)
 
     async def http(self) -> aiohttp.ClientSession:
         """The session towards users' endpoints, of the running event loop."""

@@ -254,3 +254,16 @@ def test_a_grader_that_cannot_work_is_refused(grader: dict[str, Any]) -> None:
 
 def test_a_grader_knows_its_number_of_tests() -> None:
     assert MathsGrader(kind="maths", expected="1").total == 1
+
+
+@ON_ONE_LOOP
+async def test_a_users_function_waits_for_a_core_like_all_other_work(graders: Scoring) -> None:
+    cores = graders.sandbox.cores
+    asked = {"kind": "python", "name": "length", "arguments": {"target": 3}}
+    async with cores.core(0.1), cores.core(0.1):
+        waiting = asyncio.create_task(graded(graders, "abc", **asked))
+        async with asyncio.timeout(30):
+            while not cores.queued_s:
+                await asyncio.sleep(0)
+        assert not waiting.done()
+    assert (await waiting).reward == 1.0

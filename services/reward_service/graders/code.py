@@ -50,7 +50,10 @@ async def grade_code(completion: str, grader: _AnyCode, tools: Tools) -> Grade:
         return infra_failure(f"no language is named {spec.language!r}").of(spec.total)
     tests = tests_of(spec, tools)
     if tests is None:
-        return infra_failure("its test set is not known here, or does not fit the grader")
+        return infra_failure(
+            f"test set {spec.test_set} is not known to this replica, or does not fit the grader: "
+            "hand it over again, or give all replicas one test_set_dir"
+        )
     code = extract_code(completion, spec.template, tags=language.tags)
     if code is None:
         return failure(Verdict.NO_CODE, "no code").of(len(tests))

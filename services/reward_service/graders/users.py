@@ -29,7 +29,7 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> G
         "arguments": grader.arguments,
     }
     try:
-        reward = await tools.users.call(_CALL, arguments, timeout_s=grader.timeout_s)
+        reward = await tools.ask(_CALL, arguments, timeout_s=grader.timeout_s, of_user=True)
         return _rewarded(finite(reward))
     except (HelperTimeout, HelperFailed, ValueError) as problem:
         return infra_failure(f"grader {grader.name}: {problem}")
