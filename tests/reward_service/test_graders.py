@@ -257,13 +257,16 @@ def test_a_grader_knows_its_number_of_tests() -> None:
 
 
 @ON_ONE_LOOP
-async def test_a_users_function_waits_for_a_core_like_all_other_work(graders: Scoring) -> None:
-    cores = graders.sandbox.cores
-    asked = {"kind": "python", "name": "length", "arguments": {"target": 3}}
-    async with cores.core(0.1), cores.core(0.1):
-        waiting = asyncio.create_task(graded(graders, "abc", **asked))
-        async with asyncio.timeout(30):
-            while not cores.queued_s:
-                await asyncio.sleep(0)
-        assert not waiting.done()
-    assert (await waiting).reward == 1.0
+async def test_a_users_function_takes_a_core_while_it_runs(
+    graders: Scoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores, free = graders.sandbox.cores, list[int]()
+
+    async def call(*_: Any, **__: Any) -> float:
+        free.append(cores._free)
+        return 1.0
+
+    monkeypatch.setattr(graders.tools.users, "call", call)
+    score = await graded(graders, "abc", kind="python", name="length", arguments={"target": 3})
+    assert score.reward == 1.0
+    assert (free, cores._free) == ([1], 2)

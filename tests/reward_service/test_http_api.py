@@ -4,17 +4,14 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import http_api
 from services.reward_service.scoring import Scoring
-from services.reward_service.tools import Tools
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -102,25 +99,6 @@ async def test_bad_input_is_refused_with_the_fields_name(
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["field"] == field
     assert len(answer.text) < 2000
-
-
-async def test_a_replica_has_the_test_sets_that_another_was_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    several = RewardServiceConfig(max_replicas=2)
-    text = json.dumps(CODE["tests"]).encode()
-    name = hashlib.sha256(text).hexdigest()
-    one, other = (Tools.of(several).test_sets for _ in range(2))
-    assert one.put(name, text) == 1
-    found = other.get(name)
-    assert found is not None
-    assert found[0].stdin == "1 2"
-    (folder,) = tmp_path.rglob("test-sets")
-    assert folder.stat().st_mode & 0o077 == 0
-    (folder / f"{name}.json").write_bytes(b"[]")
-    assert Tools.of(several).test_sets.get(name) is None
-    assert RewardServiceConfig().test_set_folder is None
 
 
 async def test_a_test_set_has_the_name_of_its_content(client: httpx.AsyncClient) -> None:
