@@ -60,19 +60,21 @@ class CodeTest(StrictModel):
     stdin: str | None = None
     args: list[Any] | None = None
     asserts: str | None = Field(default=None, min_length=1)
-    expected: Any = None
+    expected: Any
     also: list[Any] = Field(default_factory=list)
     weight: float = Field(default=1.0, ge=0)
     group: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _asserts_need_no_expected(cls, data: Any) -> Any:
+        return {"expected": None, **data} if isinstance(data, dict) and "asserts" in data else data
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if [self.stdin, self.args, self.asserts].count(None) != 2:
             raise ValueError("a test has one of stdin, args and asserts")
-        has_expected = bool({"expected", "also"} & self.model_fields_set)
-        if self.asserts is None and "expected" not in self.model_fields_set:
-            raise ValueError("expected is missing")
-        if self.asserts is not None and has_expected:
+        if self.asserts is not None and (self.expected is not None or self.also):
             raise ValueError("asserts say themselves what is expected")
         if self.stdin is not None:
             for text in (self.expected, *self.also):
