@@ -88,7 +88,7 @@ def _asserts_as_code(grader: PythonAssertsGrader) -> CodeGrader:
     entry_point = grader.entry_point or called_function(grader.tests, grader.setup)
     return CodeGrader(
         kind="code",
-        tests=[CodeTest(asserts=one) for one in found.asserts],
+        tests=[CodeTest(asserts=one, expected=None) for one in found.asserts],
         entry_point=entry_point.replace("()", ""),
         setup=f"{found.setup}\n{grader.setup}",
         prelude=grader.prelude,
