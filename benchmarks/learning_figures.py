@@ -88,11 +88,11 @@ def _line(
     curves = [curve(one) for one in outcomes]
     steps = sorted({step for xs, _ in curves for step in xs})
     values = np.array([np.interp(steps, xs, ys) for xs, ys in curves])
-    style = {"color": f"C{place}", "linestyle": "-" if place < 10 else "--"}
-    axes.plot(steps, values.mean(axis=0), label=label, linewidth=1.6, **style)
+    color = f"C{place}"
+    axes.plot(steps, values.mean(axis=0), label=label, linewidth=1.6, color=color)
     if len(curves) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
-        axes.fill_between(steps, low, high, color=style["color"], alpha=0.12, linewidth=0)
+        axes.fill_between(steps, low, high, color=color, alpha=0.12, linewidth=0)
 
 
 def _heldout(one: Outcome) -> Curve:

@@ -69,11 +69,12 @@ class Outcome(BaseModel):
     @property
     def summary(self) -> str:
         """One line for people."""
-        stale = max(self.staleness_max, default=0)
+        head = f"== {self.name} seed {self.seed}: {self.state}"
+        if not self.reward or not self.heldout:
+            return f"{head}: {self.detail}"
         return (
-            f"== {self.name} seed {self.seed}: {self.state}, held-out {self.before:.2f} -> "
-            f"{self.after:.2f}, reward {self.reward[-1]:.2f}, staleness {stale}, "
-            f"{self.wall_s:.0f} s"
+            f"{head}, held-out {self.before:.2f} -> {self.after:.2f}, reward "
+            f"{self.reward[-1]:.2f}, staleness {max(self.staleness_max)}, {self.wall_s:.0f} s"
         )
 
 
@@ -91,8 +92,8 @@ class Results:
         return cls(path, [Outcome.model_validate(line) for line in lines])
 
     def of(self, name: str) -> list[Outcome]:
-        """All seeds of a configuration, in their order."""
-        return [one for one in self.outcomes if one.name == name]
+        """All seeds of a configuration that count, in their order."""
+        return [one for one in self.outcomes if one.name == name and one.counts]
 
     def has(self, one: Configuration, *, seed: int, steps: int) -> bool:
         """Whether this very run is there and counts."""
