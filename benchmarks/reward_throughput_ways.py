@@ -125,9 +125,7 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
         file.write_text(sample.source)
         command = [*python, str(file)]
         if sample.language != "python":
-            program = folder / name
-            shutil.copy(_compiled(sample, folder), program)
-            command = [str(program)]
+            command = [str(_compiled(sample, folder))]
         if jailed:
             mounts = ["--ro-bind", str(folder), str(folder)]
             if not jail.prefix.startswith("/usr"):
