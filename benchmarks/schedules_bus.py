@@ -101,5 +101,8 @@ class Bus:
             pid=1,
         )
 
+    async def want_replicas(self, replicas: int) -> None:
+        """See `WeightBus`; there are as many as there are."""
+
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `WeightBus`; replicas here are never behind for long."""

@@ -203,3 +203,7 @@ class BusPeer:
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._call("bound_lag", max_lag)
+
+    async def want_replicas(self, replicas: int) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._call("want_replicas", replicas)

@@ -191,6 +191,9 @@ class RunMetrics:
     step = _gauge("run_step", "Train steps done", "run")
     staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
+    wanted_replicas = _gauge(
+        "run_replicas_wanted", "Rollout replicas that there is work for", "run"
+    )
     window = _gauge("run_admission_window", "Groups that may be open, if adaptive", "run")
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")

@@ -86,6 +86,14 @@ class Fleet:
             else:
                 return
 
+    async def want_replicas(self, replicas: int) -> None:
+        """Say how many replicas the run has work for; it holds for a minute.
+
+        Raises:
+            NotReady: the bus is away.
+        """
+        await self._bus.want_replicas(replicas)
+
     async def _bound_if_due(self) -> None:
         if self._bound_due:
             await self._bus.bound_lag(self._max_lag)

@@ -43,6 +43,10 @@ class IdleTimes:
         """What the trainer waits for now, None while it trains."""
         return next(iter(self._now.get("trainer", {})), None)
 
+    def waited_s(self, cause: str) -> float:
+        """Seconds in which the trainer waited for this, as far as was looked."""
+        return self._total["trainer"].get(cause, 0.0)
+
     def take(self) -> dict[str, dict[str, float]]:
         """Idle seconds by side and cause since this was last asked."""
         taken = {side: dict(causes) for side, causes in self._step.items()}

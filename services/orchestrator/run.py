@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from services.orchestrator import replica_demand
 from services.orchestrator.admission_window import AdmissionWindow, follow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
@@ -285,6 +286,7 @@ class Run:
                 asyncio.create_task(self._fleet.watch(), name="fleet"),
                 asyncio.create_task(self._scorer.run(), name="scorer"),
             ]
+            background.append(asyncio.create_task(self._tell_demand(), name="demand"))
             if self._run.schedule.adaptive:
                 background.append(asyncio.create_task(self._adapt(), name="adapt"))
             stages = asyncio.create_task(self._stages(), name="stages")
@@ -298,6 +300,15 @@ class Run:
                 for task in (stages, *background):
                     task.cancel()
                 await asyncio.gather(stages, *background, return_exceptions=True)
+
+    async def _tell_demand(self) -> None:
+        await replica_demand.follow(
+            replica_demand.ReplicaDemand(batch_groups=self._run.batch_groups),
+            idle=self.progress.idle,
+            slots=lambda: self._schedule.slots,
+            fleet=self._fleet,
+            run_id=self.progress.run_id,
+        )
 
     async def _adapt(self) -> None:
         await follow(

@@ -202,11 +202,13 @@ class Orders:
         known: False when the bus does not know the member: it must register again.
         last: number of the last order in `orders`; acknowledged by the next poll.
         orders: in the order in which they must be carried out; may be empty.
+        wanted_replicas: see `WeightBus.want_replicas`; None where nobody has said it lately.
     """
 
     known: bool
     last: int
     orders: tuple[Order, ...]
+    wanted_replicas: int | None = None
 
 
 class Phase(StrEnum):
@@ -356,3 +358,12 @@ class WeightBus(Protocol):
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """Lease only replicas at most `max_lag` versions behind the newest; None: any."""
+
+    async def want_replicas(self, replicas: int) -> None:
+        """Have Serve be told, by the replicas, how many of them a run has work for.
+
+        It is forgotten after a minute, since a run may end without a word.
+
+        Raises:
+            InvalidInput: less than one.
+        """

@@ -4,12 +4,14 @@ Requests do not pass through Serve: each replica serves vLLM's own OpenAI-compat
 on its own address, which it registers with the weight bus.
 """
 
+import math
 import os
 import time
 from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from services.observability.garbage import heavy_imports
 from services.peers import BusPeer
@@ -20,6 +22,8 @@ from services.rollout_server.placement import resources
 from services.rollout_server.preflight import available_memory, check_memory, check_model
 
 _UNBOUNDED = 1_000_000
+WANTED = "millrace_wanted_replicas"
+_TELL_S = 2.0
 
 
 class RolloutServer:
@@ -59,6 +63,10 @@ class RolloutServer:
         if self._replica is not None:
             await self._replica.check_health()
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, in a thread: the orchestrator's wish."""
+        return stats(self._replica.wanted_replicas if self._replica is not None else None)
+
     async def __del__(self) -> None:
         replica, self._replica = getattr(self, "_replica", None), None
         if replica is not None:
@@ -71,8 +79,44 @@ def _end_process() -> None:
     os._exit(1)
 
 
+def stats(wanted: int | None) -> dict[str, float]:
+    """What a replica tells Serve: the orchestrator's wish, as the weight bus passed it on."""
+    return {WANTED: float(wanted or 0)}
+
+
+def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """The largest wish that a replica has heard; the fewest allowed while there is none.
+
+    A replica that has just come has heard nothing yet.
+    """
+    told = (context.aggregated_metrics or {}).get(WANTED, {})
+    wanted = math.ceil(max(told.values(), default=0.0))
+    return max(context.capacity_adjusted_min_replicas, wanted), context.policy_state or {}
+
+
+def scaling(config: RolloutServerConfig) -> dict[str, Any]:
+    """Options of the Serve deployment.
+
+    The orchestrator has waited before it wishes, so Serve waits no longer.
+    """
+    if config.max_replicas is None:
+        return {"num_replicas": config.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=config.replicas,
+            max_replicas=config.max_replicas,
+            initial_replicas=config.replicas,
+            metrics_interval_s=_TELL_S,
+            look_back_period_s=2 * _TELL_S,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=AutoscalingPolicy(policy_function=wanted_replicas),  # type: ignore[no-untyped-call]
+        )
+    }
+
+
 def build(config: RolloutServerConfig) -> serve.Application:
-    """The application "rollout_server": `config.replicas` engines.
+    """The application "rollout_server": `config.replicas` engines, or more of them.
 
     Raises:
         InvalidInput: the model cannot be served as configured.
@@ -81,12 +125,12 @@ def build(config: RolloutServerConfig) -> serve.Application:
     deployment: Any = serve.deployment(
         RolloutServer,
         name="rollout_server",
-        num_replicas=config.replicas,
         max_ongoing_requests=_UNBOUNDED,
         health_check_period_s=1.0,
         health_check_timeout_s=60.0,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=30.0,
+        **scaling(config),
         **resources(config),
     )
     return deployment.bind(config)

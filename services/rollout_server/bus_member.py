@@ -43,6 +43,9 @@ class BusMember:
     Two tasks: one polls, so that the bus hears from the replica whatever an order takes;
     one carries orders out, one after another, with receiving in the background so that an
     order to drop it can overtake. While the bus is away, generation goes on.
+
+    Attributes:
+        wanted_replicas: how many rollout servers a run has work for, as the bus last said.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class BusMember:
         self._id = hello(None, None).replica_id
         self._retry_s = retry_s
         self._acknowledged = 0
+        self.wanted_replicas: int | None = None
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
         self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
         self._proving: asyncio.Task[None] | None = None
@@ -113,6 +117,7 @@ class BusMember:
             for order in orders.orders:
                 await self._orders.put(order)
             self._acknowledged = orders.last
+            self.wanted_replicas = orders.wanted_replicas
 
     async def _register(self) -> None:
         while True:

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.protocol.strict import StrictModel
 
@@ -15,6 +15,8 @@ class RolloutServerConfig(StrictModel):
             weights are not read, but with `lora_rank`: the weight bus delivers them.
         served_model_name: name by which clients ask for it.
         replicas: engines.
+        max_replicas: engines start while a run's trainer starves for rollouts, up to so many,
+            and end while whole batches wait for it, down to `replicas`. None: always `replicas`.
         device: "cpu" or "cuda".
         dtype: type of parameters and activations in the engine.
         max_model_len: longest prompt plus response, tokens.
@@ -48,6 +50,7 @@ class RolloutServerConfig(StrictModel):
     model: str
     served_model_name: str = "policy"
     replicas: int = Field(default=1, ge=1)
+    max_replicas: int | None = Field(default=None, ge=1)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     max_model_len: int = Field(default=2048, ge=16)
@@ -65,6 +68,20 @@ class RolloutServerConfig(StrictModel):
     host: str = ""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     num_cpus: float = Field(default=0.1, ge=0)
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> "RolloutServerConfig":
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ValueError(
+                f"max_replicas: {self.max_replicas} is less than replicas: {self.replicas}, the "
+                "fewest; give at least as many"
+            )
+        return self
+
+    @property
+    def most_replicas(self) -> int:
+        """Engines at a time."""
+        return self.max_replicas or self.replicas
 
     @property
     def gpus(self) -> int:

@@ -24,7 +24,7 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
     }
     if config.device == "cpu":
         cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // (config.replicas * config.tensor_parallel_size))
+        threads = max(1, cores // (config.most_replicas * config.tensor_parallel_size))
         variables |= {
             "OMP_NUM_THREADS": str(threads),
             # Binding threads to cores assumes that the engine is alone on the machine.

@@ -126,6 +126,11 @@ class RolloutReplica:
         base = await asyncio.to_thread(base_digest, self._config.model)
         return AdapterRequests(engine, name=self._config.served_model_name, base=base)
 
+    @property
+    def wanted_replicas(self) -> int | None:
+        """How many of its kind a run has work for; None where nobody says."""
+        return self._member.wanted_replicas if self._member is not None else None
+
     async def check_health(self) -> None:
         """Answer if engine, server and membership all run.
 

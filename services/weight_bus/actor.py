@@ -74,3 +74,7 @@ class WeightBusActor:
     async def bound_lag(self, max_lag: int | None) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
         await self._bus.bound_lag(max_lag)
+
+    async def want_replicas(self, replicas: int) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        await self._bus.want_replicas(replicas)

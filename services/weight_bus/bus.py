@@ -39,6 +39,7 @@ from services.weight_bus.trainer_groups import TrainerGroups
 from services.weight_bus.version_ledger import VersionLedger
 
 _TICK_S = 0.25
+_WANTED_S = 60.0
 
 log = Log("weight_bus")
 
@@ -64,6 +65,7 @@ class Bus:
         self._mailboxes: dict[str, Mailbox] = {}
         self._deliveries: dict[str, tuple[Delivery, asyncio.Task[None]]] = {}
         self._manifest: tuple[WeightManifest, float] | None = None
+        self._wanted: tuple[int | None, float] = None, 0.0
         # Also keeps link prefixes of a restarted bus apart from those before.
         self._bus_id, numbers = secrets.token_hex(4), itertools.count()
         self._control = Control(
@@ -147,7 +149,13 @@ class Bus:
         )
         known = self._mailboxes.get(member_id) is mailbox and self._seen(member_id)
         orders = mailbox.waiting if known else ()
-        return Orders(known=known, last=mailbox.last, orders=orders)
+        wanted, until = self._wanted
+        return Orders(
+            known=known,
+            last=mailbox.last,
+            orders=orders,
+            wanted_replicas=wanted if self._clock() < until else None,
+        )
 
     async def report(self, report: Report) -> None:
         """See `services.protocol.weight_bus.WeightBus`."""
@@ -208,6 +216,12 @@ class Bus:
             raise InvalidInput("max_lag", max_lag, "Use a number from 0, or null for no bound.")
         self._replicas.max_lag = max_lag
         self._update()
+
+    async def want_replicas(self, replicas: int) -> None:
+        """See `services.protocol.weight_bus.WeightBus`."""
+        if replicas < 1:
+            raise InvalidInput("replicas", replicas, "Use a number from 1.")
+        self._wanted = replicas, self._clock() + _WANTED_S
 
     async def close(self) -> None:
         """End every task."""

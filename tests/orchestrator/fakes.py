@@ -59,6 +59,7 @@ class FakeBus:
         self.pushes = 0
         self.revision = 1
         self.commit_delay_s = commit_delay_s
+        self.wanted: int | None = None
         self._changed = asyncio.Event()
         self._commits: set[asyncio.Task[None]] = set()
 
@@ -122,6 +123,9 @@ class FakeBus:
         self.max_lag = max_lag
         self.lags.append(max_lag)
         self._notify()
+
+    async def want_replicas(self, replicas: int) -> None:
+        self.wanted = replicas
 
 
 class FakeTrainer:

@@ -40,6 +40,19 @@ async def test_a_lag_bound_takes_leases_and_gives_them_back(world: World) -> Non
         await world.bus.bound_lag(-1)
 
 
+async def test_a_wish_for_replicas_reaches_them_and_is_forgotten_after_a_minute(
+    world: World,
+) -> None:
+    await world.replica("r", committed_version=0)
+    assert (await world.bus.next_orders("r", 0, 0.0)).wanted_replicas is None
+    await world.bus.want_replicas(3)
+    assert (await world.bus.next_orders("r", 0, 0.0)).wanted_replicas == 3
+    world.clock.now += 61.0
+    assert (await world.bus.next_orders("r", 0, 0.0)).wanted_replicas is None
+    with pytest.raises(InvalidInput, match="replicas"):
+        await world.bus.want_replicas(0)
+
+
 async def test_a_silent_replica_loses_its_lease_then_dies_then_is_forgotten(world: World) -> None:
     replica = await world.replica("r", committed_version=0)
     states = []
