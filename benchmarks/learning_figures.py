@@ -1,6 +1,7 @@
 """The figures of docs/learning.md, drawn from the results of `benchmarks/learning.py`."""
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +60,26 @@ def _part(results: Results, part: str) -> Figure:
 
 def _staleness(results: Results) -> Figure:
     """Training reward by train step: a panel for each bound, a line for each correction."""
+    shown = {
+        bound: lines
+        for bound in STALENESS
+        if any(lines := [results.of(staleness_name(name, bound)) for name in CORRECTIONS])
+    }
     figure = Figure(figsize=(11, 6.4), dpi=110, layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True).flatten()
-    for axes, bound in zip(panels, STALENESS, strict=False):
-        for place, correction in enumerate(CORRECTIONS):
-            outcomes = results.of(staleness_name(correction, bound))
+    grid = figure.subplots(2, -(-len(shown) // 2), sharex=True, sharey=True, squeeze=False)
+    labelled: dict[str, Any] = {}
+    for axes, bound in zip_longest(grid.flatten(), shown):
+        if bound is None:
+            axes.axis("off")
+            continue
+        for place, (name, outcomes) in enumerate(zip(CORRECTIONS, shown[bound], strict=True)):
             if outcomes:
-                _line(axes, outcomes, _reward, label=correction, place=place)
+                labelled[name] = _line(axes, outcomes, _reward, label=name, place=place)
         axes.set_title(f"max_staleness {bound}")
         _furnish(axes)
-    *_, last = panels
-    last.axis("off")
-    handles, labels = panels[len(STALENESS) - 1].get_legend_handles_labels()
-    last.legend(handles, labels, loc="center", frameon=False)
+    known = [name for name in CORRECTIONS if name in labelled]
+    handles = [labelled[name] for name in known]
+    figure.legend(handles, known, loc="outside right center", frameon=False)
     figure.supylabel(f"reward of sampled answers, mean of {_SMOOTHED_STEPS} steps")
     return figure
 
@@ -83,16 +91,17 @@ def _line(
     *,
     label: str,
     place: int,
-) -> None:
-    """The mean over seeds, and the range of them behind it."""
+) -> Any:
+    """The mean over seeds, which is returned, and the range of them behind it."""
     curves = [curve(one) for one in outcomes]
     steps = sorted({step for xs, _ in curves for step in xs})
     values = np.array([np.interp(steps, xs, ys) for xs, ys in curves])
     color = f"C{place}"
-    axes.plot(steps, values.mean(axis=0), label=label, linewidth=1.6, color=color)
+    (line,) = axes.plot(steps, values.mean(axis=0), label=label, linewidth=1.6, color=color)
     if len(curves) > 1:
         low, high = values.min(axis=0), values.max(axis=0)
         axes.fill_between(steps, low, high, color=color, alpha=0.12, linewidth=0)
+    return line
 
 
 def _heldout(one: Outcome) -> Curve:
