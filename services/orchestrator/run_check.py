@@ -135,11 +135,6 @@ def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
             "some twice: fewer groups, or more tasks."
         )
         yield InvalidInput("batch_groups", run.batch_groups, fix)
-    for name in tasks.sets:
-        every = run.evaluation.of(name).every
-        if every >= run.steps:
-            fix = f"The run ends after {run.steps} steps: less, or 0 for before and after only."
-            yield InvalidInput(f"evaluation.every ({name})", every, fix)
 
 
 def _of_rollout(run: RunConfig, around: Surroundings) -> Iterator[InvalidInput]:

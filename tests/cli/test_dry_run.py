@@ -101,7 +101,6 @@ def test_a_plan_shows_the_arithmetic_and_starts_nothing(
         ),
         ("steps: 2", "steps: 2\nrollout_timeout_s: 0.1", "rollout_timeout_s: 0.1", "longer"),
         ("batch_groups: 2", "batch_groups: 3", "batch_groups: 3", "1 tasks to learn from"),
-        ("steps: 2", "steps: 2\nevaluation: {every: 5}", "evaluation.every (heldout): 5", "less"),
         ("group_size: 2", "group_size: 300", "group_size: 300", "max_choices, 256"),
     ],
 )

@@ -34,7 +34,6 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"algorithm": {"overlong_limit": 257}}, "algorithm.overlong_limit", "at most"),
         ({"rollout_timeout_s": 0.1}, "rollout_timeout_s", "longer"),
         ({"batch_groups": 25}, "batch_groups", "24 tasks to learn from"),
-        ({"evaluation": {"every": 5}}, "evaluation.every (heldout)", "after 5 steps"),
         ({"group_size": 9}, "group_size", "max_choices, 8"),
         ({"model": "other"}, "model", "serve tiny"),
         ({"sampling": {"max_tokens": 4096}, "rollout_timeout_s": 60.0}, "sampling", "4096 tokens"),

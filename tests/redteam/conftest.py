@@ -53,7 +53,8 @@ def nothing_grows(scoring: Scoring, processes_of) -> Iterator[None]:  # noqa: F8
     gc.collect()
     after = _account(scoring, processes_of)
     assert after[0] == before[0], "slots were lost or processes left behind"
-    assert after[1] <= before[1], "descriptors were left open"
+    kept = len(after[0])  # a slot keeps the program that it ran last
+    assert after[1] <= before[1] + kept, "descriptors were left open"
     assert after[2] < before[2] + MEMORY_SLACK
 
 
