@@ -27,6 +27,8 @@ class Fleet:
         self._live_version: int | None = None
         self._slowest = -1
         self.pushes = 0
+        self.in_service = 0
+        """Replicas that have a lease, or lost it only until an update is through."""
 
     async def watch(self) -> None:
         """Follow the table until cancelled; a bus that is away is asked again.
@@ -64,6 +66,7 @@ class Fleet:
         self._leased = table.leased
         self._live_version = min((_version(member) for member in self._leased), default=None)
         in_service = [m for m in table.members if m.leased or m.state in _IN_SERVICE]
+        self.in_service = len(in_service)
         self._slowest = min((_version(member) for member in in_service), default=-1)
         self._changes.notify()
 

@@ -39,7 +39,7 @@ class ReplicaDemand:
             waited: share of the time since the last look in which the trainer waited for
                 rollouts.
             ready: scored groups that wait for their batch.
-            live: replicas with a lease.
+            live: replicas in service, also those that an update keeps from their lease.
         """
         self._starved = self._starved + 1 if waited >= _STARVED else 0
         few_waits = waited <= _FED and ready >= self._batch_groups
@@ -72,7 +72,7 @@ async def follow(
         now, waited_s = time.monotonic(), idle.waited_s("rollout")
         share = (waited_s - before) / (now - at)
         before, at = waited_s, now
-        live = len(fleet.leased)
+        live = fleet.in_service
         wanted = demand.look(waited=share, ready=slots().ready, live=live)
         RunMetrics.wanted_replicas.set(wanted, {"run": run_id})
         if wanted != live:

@@ -71,3 +71,20 @@ async def test_the_bus_is_told_until_the_run_ends() -> None:
     finally:
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
+
+
+async def test_a_replica_that_an_update_keeps_from_its_lease_is_still_counted() -> None:
+    bus = FakeBus()
+    bus.committed = {"a": 0, "b": 0}
+    bus.newest = 1
+    await bus.bound_lag(0)
+    changes = Changes()
+    fleet = Fleet(bus, changes)
+    seen = changes.count
+    watch = asyncio.create_task(fleet.watch())
+    try:
+        assert await changes.after(seen, 10.0)
+    finally:
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+    assert (len(fleet.leased), fleet.in_service) == (0, 2)
