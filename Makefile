@@ -5,7 +5,7 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
-.PHONY: demo test test-clusters test-services lint bench clean
+.PHONY: demo test test-clusters test-services test-operations lint bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
@@ -16,12 +16,17 @@ test: .venv/ready
 	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
 
 CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
+OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
-	$(BIN)/pytest $(CLUSTERS)
+	$(BIN)/pytest $(CLUSTERS) $(OPERATIONS:%=--ignore=%)
 
 test-services:
-	$(BIN)/pytest $(CLUSTERS:%=--ignore=%)
+	$(BIN)/pytest $(CLUSTERS:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
+
+# Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
+test-operations: .venv/ready
+	$(BIN)/pytest $(wildcard $(OPERATIONS))
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
