@@ -5,7 +5,7 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
-.PHONY: demo test test-clusters test-services test-operations lint bench clean
+.PHONY: demo test test-clusters test-services test-operations lint docs bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
@@ -34,6 +34,10 @@ lint: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The site of docs/ in build/site; open build/site/index.html.
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/first_numbers.py
 
@@ -51,4 +55,4 @@ bench: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv runs models
+	rm -rf .venv build runs models

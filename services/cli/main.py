@@ -34,7 +34,7 @@ _SHOWN_VALUE = 120  # characters
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 1 it failed, 2 bad input, 130 interrupted."""
-    arguments = _parser().parse_args(argv)
+    arguments = command_parser().parse_args(argv)
     command: Callable[[argparse.Namespace, Console], int] = arguments.command
     console = Console()
     try:
@@ -189,7 +189,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= _SHOWN_VALUE else text[: _SHOWN_VALUE - 3] + "..."
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
     parser = argparse.ArgumentParser(
         prog="millrace", description="Reinforcement learning of language models on Ray."
     )

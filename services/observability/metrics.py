@@ -6,6 +6,7 @@ values and one thread per process sets them again.
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ray.util import metrics as ray_metrics
 
@@ -32,6 +33,11 @@ class Gauge:
         self._read: Callable[[], float] | None = None
         self._lock = threading.Lock()
         _GAUGES.append(self)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Name, description and tag keys, as Ray's own metrics say them."""
+        return self._gauge.info
 
     def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
         """Set the value for these tags."""

@@ -30,6 +30,10 @@ class FunctionTest(StrictModel):
 
     `True`, `1` and `1.0` differ; floats must be equal to the last bit. A tuple counts as a
     list, because a task file has only one kind of sequence.
+
+    Attributes:
+        args: positional arguments.
+        expected: what it must return.
     """
 
     args: list[Any]
@@ -37,7 +41,12 @@ class FunctionTest(StrictModel):
 
 
 class StdioTest(StrictModel):
-    """Run the program with `stdin` and compare what it prints, trailing space aside."""
+    """Run the program with `stdin` and compare what it prints, trailing space aside.
+
+    Attributes:
+        stdin: what the program can read.
+        expected: what it must print.
+    """
 
     stdin: str
     expected: str
@@ -106,6 +115,10 @@ class FloatChecker(StrictModel):
 
     A number passes if it is off by at most `absolute`, or by at most `relative` times the
     expected one. NaN never passes.
+
+    Attributes:
+        absolute: tolerance whatever the size.
+        relative: tolerance as a share of the expected number.
     """
 
     kind: Literal["float"] = "float"
@@ -130,6 +143,9 @@ class CustomChecker(StrictModel):
 
     `given` is the standard input or the list of arguments, `got` the output or the result.
     It runs in a jail of its own. One that fails makes the answer `infra_error`.
+
+    Attributes:
+        source: the Python source.
     """
 
     kind: Literal["custom"] = "custom"

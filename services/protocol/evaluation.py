@@ -11,7 +11,14 @@ DEFAULT_SET = "heldout"
 
 
 class EvaluationSet(StrictModel):
-    """How one held-out set is measured; what is left out is as in `EvaluationConfig`."""
+    """How one held-out set is measured; what is left out is as in `EvaluationConfig`.
+
+    Attributes:
+        tasks: how many tasks of the set.
+        every: also after every so many train steps.
+        samples: answers to each task.
+        temperature: of these answers.
+    """
 
     tasks: int | None = Field(default=None, ge=1)
     every: int | None = Field(default=None, ge=0)

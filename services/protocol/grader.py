@@ -41,6 +41,7 @@ class PythonFunctionGrader(StrictModel):
         template: source with `{completion}` where the answer's code goes; without a
             template the last fenced code block of the answer, or else the whole answer.
         tests: all must pass.
+        limits: of each test.
     """
 
     kind: Literal["python_function"]
@@ -61,7 +62,12 @@ class PythonFunctionGrader(StrictModel):
 
 
 class PythonStdioGrader(StrictModel):
-    """A Python program graded by what it prints for each input."""
+    """A Python program graded by what it prints for each input.
+
+    Attributes:
+        tests: all must pass.
+        limits: of each run.
+    """
 
     kind: Literal["python_stdio"]
     tests: list[StdioTest] = Field(min_length=1)
@@ -84,6 +90,7 @@ class PythonAssertsGrader(StrictModel):
         prelude: as for `code`.
         template: as for `python_function`.
         policy: how passed tests become a reward. Asserts that stand alone are a test each.
+        limits: of each test.
     """
 
     kind: Literal["python_asserts"]
@@ -223,6 +230,7 @@ class RegexGrader(_TextGrader):
     Attributes:
         pattern: Python regular expression; `.` matches line breaks too.
         whole: it must match all of the answer, white space at its ends aside.
+        ignore_case: match without regard to case.
     """
 
     kind: Literal["regex"]
@@ -312,7 +320,11 @@ class Part(StrictModel):
 
 
 class WeightedGrader(StrictModel):
-    """The sum of several graders' rewards, each times its weight."""
+    """The sum of several graders' rewards, each times its weight.
+
+    Attributes:
+        parts: what is added up.
+    """
 
     kind: Literal["weighted"]
     parts: list[Part] = Field(min_length=1)

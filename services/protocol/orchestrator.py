@@ -28,7 +28,11 @@ class SamplingConfig(StrictModel):
 
 class CheckpointConfig(StrictModel):
     """A checkpoint is written after every so many train steps and at the end; how many stay
-    is the trainer's to say (`checkpoints_kept`)."""
+    is the trainer's to say (`checkpoints_kept`).
+
+    Attributes:
+        every: train steps from one to the next.
+    """
 
     every: int = Field(default=10, ge=1)
 
@@ -127,7 +131,16 @@ class RunState(StrEnum):
 
 
 class LedgerCounts(BaseModel):
-    """The ledger in groups. Always: admitted = the sum of the others."""
+    """The ledger in groups. Always: admitted = the sum of the others.
+
+    Attributes:
+        admitted: groups that were begun.
+        trained: in a train step that is done.
+        filtered: counted, but with nothing to learn: all rewards equal.
+        expired: dropped because they would have been too old.
+        failed: not rolled out or not graded, for a reason that `failures` counts.
+        in_flight: admitted and not closed.
+    """
 
     admitted: int = 0
     trained: int = 0
@@ -141,6 +154,7 @@ class RunSummary(BaseModel):
     """What `summary.json` holds.
 
     Attributes:
+        run_id: name of the run and of its directory.
         heldout_pass_rate_before: pass@1 of the first held-out set before the first train step,
             None if it could not be measured.
         heldout_pass_rate_after: the newest one measured after a train step, None if there
@@ -151,6 +165,13 @@ class RunSummary(BaseModel):
             or an evaluation was not made; None while there is nothing to say.
         evaluations_before: of each held-out set, before the first train step.
         evaluations_after: of each held-out set, the newest after a train step.
+        train_steps: train steps done.
+        wall_s: from start to end, seconds.
+        tokens_generated: response tokens of all groups and evaluations.
+        weight_pushes: commits on replicas, all versions and replicas together.
+        policy_version: newest version published.
+        seed: of the run file.
+        ledger: how the groups were closed.
         failures: failed sample groups by reason, such as `http_400` or `deadline`; as many
             as `ledger.failed`.
         failure_example: task and error of the first failed group, empty without one.
@@ -178,14 +199,18 @@ class RunStatus(BaseModel):
     """Answer of `GET /v1/runs/{run_id}`; rates and seconds are rounded for people.
 
     Attributes:
+        run_id: name of the run and of its directory.
+        state: where in its life the run is.
+        run_dir: folder of its ledger, metrics and trajectories, on the orchestrator's node.
+        step: train steps done.
+        steps: train steps wanted.
         reward: mean reward of the last trained batch.
         heldout_pass_rate: the newest that was measured, pass@1 of the first held-out set.
         heldout_problem: as in `RunSummary`.
         evaluations: the newest of each held-out set.
-        failures: as in `RunSummary`, so far.
-        failure_example: as in `RunSummary`.
-        seconds_left: until the last train step, at the pace of the newest ones.
-        detail: one line: what it waits for, or why it failed.
+        policy_version: newest version published, None before the first.
+        staleness: largest of the last batch, None before the first.
+        tokens_generated: response tokens so far.
         tokens_per_second: generated tokens over the last step.
         live_replicas: replicas with a lease.
         admission_window: sample groups that may be open now, None while the schedule is not
@@ -193,6 +218,13 @@ class RunStatus(BaseModel):
         idle: shares of the time so far in which the trainer, and the slots of the rollout,
             were idle, by cause; since the orchestrator took the run up.
         length_bias: mean length of the answers consumed over that of those sampled, less 1.
+        ledger: how the groups so far were closed.
+        failures: as in `RunSummary`, so far.
+        failure_example: as in `RunSummary`.
+        elapsed_s: seconds spent on the run, before a resumption too.
+        seconds_left: until the last train step, at the pace of the newest ones.
+        detail: one line: what it waits for, or why it failed.
+        summary: None until the run is over.
     """
 
     run_id: str

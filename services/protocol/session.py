@@ -32,6 +32,13 @@ class SessionTrajectory(BaseModel):
     logprob 0.0; they count to the policy span that follows them.
 
     Attributes:
+        prompt_token_ids: tokens of the first call's prompt.
+        response_token_ids: all tokens after it.
+        behaviour_logprobs: of each response token, from the engine that sampled it.
+        loss_mask: 1 for each response token that the policy sampled.
+        spans: version, first token, one past the last token, and replica of each stretch.
+        finish_reason: of the last answer.
+        text: of the response.
         begun_by: why it is a trajectory of its own: the kind of the call that began it.
         calls: calls along it.
         shared_tokens: leading response tokens that it has in common with another trajectory
@@ -72,6 +79,7 @@ class SessionSummary(BaseModel):
 
     Attributes:
         id: value of the session header of its calls.
+        state: whether calls may still join.
         created: Unix time in seconds.
         metadata: what its maker said of it.
         reward: what `finish` said, None for nothing.
@@ -104,7 +112,11 @@ class SessionSummary(BaseModel):
 
 
 class SessionFields(SessionSummary):
-    """A whole session, as JSON, or some of its trajectories."""
+    """A whole session, as JSON, or some of its trajectories.
+
+    Attributes:
+        trajectories: those that were asked for.
+    """
 
     trajectories: list[SessionTrajectory]
 
@@ -118,7 +130,11 @@ class SessionFields(SessionSummary):
 
 
 class SessionList(BaseModel):
-    """Answer to a list request; go on after the last session's `cursor`."""
+    """Answer to a list request; go on after the last session's `cursor`.
+
+    Attributes:
+        data: the sessions.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -130,6 +146,7 @@ class SessionInterrupted(BaseModel):
     """Answer to an interruption.
 
     Attributes:
+        id: of the session.
         stopped: requests to replicas that the asked router stopped; their answers go on by
             themselves. Those of other routers are stopped a moment later.
     """
@@ -142,7 +159,11 @@ class SessionInterrupted(BaseModel):
 
 
 class SessionDeleted(BaseModel):
-    """Answer to a delete request."""
+    """Answer to a delete request.
+
+    Attributes:
+        id: of the session.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

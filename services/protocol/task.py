@@ -16,7 +16,15 @@ _MAPPED = ("task_id", "split", "messages", "prompt", "grader")
 
 
 class Message(StrictModel):
-    """One OpenAI chat message of text."""
+    """One OpenAI chat message of text.
+
+    Attributes:
+        role: who speaks.
+        content: the text.
+        name: of the speaker, where the chat template shows it.
+        tool_call_id: of a tool's answer: the call that it answers.
+        tool_calls: of an assistant's message: the calls that it makes, in OpenAI's form.
+    """
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str

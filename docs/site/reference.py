@@ -1,0 +1,219 @@
+"""The reference pages: Markdown by path, made from the code each time the site is built."""
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, cast
+from unittest.mock import patch
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from ray.util.metrics import Counter, Histogram
+
+from docs.site.models import Link, describe, models_of, section
+from services.cli.main import command_parser
+from services.observability import metrics
+from services.orchestrator.api import http_api as runs_api
+from services.reward_service.config import RewardServiceConfig
+from services.reward_service.http_api import http_api as reward_api
+from services.router.config import RouterConfig
+from services.router.http_app import build_http
+
+MODEL_PAGES = {
+    "reference/services.md": (
+        "Deployment files: arguments of the services",
+        "The `args` of each application of a deployment file, such as `deploy/laptop.yaml`; every "
+        "other key of the file is Ray Serve's. `millrace check FILE` refuses keys that are not "
+        "here, values outside their bounds, and services that would not find each other.",
+        {
+            "Router": ("services.router.config",),
+            "Rollout server": ("services.rollout_server.config",),
+            "Reward service": ("services.reward_service.config",),
+            "Orchestrator": ("services.orchestrator.config",),
+            "Trainer": ("services.trainer.config",),
+            "Weight bus": ("services.weight_bus.config",),
+            "API keys": ("services.access.config", "services.access.key_ring"),
+        },
+    ),
+    "reference/run-file.md": (
+        "Run files",
+        "What `millrace run FILE` takes. The top of the file is `RunConfig`; the classes below it "
+        "are its sections. `millrace run FILE --dry-run` explains a file and starts nothing.",
+        {
+            "The run": ("services.protocol.orchestrator",),
+            "Schedule": ("services.protocol.schedule",),
+            "Algorithm": ("services.protocol.algorithm",),
+            "Evaluation": ("services.protocol.evaluation",),
+            "Curriculum": ("services.protocol.curriculum",),
+        },
+    ),
+    "reference/tasks.md": (
+        "Task files and graders",
+        "A line of a task file is a `Task`; its `grader` is one of the kinds below. `millrace "
+        "grade ANSWER --tests FILE` tries a grader on an answer without any service.",
+        {
+            "Tasks": ("services.protocol.task",),
+            "Graders": ("services.protocol.grader",),
+            "Tests of code": ("services.protocol.code_tests",),
+        },
+    ),
+    "reference/sessions.md": (
+        "Sessions and loads",
+        "Bodies of the router's answers about sessions, trajectories and its load.",
+        {
+            "Sessions": ("services.protocol.session",),
+            "Router": ("services.protocol.router",),
+        },
+    ),
+}
+"""Of each page: title, what comes first, and the modules behind each heading."""
+
+_HELP_COLUMNS = "100"
+
+
+@cache
+def pages() -> dict[str, str]:
+    """All reference pages, by path below docs/."""
+    return {
+        **{path: _models_page(path) for path in MODEL_PAGES},
+        "reference/cli.md": _command_line(),
+        "reference/http.md": _http(),
+        "reference/metrics.md": _metrics(),
+    }
+
+
+def _models_page(path: str) -> str:
+    title, about, headings = MODEL_PAGES[path]
+    parts = [f"# {title}\n\n{about}\n"]
+    for heading, modules in headings.items():
+        parts.append(f"## {heading}\n")
+        parts += [section(model, linker(path)) for name in modules for model in models_of(name)]
+    return "\n".join(parts)
+
+
+def linker(page: str) -> Link:
+    """Links to classes from this page; a class that has no place is only named."""
+    places = {
+        model.__name__: path
+        for path, (_, _, headings) in MODEL_PAGES.items()
+        for modules in headings.values()
+        for module in modules
+        for model in models_of(module)
+    }
+
+    def link(name: str) -> str:
+        if name not in places:
+            return f"`{name}`"
+        path = "" if places[name] == page else places[name].rpartition("/")[2]
+        return f"[`{name}`]({path}#{name.lower()})"
+
+    return link
+
+
+def _command_line() -> str:
+    parser = command_parser()
+    parts = [f"# Command line\n\n{parser.description} What `millrace COMMAND --help` prints.\n"]
+    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    with patch.dict(os.environ, COLUMNS=_HELP_COLUMNS):
+        for name, command in commands.choices.items():
+            parts.append(f"## {name}\n\n```text\n{command.format_help().strip()}\n```\n")
+    return "\n".join(parts)
+
+
+def _http() -> str:
+    """The services' own OpenAPI documents; nothing is started, so what they lean on is left out."""
+    nothing = cast(Any, None)
+    apps = {
+        "Router": ("", build_http(RouterConfig(), nothing)),
+        "Runs": ("/v1/runs", runs_api(nothing)),
+        "Reward service": ("", reward_api(nothing, RewardServiceConfig())),
+    }
+    parts = [
+        "# HTTP\n\nMade from the services' own OpenAPI documents; the router serves its own at "
+        "`/openapi.json`. Bodies of chats and completions are OpenAI's, see "
+        "[the API page](../api.md) for where answers differ from vLLM's. Where a deployment has "
+        "[API keys](../access.md), every path but `/health` wants one.\n"
+    ]
+    for title, (prefix, app) in apps.items():
+        parts.append(f"## {title}\n")
+        parts += _operations(prefix, app)
+    return "\n".join(parts)
+
+
+def _operations(prefix: str, app: FastAPI) -> Iterator[str]:
+    link = linker("reference/http.md")
+    document = app.openapi()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"### {method.upper()} {prefix}{path}\n"
+            yield (operation.get("description") or operation.get("summary", "")) + "\n"
+            if parameters := operation.get("parameters"):
+                yield _table("parameter", {p["name"]: (p["in"], p["schema"]) for p in parameters})
+            body = operation.get("requestBody", {}).get("content", {})
+            for kind, content in body.items():
+                yield _body(f"Body, `{kind}`", content.get("schema", {}), document, link)
+            for status, answer in operation["responses"].items():
+                schema = answer.get("content", {}).get("application/json", {}).get("schema")
+                said = f": {describe(schema, link)}" if schema and "$ref" in schema else ""
+                yield f"* `{status}` {answer['description']}{said}"
+            yield ""
+
+
+def _body(title: str, schema: Mapping[str, Any], document: Mapping[str, Any], link: Link) -> str:
+    if "$ref" in schema:
+        return f"{title}: {describe(schema, link)}\n"
+    known = schema.get("properties", {})
+    wanted = schema.get("required", [])
+    rows = {name: ("required" if name in wanted else "", one) for name, one in known.items()}
+    return f"{title}:\n\n{_table('field', rows)}" if rows else f"{title}.\n"
+
+
+def _table(head: str, rows: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
+    lines = [f"| {head} | | type |", "|---|---|---|"]
+    lines += [
+        f"| `{name}` | {where} | {describe(schema, linker('reference/http.md'))} |"
+        for name, (where, schema) in rows.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _metrics() -> str:
+    parts = [
+        "# Metrics\n\nExported by Ray's metrics agent of each node, for Prometheus; Ray puts "
+        "`ray_` before every name and adds tags of its own (node, session, process). vLLM's own "
+        "metrics appear beside these as `ray_vllm_*`, Ray's and Serve's as `ray_*`.\n"
+    ]
+    for name, group in vars(metrics).items():
+        if isinstance(group, type) and name.endswith("Metrics"):
+            parts.append(f"## {name}\n\n{group.__doc__}\n")
+            parts.append("| metric | type | tags | meaning |\n|---|---|---|---|")
+            parts += [_metric(one) for one in vars(group).values() if _is_metric(one)]
+            parts.append("")
+    return "\n".join(parts)
+
+
+def _is_metric(value: object) -> bool:
+    return isinstance(value, Counter | Histogram | metrics.Gauge)
+
+
+def _metric(metric: Any) -> str:
+    kind, ends = "gauge", [""]
+    if isinstance(metric, Counter):
+        kind, ends = "counter", ["_total"]
+    elif isinstance(metric, Histogram):
+        kind, ends = "histogram", ["_bucket", "_sum", "_count"]
+    info = metric.info
+    names = f"`ray_{info['name']}{ends[0]}`" + "".join(f", `{end}`" for end in ends[1:])
+    tags = ", ".join(f"`{tag}`" for tag in info["tag_keys"])
+    return f"| {names} | {kind} | {tags} | {info['description']} |"
+
+
+def model_classes() -> dict[str, list[type[BaseModel]]]:
+    """Every class of the model pages, by module."""
+    return {
+        module: models_of(module)
+        for _, _, headings in MODEL_PAGES.values()
+        for modules in headings.values()
+        for module in modules
+    }
