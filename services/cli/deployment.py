@@ -1,11 +1,12 @@
 """A deployment file: checked without a cluster, then given to Serve.
 
-All of Serve's private interfaces that the command line needs are here. Serve itself lets
+All of Serve's private interfaces that the command line needs are here, but for what a built
+deployment asks of Ray, which is in `serve_claims.py`. Serve itself lets
 unknown keys pass at every level and finds bad arguments only on the cluster.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +21,12 @@ from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from services.access.config import AccessConfig
 from services.cli.app_state import AppState
+from services.cli.claims import Claim
 from services.cli.file_kind import SERVE, refuse_other_kind
+from services.cli.room import NodeType, check_room
+from services.cli.serve_claims import rank_claims, replica_claims
 from services.cli.unknown_keys import unknown_keys
-from services.cli.wiring import check_adapter, check_place, check_router_url
+from services.cli.wiring import check_adapter, check_place, check_proxies, check_router_url
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem, load_yaml
 
@@ -37,13 +41,16 @@ class Deployment:
         source: its path, for messages.
         schema: as Serve takes it.
         built: each application, built here.
-        configs: each application's arguments, by its name.
+        configs: each application's arguments, by its name; `replicas` as `deployments` of the
+            file has it, where it does.
+        claims: what Ray is asked for.
     """
 
     source: str
     schema: ServeDeploySchema
     built: tuple[BuiltApplication, ...]
     configs: Mapping[str, BaseModel]
+    claims: tuple[Claim, ...]
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -76,12 +83,16 @@ class Deployment:
             raise first_problem(error, source) from None
         configs: dict[str, BaseModel] = {}
         built = []
+        claims: list[Claim] = []
         for application in schema.applications:
             name, route = application.name, application.route_prefix
             check_place(name, application.import_path, route, source=source)
             builder, config = _configured(application, source)
-            configs[name] = config
-            built.append(_build(application, builder, config, source))
+            made = _build(application, builder, config, source)
+            asked = replica_claims(application, made, config)
+            claims += asked
+            configs[name] = _scaled(config, asked)
+            built.append(made)
         for name, config in configs.items():
             _check_access(name, config, schema.http_options.host, source)
         router_url = getattr(configs.get("orchestrator"), "router_url", None)
@@ -92,7 +103,14 @@ class Deployment:
             lora = getattr(configs["trainer"], "lora", None)
             lora_rank = getattr(configs["rollout_server"], "lora_rank", None)
             check_adapter(lora, lora_rank, source=source)
-        return cls(source=source, schema=schema, built=tuple(built), configs=configs)
+        claims += rank_claims(configs.get("trainer"))
+        return cls(
+            source=source,
+            schema=schema,
+            built=tuple(built),
+            configs=configs,
+            claims=tuple(claims),
+        )
 
     @property
     def names(self) -> list[str]:
@@ -101,8 +119,23 @@ class Deployment:
 
     def replicas_of(self, name: str) -> int:
         """Replicas that the application `name` wants, over its deployments."""
-        (built,) = (built for built in self.built if built.name == name)
-        return sum(int(deployment.num_replicas) for deployment in built.deployments)
+        return sum(
+            claim.count for claim in self.claims if claim.application == name and claim.deployment
+        )
+
+    def check_nodes(self, nodes: Sequence[NodeType]) -> list[str]:
+        """Check that all applications have room on these nodes together.
+
+        Returns:
+            What Serve would not be able to do later, a sentence each.
+
+        Raises:
+            InvalidInput: something is larger than every node, or not all have room.
+        """
+        url = getattr(self.configs.get("orchestrator"), "router_url", None)
+        if url is not None and sum(node.count for node in nodes) > 1:
+            check_proxies(url, self.schema.proxy_location.value, source=self.source)
+        return check_room(self.claims, nodes, source=self.source)
 
     def start(self) -> None:
         """Start Serve on the connected cluster if need be and hand the applications over."""
@@ -158,6 +191,14 @@ def _configured(application: ServeApplicationSchema, source: str) -> tuple[Build
         problem = first_problem(error, "args")
         name = problem.field.removeprefix("args: ")
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+
+
+def _scaled(config: BaseModel, claims: Sequence[Claim]) -> BaseModel:
+    """The arguments with the number of replicas that Serve is told, which `deployments` of the
+    file may change while the application runs."""
+    if not hasattr(config, "replicas"):
+        return config
+    return config.model_copy(update={"replicas": claims[0].count})
 
 
 def _check_access(name: str, config: BaseModel, host: str | None, source: str) -> None:

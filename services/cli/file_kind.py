@@ -4,17 +4,17 @@ from typing import Any
 
 from services.protocol.errors import InvalidInput
 
-SERVE, RUN = "Serve", "run"
+SERVE, RUN, RAY_UP, KUBERNETES = "Serve", "run", "ray up", "Kubernetes"
 _KINDS = {
     # kind: top-level keys by which it is known, what it is, what it is for
     SERVE: (("applications",), "a Serve file", "deploy it with `serve run {}`"),
     RUN: (("task_file", "batch_groups"), "a run file", "start it with `millrace run {}`"),
-    "ray up": (
+    RAY_UP: (
         ("cluster_name", "available_node_types", "provider"),
         "a `ray up` file",
         "it makes the nodes: `ray up {}`",
     ),
-    "Kubernetes": (("apiVersion", "kind"), "a Kubernetes file", "`kubectl apply -f {}`"),
+    KUBERNETES: (("apiVersion", "kind"), "a Kubernetes file", "`kubectl apply -f {}`"),
 }
 
 
@@ -24,7 +24,7 @@ def refuse_other_kind(data: Any, wanted: str, path: str) -> None:
     Raises:
         InvalidInput: it is another kind; says which and what that is for.
     """
-    found = _kind(data)
+    found = kind_of(data)
     if found is None or found == wanted:
         return
     _, what, use = _KINDS[found]
@@ -32,7 +32,8 @@ def refuse_other_kind(data: Any, wanted: str, path: str) -> None:
     raise InvalidInput("file", path, fix)
 
 
-def _kind(data: Any) -> str | None:
+def kind_of(data: Any) -> str | None:
+    """The kind of a file's content, None where it is known by none of its keys."""
     if not isinstance(data, dict):
         return None
     for kind, (keys, *_) in _KINDS.items():

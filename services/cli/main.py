@@ -9,6 +9,7 @@ from rich.console import Console
 
 from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
+from services.cli.check import add_check_command
 from services.cli.demo import DemoOptions, demo
 from services.cli.dry_run import explain
 from services.cli.export import add_export_command
@@ -157,19 +158,6 @@ def chat_command(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def check_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace check`: check a deployment file without a cluster."""
-    # Ray Serve takes seconds to import; only this command needs it at once.
-    from services.cli.deployment import Deployment
-    from services.cli.wiring import missing
-
-    names = Deployment.read(arguments.file).names
-    console.print(f"{arguments.file} is good: {', '.join(names)}", soft_wrap=True)
-    if left_out := missing(names):
-        console.print(f"not in this file: {', '.join(left_out)}", soft_wrap=True)
-    return 0
-
-
 def demo_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace demo`: a private cluster, the example, and nothing left behind."""
     options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
@@ -213,10 +201,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _add_service_commands(commands: Any, served: argparse.ArgumentParser) -> None:
-    check = commands.add_parser("check", help="check a deployment file without a cluster")
-    check.add_argument("file", help="such as deploy/laptop.yaml")
-    check.set_defaults(command=check_command)
-
+    add_check_command(commands)
     wait = commands.add_parser("wait", parents=[served], help="wait until the services are up")
     wait.add_argument("--timeout", type=float, default=WAIT_S, help=f"seconds ({WAIT_S:g})")
     wait.set_defaults(command=wait_command)

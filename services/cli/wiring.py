@@ -62,6 +62,20 @@ def check_router_url(router_url: str, host: str | None, port: int, *, source: st
         raise InvalidInput(field, router_url, fix)
 
 
+def check_proxies(router_url: str, location: str, *, source: str) -> None:
+    """Refuse an orchestrator on several nodes that could be where no proxy listens.
+
+    Raises:
+        InvalidInput: it calls the router on its own node, and not every node has a proxy.
+    """
+    if location != "EveryNode" and _is_here(urlsplit(router_url).hostname or ""):
+        fix = (
+            "Write EveryNode: the orchestrator may run on any node and calls the router at "
+            f"{router_url}, its own node's proxy."
+        )
+        raise InvalidInput(f"{source}: proxy_location", location, fix)
+
+
 def check_adapter(lora: Any, lora_rank: int | None, *, source: str) -> None:
     """Refuse a trainer and a rollout server that would not agree on what travels.
 

@@ -12,6 +12,7 @@ from ray import serve
 
 from services.cli.deployment import Deployment
 from services.cli.main import main
+from services.cli.room import NodeType
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
@@ -266,6 +267,53 @@ def test_a_default_router_url_is_checked_too(laptop: dict[str, Any]) -> None:
 def test_a_router_elsewhere_may_have_any_port(laptop: dict[str, Any]) -> None:
     _app(laptop, "orchestrator")["args"]["router_url"] = "http://router.example:9000"
     Deployment.check(laptop, source="deploy.yaml")
+
+
+def test_replicas_that_the_files_deployments_name_are_the_ones_that_count(
+    laptop: dict[str, Any],
+) -> None:
+    _app(laptop, "rollout_server")["deployments"] = [{"name": "rollout_server", "num_replicas": 3}]
+    deployment = Deployment.check(laptop, source="deploy.yaml")
+    assert deployment.replicas_of("rollout_server") == 3
+    assert deployment.configs["rollout_server"].replicas == 3  # type: ignore[attr-defined]
+
+
+def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
+    laptop: dict[str, Any],
+) -> None:
+    nodes = [NodeType(name="node", count=1, resources={"CPU": 2})]
+    check = Deployment.check(laptop, source="deploy.yaml")
+    assert check.check_nodes(nodes) == []
+    _app(laptop, "router")["deployments"] = [
+        {"name": "router", "ray_actor_options": {"num_gpus": 1}}
+    ]
+    with pytest.raises(InvalidInput) as problem:
+        Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
+    assert problem.value.field == "deploy.yaml: router.args.replicas"
+    assert problem.value.value == "1 CPU, 1 GPU"
+
+
+def test_a_proxy_on_the_head_alone_is_refused_on_several_nodes(laptop: dict[str, Any]) -> None:
+    nodes = [NodeType(name="node", count=2, resources={"CPU": 2})]
+    with pytest.raises(InvalidInput) as problem:
+        Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
+    assert problem.value.field == "deploy.yaml: proxy_location"
+    laptop["proxy_location"] = "EveryNode"
+    Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
+
+
+def test_check_compares_with_the_nodes_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = yaml.safe_load((DEPLOY / "cluster.yaml").read_text())
+    nodes = str(DEPLOY / "ray" / "cluster.yaml")
+    assert main(["check", str(DEPLOY / "cluster.yaml"), "--nodes", nodes]) == 0
+    assert "16 GPU; the nodes have" in capsys.readouterr().out
+    _app(data, "rollout_server")["args"]["tensor_parallel_size"] = 16
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(data))
+    assert main(["check", str(file), "--nodes", nodes]) == 2
+    assert "rollout_server.args.replicas: '4 CPU, 16 GPU' -> No node" in capsys.readouterr().err
 
 
 def test_services_that_are_left_out_are_listed(
