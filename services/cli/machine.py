@@ -32,10 +32,15 @@ def check_memory(needed_gib: float) -> None:
     Raises:
         InvalidInput: less memory is available, to the machine or to the container.
     """
-    available = min(_available(), _container_room()) / GIB
+    available = free_memory() / GIB
     if available < needed_gib:
         fix = f"The demo needs {needed_gib:g} GiB free. Close something, or use a larger machine."
         raise InvalidInput("memory", f"{available:.1f} GiB free", fix)
+
+
+def free_memory() -> float:
+    """Bytes that can be had without swapping, within the container's limit."""
+    return min(_available(), _container_room())
 
 
 def _available() -> float:

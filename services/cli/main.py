@@ -11,6 +11,7 @@ from services.cli.bring_up import wait_until_running
 from services.cli.chat import ChatOptions, chat
 from services.cli.check import add_check_command
 from services.cli.demo import DemoOptions, demo
+from services.cli.doctor.command import add_doctor_command
 from services.cli.dry_run import explain
 from services.cli.export import add_export_command
 from services.cli.follow import ENDED, follow_or_stop
@@ -191,6 +192,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_bus_commands(commands)
     add_export_command(commands)
     add_grade_command(commands)
+    add_doctor_command(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")

@@ -13,7 +13,7 @@ from services.reward_service.execution import SlotFailed
 from services.reward_service.jail import Jail
 from services.reward_service.seat import Seat
 from services.reward_service.seccomp_filter import build_filter
-from services.reward_service.self_test import SelfTestFailed, Tier, find_tier
+from services.reward_service.self_test import SelfTestFailed, Tier, tier_of
 from services.reward_service.slot import Slot
 
 _log = Log("reward_service")
@@ -82,15 +82,11 @@ class Sandbox:
         complaints: dict[str, str] = {}
         for namespaces in [True, False] if self._config.use_bubblewrap else [False]:
             jail = Jail.here(namespaces=namespaces)
-            slot = Slot(jail, build_filter(), start_s=self._config.slot_start_s)
             try:
-                await slot.start()
-                tier = await find_tier(slot)
-            except (SlotFailed, SelfTestFailed) as error:
+                tier = await tier_of(jail, start_s=self._config.slot_start_s)
+            except SelfTestFailed as error:
                 complaints["with bubblewrap" if namespaces else "without"] = str(error)
                 continue
-            finally:
-                slot.close()
             if tier <= self._config.require_tier:
                 self.tier = tier
                 if complaints:

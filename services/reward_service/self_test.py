@@ -6,6 +6,8 @@ from typing import Literal
 
 from services.protocol.reward_service import Limits
 from services.reward_service.execution import Execution, SlotFailed, SlotLost
+from services.reward_service.jail import Jail
+from services.reward_service.seccomp_filter import build_filter
 from services.reward_service.slot import Slot
 
 Tier = Literal["A", "B"]
@@ -16,6 +18,22 @@ _LIMITS = Limits(cpu_s=10.0, memory_mb=256, output_kb=64)
 
 class SelfTestFailed(RuntimeError):
     """Attacks got through, or the probe could not run; the message names which."""
+
+
+async def tier_of(jail: Jail, *, start_s: float) -> Tier:
+    """The tier of slots behind this jail, found by one that is closed again.
+
+    Raises:
+        SelfTestFailed: no slot starts there, or it does not hold.
+    """
+    slot = Slot(jail, build_filter(), start_s=start_s)
+    try:
+        await slot.start()
+        return await find_tier(slot)
+    except SlotFailed as error:
+        raise SelfTestFailed(str(error)) from error
+    finally:
+        slot.close()
 
 
 async def find_tier(slot: Slot) -> Tier:

@@ -1,6 +1,8 @@
 """`millrace versions`, and how commands join a cluster."""
 
+import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,6 +92,16 @@ def test_an_operator_controls_a_replica_and_every_refusal_names_field_value_and_
     assert shown.splitlines()[1].split()[:4] == ["r1", "paused", "4", "no"]
     assert replica("r1", "sleep") == (2, "error: action: 'sleep' -> Only engines on GPUs can.")
     assert replica("r9", "pause") == (2, "error: replica: 'r9' -> Use one of: r1.")
+
+
+def test_the_doctor_has_every_node_look_at_itself(address: str) -> None:
+    done = millrace("doctor", "--cluster", "--address", address)
+    told = json.loads(done.stdout)
+    (node,) = told["nodes"]
+    assert node["facts"]["python"] == platform.python_version()
+    assert told["cluster"]["nodes"]["found"] == "1 nodes"
+    assert told["cluster"]["clocks"]["grade"] == "good", "one clock agrees with itself"
+    assert done.returncode == (0 if told["healthy"] else 1), done.stderr
 
 
 def test_an_unknown_action_is_refused_without_a_cluster(

@@ -82,7 +82,7 @@ async def test_a_service_whose_self_test_fails_refuses_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     open_filter = SeccompFilter(program=ALLOW_ALL * 2, own_pid_at=12)
-    monkeypatch.setattr("services.reward_service.sandbox.build_filter", lambda: open_filter)
+    monkeypatch.setattr("services.reward_service.self_test.build_filter", lambda: open_filter)
     with pytest.raises(InvalidInput, match="attacks got through") as refusal:
         await Sandbox(RewardServiceConfig()).start()
     assert "Landlock" in refusal.value.fix

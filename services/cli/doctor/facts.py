@@ -1,0 +1,177 @@
+"""What was observed of a machine. Only facts: whether they are faults is for `checks`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """What the start-up test of the reward service's sandbox found.
+
+    Attributes:
+        tier: `A` with namespaces, `B` without, empty: untrusted code cannot be held.
+        complaints: why a stronger one, or any, does not work.
+        bubblewrap: the program is installed.
+    """
+
+    tier: str
+    complaints: tuple[str, ...]
+    bubblewrap: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package whose version matters.
+
+    Attributes:
+        installed: its version, empty: it is not there.
+        supported: the specifier that Millrace, or the engine, asks for; empty: any.
+    """
+
+    name: str
+    installed: str
+    supported: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One GPU as its driver describes it; memory in MiB."""
+
+    name: str
+    memory_mib: int
+    used_mib: int
+    driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpus:
+    """The GPUs and what connects them.
+
+    Attributes:
+        devices: kernel device files of NVIDIA GPUs, such as `/dev/nvidia0`.
+        seen: by `nvidia-smi`.
+        problem: what `nvidia-smi` complained of; empty: nothing.
+        links: how pairs of GPUs are connected, as in `nvidia-smi topo -m`: `NV18`, `PIX`,
+            `SYS`, ...
+        rdma: active ports of RDMA devices, such as `mlx5_0/1`.
+        inactive_rdma: the other ports.
+        interfaces: names of network interfaces.
+        nccl: environment variables of NCCL.
+    """
+
+    devices: tuple[str, ...]
+    seen: tuple[Gpu, ...]
+    problem: str
+    links: tuple[str, ...]
+    rdma: tuple[str, ...]
+    inactive_rdma: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    nccl: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """A port that Millrace or Ray wants.
+
+    Attributes:
+        owner: name of the listening process, `another user's process` where it cannot be
+            seen; empty: nobody listens.
+    """
+
+    number: int
+    purpose: str
+    owner: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """The kernel's clock.
+
+    Attributes:
+        synchronised: a time service disciplines it; None: the kernel does not say.
+        error_s: the kernel's own bound on its error, seconds.
+    """
+
+    synchronised: bool | None
+    error_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A file system; sizes in bytes."""
+
+    path: str
+    purpose: str
+    size: int
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Soft limits of this shell; None: unlimited."""
+
+    open_files: int | None
+    processes: int | None
+    locked_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftovers:
+    """What earlier clusters left that no living process uses.
+
+    Attributes:
+        folders: of private clusters and Ray sessions.
+        folder_bytes: their size.
+        segments: of shared memory.
+        segment_bytes: their size.
+    """
+
+    folders: tuple[str, ...]
+    folder_bytes: int
+    segments: tuple[str, ...]
+    segment_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Everything observed of one machine.
+
+    Attributes:
+        cores: processors that this process may use.
+        memory_free: bytes that can be had without swapping, within a container's limit.
+        compilers: path of each wanted compiler, empty where it is absent.
+        shared_memory: `/dev/shm`.
+    """
+
+    host: str
+    python: str
+    cores: int
+    memory_free: int
+    packages: tuple[Package, ...]
+    sandbox: Sandbox
+    gpus: Gpus
+    ports: tuple[Port, ...]
+    clock: Clock
+    disks: tuple[Disk, ...]
+    shared_memory: Disk
+    limits: Limits
+    compilers: tuple[tuple[str, str], ...]
+    leftovers: Leftovers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One node of a Ray cluster.
+
+    Attributes:
+        address: of the node.
+        machine: what it observed of itself; None: it could not.
+        problem: why it could not.
+        clock_ahead_s: its clock minus the asking machine's, seconds.
+        clock_doubt_s: half of the time that asking took: the error of the above.
+    """
+
+    address: str
+    machine: Machine | None
+    problem: str = ""
+    clock_ahead_s: float = 0.0
+    clock_doubt_s: float = 0.0

