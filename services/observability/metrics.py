@@ -196,6 +196,8 @@ class RunMetrics:
     evaluation_failures = _counter("run_evaluation_failures", "Not made", "run", "reason")
     step = _gauge("run_step", "Train steps done", "run")
     staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
+    staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
+    disk_free = _gauge("run_disk_free_bytes", "Room where the run directory lies", "run")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"

@@ -1,5 +1,6 @@
 """What is written down about a run: each train step, and the summary."""
 
+import shutil
 from statistics import fmean
 from typing import Any
 
@@ -129,6 +130,7 @@ class RunRecord:
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
         RunMetrics.ledger_imbalance.set(imbalance, self.tags)
+        RunMetrics.disk_free.set(shutil.disk_usage(self._directory.path).free, self.tags)
         self._measure_schedule(line)
         for phase, seconds in line["seconds"].items():
             RunMetrics.phase.observe(seconds, self.tags | {"phase": phase})

@@ -125,6 +125,7 @@ class TrainingLoop:
         if slots:
             self._moved_at = time.monotonic()
             RunMetrics.in_flight.set(self._schedule.open_groups, self._record.tags)
+            RunMetrics.staleness_bound.set(self._schedule.bound, self._record.tags)
 
     def _next_groups(self, slots: int, version: int) -> list[LedgerGroup]:
         """Groups to roll out again first, then new prompts."""
