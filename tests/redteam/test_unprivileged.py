@@ -3,6 +3,7 @@
 import asyncio
 import multiprocessing
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 
+from services.protocol.reward_service import Verdict
 from services.reward_service.jail import Jail
 from services.reward_service.scoring import Scoring
+from tests.redteam.test_cpp import chosen, got_through, left_on_disk, program_attacks
 from tests.redteam.test_python import ATTACKS, job_of
 
 NOBODY = 65534
-LIMIT_S = 100.0
+LIMIT_S = 240.0
 FAMILIES = ("call", "file", "resource")
 INTERPRETER = "/usr/bin/python3"
 """Nobody may not enter the folder of the one that runs the tests, which may be root's home."""
@@ -41,22 +44,33 @@ async def _attack(
     """Names and verdicts of the attacks that did not end as they should."""
     scoring: Scoring = await new_scoring(tier, toolchain_dir=toolchain)
     try:
-        chosen = {
+        tried = {
             name: attack
             for name, attack in ATTACKS.items()
             if name.startswith(FAMILIES) and not attack.costly
         }
-        jobs = [job_of(attack, function_job, program_job) for attack in chosen.values()]
+        jobs = [job_of(attack, function_job, program_job) for attack in tried.values()]
         scores = await scoring.score(jobs)
         wrong = [
             f"{name}: {score.verdict} {score.detail}"
-            for (name, attack), score in zip(chosen.items(), scores, strict=True)
+            for (name, attack), score in zip(tried.items(), scores, strict=True)
             if score.verdict not in attack.ends or score.reward != 0.0
         ]
+        if shutil.which("g++") is not None:
+            wrong += await _compiled(scoring)
         (after,) = await scoring.score([function_job("def f(a, b):\n    return a + b")])
         return wrong if after.reward == 1.0 else [*wrong, f"an honest answer: {after}"]
     finally:
         scoring.close()
+
+
+async def _compiled(scoring: Scoring) -> list[str]:
+    """The attacks of a C++ program, which nobody compiled in a jail of nobody's."""
+    attacks = chosen(costly=False)
+    (score,) = await scoring.score([program_attacks(attacks)])
+    if score.verdict is Verdict.COMPILE_ERROR or score.reward != 0.0:
+        return [f"C++: {score.verdict} {score.reward} {score.compile}"]
+    return [*got_through(attacks, score), *left_on_disk()]
 
 
 def _as_nobody(answers: Any, *given: Any) -> None:
