@@ -67,7 +67,8 @@ ON_FILES = {
     "is there a canary": SourceAttack(
         code=f'#if __has_include("CANARY") || __has_include("/etc/passwd")\nint s = {SECRET};\n#else\nint s = 0;\n#endif\n'
         'int main() { printf("%d\\n", s); }',
-        ends=_ERROR | _WRONG,  # in tier B a path can be seen, and the compiler stops as it cannot open it
+        # Tier B shows that a path is there: the compiler stops, since it cannot open it.
+        ends=_ERROR | _WRONG,
         costly=True,
     ),
     "a plugin by pragma": SourceAttack(
