@@ -24,6 +24,7 @@ from services.cli.run_summary import near, show_how_to_go_on, show_summary
 from services.cli.runs_client import URL, RunsClient
 from services.cli.served import Served
 from services.cli.version_listing import show_versions
+from services.cli.view import add_view_command
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
 from services.protocol.replica_control import ControlAction, ControlFailed, Hold, check_control
@@ -193,6 +194,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_export_command(commands)
     add_grade_command(commands)
     add_doctor_command(commands)
+    add_view_command(commands)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")

@@ -1,0 +1,1 @@
+"""The page: what a run did and does, from its run directory, in a browser."""

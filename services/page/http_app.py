@@ -1,0 +1,106 @@
+"""The page's HTTP application: static files, questions below `api/`, and a stream of changes."""
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse, Response
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.staticfiles import StaticFiles
+
+from services.page.change_stream import ChangeStream
+from services.page.guarded_app import GuardedApp
+from services.page.query import group_query, trajectory_query, whole_number
+from services.page.run_shelf import NoSuchRun, RunShelf
+from services.protocol.errors import InvalidInput
+
+STATIC = Path(__file__).parent / "static"
+_MOST_POINTS = 4000
+
+
+def page_app(shelf: RunShelf) -> FastAPI:
+    """The application; every error has the body `{"error": {field, value, fix, message}}`."""
+    app = FastAPI(title="Millrace page", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(InvalidInput, _invalid_input)
+    app.add_exception_handler(NoSuchRun, _no_such_run)
+    app.add_exception_handler(sqlite3.Error, _damaged_ledger)
+    app.add_middleware(GZipMiddleware, minimum_size=2048)
+    app.add_middleware(GuardedApp)
+    _add_questions(app, shelf)
+    _add_trajectories(app, shelf)
+
+    @app.get("/")
+    def index() -> FileResponse:
+        return FileResponse(STATIC / "index.html")
+
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    return app
+
+
+def open_paths() -> list[str]:
+    """Paths that hold nothing of any run: what a browser needs before it can ask for a key."""
+    files = (path for path in STATIC.rglob("*") if path.is_file())
+    return ["/", *(f"/static/{path.relative_to(STATIC).as_posix()}" for path in files)]
+
+
+def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
+    stream = ChangeStream()
+
+    @app.get("/api/runs")
+    def runs() -> Any:
+        return {"runs": shelf.runs()}
+
+    @app.get("/api/live")
+    def live() -> Any:
+        return {"live": shelf.live()}
+
+    @app.get("/api/runs/{run_id}")
+    def overview(run_id: str) -> Any:
+        return shelf.open(run_id).overview()
+
+    @app.get("/api/runs/{run_id}/curves")
+    def curves(run_id: str, request: Request) -> Any:
+        points = whole_number(request.query_params, "points", 800, least=2, most=_MOST_POINTS)
+        return shelf.open(run_id).curves(points)
+
+    @app.get("/api/runs/{run_id}/groups")
+    def groups(run_id: str, request: Request) -> Any:
+        return shelf.open(run_id).groups(group_query(request.query_params))
+
+    @app.get("/api/runs/{run_id}/events")
+    async def events(run_id: str) -> Response:
+        return stream.response(shelf.open(run_id))
+
+
+def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
+    @app.get("/api/runs/{run_id}/trajectories")
+    def trajectories(run_id: str, request: Request) -> Any:
+        return shelf.open(run_id).trajectories(trajectory_query(request.query_params))
+
+    @app.get("/api/runs/{run_id}/trajectories/{number}")
+    def trajectory(run_id: str, number: str) -> Any:
+        wanted = whole_number({"number": number}, "number", 0)
+        found = shelf.open(run_id).trajectory(wanted)
+        if found is None:
+            return _answer(404, "number", number, "The run has no such trajectory.")
+        return found
+
+
+def _invalid_input(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, InvalidInput)
+    return _answer(400, error.field, error.value, error.fix)
+
+
+def _no_such_run(_: Request, error: Exception) -> JSONResponse:
+    return _answer(404, "run_id", error.args[0], "The page knows no such run.")
+
+
+def _damaged_ledger(_: Request, error: Exception) -> JSONResponse:
+    return _answer(500, "ledger.sqlite", str(error), "The ledger cannot be read.")
+
+
+def _answer(code: int, field: str, value: object, fix: str) -> JSONResponse:
+    shown = value if isinstance(value, str | int | float | bool | None) else repr(value)
+    error = {"field": field, "value": shown, "fix": fix, "message": f"{field}: {shown!r}. {fix}"}
+    return JSONResponse({"error": error}, status_code=code)

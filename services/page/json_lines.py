@@ -1,0 +1,96 @@
+"""A file of JSON lines that may still grow, read by line number."""
+
+import os
+from array import array
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import msgspec
+
+_CHUNK = 1 << 22
+T = TypeVar("T")
+
+
+class JsonLines:
+    """Knows where each line begins; looks only at bytes that are new since it last looked.
+
+    A last line without its end, as a kill leaves it, is not there. A file that was replaced or
+    has shrunk is read anew. Lines that are no JSON, or not of the type that is asked for, are
+    None and cost nothing else: a damaged file is still shown.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begins = array("Q", [0])
+        self._file_id: tuple[int, int] | None = None
+        self._lock = Lock()
+        self.lives = 0
+        """Grows whenever the file turned out to be another one: what was read of it is gone."""
+
+    def __len__(self) -> int:
+        """Whole lines, as of the last look."""
+        return len(self._begins) - 1
+
+    @property
+    def size(self) -> int:
+        """Size of all whole lines, as of the last look."""
+        return self._begins[-1]
+
+    def look(self) -> int:
+        """Take note of what was appended; returns the number of whole lines."""
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    self._follow(file.fileno())
+            except OSError:  # it is not there, or not yet
+                self._forget(None)
+            return len(self)
+
+    def _follow(self, file: int) -> None:
+        found = os.fstat(file)
+        file_id = (found.st_dev, found.st_ino)
+        if file_id != self._file_id or found.st_size < self.size:
+            self._forget(file_id)
+        at, begins = self.size, self._begins
+        while chunk := os.pread(file, _CHUNK, at):
+            end = chunk.find(b"\n")
+            while end >= 0:
+                begins.append(at + end + 1)
+                end = chunk.find(b"\n", end + 1)
+            at += len(chunk)
+
+    def _forget(self, file_id: tuple[int, int] | None) -> None:
+        if len(self) or self._file_id not in (None, file_id):
+            self.lives += 1
+        self._begins, self._file_id = array("Q", [0]), file_id
+
+    def raw(self, start: int, stop: int) -> list[bytes]:
+        """Lines `start` to `stop` (not included) as they are; fewer where there are fewer."""
+        with self._lock:
+            stop = min(stop, len(self))
+            if start >= stop:
+                return []
+            begins = self._begins[start : stop + 1]
+        try:
+            with self._path.open("rb") as file:
+                text = os.pread(file.fileno(), begins[-1] - begins[0], begins[0])
+        except OSError:
+            return []
+        return text.split(b"\n")[: stop - start]
+
+    def typed(self, start: int, stop: int, kind: type[T]) -> list[T | None]:
+        """The same, decoded; fields that `kind` does not have are left out."""
+        decoder = msgspec.json.Decoder(kind)
+        return [_decoded(line, decoder) for line in self.raw(start, stop)]
+
+    def one(self, number: int) -> dict[str, Any] | None:
+        """One line; None where there is none that can be read."""
+        return next(iter(self.typed(number, number + 1, dict)), None)
+
+
+def _decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T | None:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None

@@ -1,0 +1,177 @@
+"""One run directory, as the page reads it."""
+
+import json
+import sqlite3
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import yaml
+
+from services.page.json_lines import JsonLines
+from services.page.ledger_reading import GroupQuery, LedgerReading
+from services.page.metric_table import MetricTable
+from services.page.trajectory_index import TrajectoryIndex, TrajectoryQuery
+from services.protocol.errors import InvalidInput
+
+_MARKS = ("config.yaml", "ledger.sqlite")
+_MOST_EVALUATIONS = 2000
+_LONGEST_ERROR = 20_000  # characters
+_SHORT = 240  # characters of a prompt or an answer in a list
+
+
+class RunFolder:
+    """Answers the page's questions about one run; may be asked from several threads.
+
+    Whatever a kill left half-written is read as far as it is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = LedgerReading(path / "ledger.sqlite")
+        self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
+        self._evaluations = JsonLines(path / "evaluations.jsonl")
+        self._trajectories = TrajectoryIndex(JsonLines(path / "trajectories.jsonl"))
+        self._turn = Lock()
+
+    @classmethod
+    def open(cls, path: str | Path, *, field: str = "RUN_DIR") -> "RunFolder":
+        """Find a run's folder.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise InvalidInput(field, str(path), "There is no such folder.")
+        missing = [name for name in _MARKS if not (folder / name).is_file()]
+        if missing:
+            fix = f"It is no run directory: it has no {' and no '.join(missing)}."
+            raise InvalidInput(field, str(path), fix)
+        return cls(folder)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: the folder's name."""
+        return self.path.resolve().name
+
+    def revision(self) -> list[list[float]]:
+        """Another value whenever a file of the run has changed."""
+        found = []
+        for name in ("metrics", "evaluations", "trajectories", "groups", "timeline"):
+            found.append(_mark(self.path / f"{name}.jsonl"))
+        for name in ("ledger.sqlite", "ledger.sqlite-wal", "summary.json", "error.txt"):
+            found.append(_mark(self.path / name))
+        return found
+
+    def overview(self) -> dict[str, Any]:
+        """What the run is and where it stands."""
+        config = self._config()
+        summary = self._json("summary.json")
+        with self._turn:
+            last = self._metrics.last()
+            kept = self._trajectories.look()
+            verdicts = self._trajectories.verdicts
+        error = self._text("error.txt")
+        steps = int(last.get("step", 0))
+        return {
+            "run_id": self.run_id,
+            "path": str(self.path),
+            "config": config,
+            "summary": summary,
+            "error": error,
+            "step": steps,
+            "steps": config.get("steps"),
+            "state": _state(steps, config.get("steps"), summary, error),
+            "written_at": max(mark[1] for mark in self.revision()),
+            "last": last,
+            "trajectories": kept,
+            "verdicts": verdicts,
+            **self._account(),
+        }
+
+    def _account(self) -> dict[str, Any]:
+        try:
+            return {"flow": self.ledger.flow(), "facts": self.ledger.facts()}
+        except sqlite3.Error as error:
+            return {"flow": None, "facts": {}, "ledger_problem": str(error)}
+
+    def curves(self, points: int) -> dict[str, Any]:
+        """Train steps as columns, and every evaluation."""
+        with self._turn:
+            columns = self._metrics.columns(points)
+            count = self._evaluations.look()
+            first = max(0, count - _MOST_EVALUATIONS)
+            lines = self._evaluations.typed(first, count, dict)
+        return {"columns": columns, "evaluations": [line for line in lines if line is not None]}
+
+    def groups(self, query: GroupQuery) -> dict[str, Any]:
+        """A page of sample groups."""
+        total, groups = self.ledger.groups(query)
+        return {"total": total, "groups": groups}
+
+    def trajectories(self, query: TrajectoryQuery) -> dict[str, Any]:
+        """A page of trajectories, their texts cut short."""
+        with self._turn:
+            total, numbers = self._trajectories.find(query)
+            lines = [(number, self._trajectories.read(number)) for number in numbers]
+        shown = [_short(number, line) for number, line in lines if line is not None]
+        return {"total": total, "trajectories": shown}
+
+    def trajectory(self, number: int) -> dict[str, Any] | None:
+        """One trajectory, whole; `number` is its line."""
+        with self._turn:
+            self._trajectories.look()
+            line = self._trajectories.read(number)
+        return None if line is None else {"number": number} | line
+
+    def _config(self) -> dict[str, Any]:
+        try:
+            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def _text(self, name: str) -> str:
+        try:
+            with (self.path / name).open(encoding="utf-8", errors="replace") as file:
+                return file.read(_LONGEST_ERROR)
+        except OSError:
+            return ""
+
+
+def _mark(path: Path) -> list[float]:
+    try:
+        found = path.stat()
+    except OSError:
+        return [0, 0.0]
+    return [found.st_size, found.st_mtime]
+
+
+def _state(step: int, steps: Any, summary: Any, error: str) -> str:
+    """As far as files can tell: `unfinished` is in progress, or was killed."""
+    if error:
+        return "failed"
+    if summary is None:
+        return "unfinished"
+    return "finished" if isinstance(steps, int) and step >= steps else "ended"
+
+
+def _short(number: int, line: dict[str, Any]) -> dict[str, Any]:
+    messages = line.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else {}
+    prompt = last.get("content") if isinstance(last, dict) else ""
+    names = ("step", "group", "trajectory", "task_id", "reward", "advantage", "verdict", "tokens")
+    return {
+        "number": number,
+        "prompt": str(prompt)[:_SHORT],
+        "answer": str(line.get("answer", ""))[:_SHORT],
+        "policy_versions": line.get("policy_versions", []),
+        **{name: line.get(name) for name in names},
+    }

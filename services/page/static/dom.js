@@ -1,0 +1,32 @@
+// Making elements. Text only ever becomes text: nothing here can turn a string into markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name === "style") for (const [k, v] of Object.entries(value)) node.style.setProperty(k, v);
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "dataset") Object.assign(node.dataset, value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  return node;
+}
+
+export const el = (tag, properties, ...children) =>
+  fill(document.createElement(tag), properties, children);
+
+export const svg = (tag, properties, ...children) =>
+  fill(document.createElementNS(SVG, tag), properties, children);
+
+export const replace = (node, ...children) => {
+  node.replaceChildren(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  return node;
+};
+
+export const panel = (title, ...children) =>
+  el("section", { class: "panel" }, title ? el("h2", {}, title) : null, ...children);
+
+export const empty = (text, detail) =>
+  el("div", { class: "empty" }, el("p", {}, text), detail ? el("p", { class: "muted" }, detail) : null);

@@ -1,0 +1,62 @@
+// Asking the server. A key, where one is needed, stays in this tab.
+
+const KEY = "millrace.key";
+
+export class Refused extends Error {
+  constructor(status, error) {
+    super(error?.message || `the server answered ${status}`);
+    this.status = status;
+  }
+}
+
+export const remember = (key) => sessionStorage.setItem(KEY, key);
+
+function headers() {
+  const key = sessionStorage.getItem(KEY);
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+async function answered(path, options = {}) {
+  const response = await fetch(path, { headers: headers(), ...options });
+  if (response.ok) return response;
+  let body = null;
+  try {
+    body = await response.json();
+  } catch {
+    body = null; // the status says enough
+  }
+  throw new Refused(response.status, body?.error);
+}
+
+export async function ask(path, parameters = {}) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  const query = new URLSearchParams(given).toString();
+  return (await answered(`api/${path}${query ? `?${query}` : ""}`)).json();
+}
+
+// Server-sent events by fetch: EventSource cannot show a key.
+export async function follow(path, changed, linked, signal) {
+  let pause = 500;
+  while (!signal.aborted) {
+    try {
+      const response = await answered(`api/${path}`, { signal });
+      linked(true);
+      pause = 500;
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const events = (rest + value).split("\n\n");
+        rest = events.pop();
+        if (events.some((event) => event.startsWith("event: change"))) changed();
+      }
+    } catch (problem) {
+      if (signal.aborted) return;
+      if (problem instanceof Refused && problem.status < 500) return;
+    }
+    linked(false);
+    await new Promise((resolve) => setTimeout(resolve, pause));
+    pause = Math.min(10000, 2 * pause);
+  }
+}

@@ -1,0 +1,63 @@
+// Every sample group of the ledger, a page at a time.
+
+import { el, empty, replace } from "../dom.js";
+import { count } from "../numbers.js";
+
+const ROWS = 50;
+const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
+
+export async function groups({ root, overview, here, ask }) {
+  const state = { status: here.parameters.get("status") || "", step: here.parameters.get("step") || "", task: "", sort: "newest", offset: 0 };
+  const body = el("div", { class: "panel table-panel" });
+  const draw = async () => {
+    const found = await ask("/groups", { ...state, limit: ROWS });
+    replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw)] : empty("No sample group fits.", "Choose fewer conditions."));
+  };
+  root.append(filters(state, draw), body);
+  await draw();
+  return { update: draw, destroy() {} };
+}
+
+function filters(state, draw) {
+  const again = (name, input) => () => { state[name] = input.value; state.offset = 0; draw(); };
+  const select = (name, label, values) => {
+    const input = el("select", { "aria-label": label }, values.map(([value, text]) => el("option", { value, selected: state[name] === value }, text)));
+    input.addEventListener("change", again(name, input));
+    return el("label", {}, label, input);
+  };
+  const field = (name, label, type) => {
+    const input = el("input", { type, value: state[name], min: 0, "aria-label": label });
+    let waiting = 0;
+    input.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(again(name, input), 200); });
+    return el("label", {}, label, input);
+  };
+  return el("form", { class: "filters", onsubmit: (event) => event.preventDefault() },
+    select("status", "status", [["", "all"], ...STATUSES.map((one) => [one, one.replace("_", " ")])]),
+    field("step", "train step", "number"),
+    field("task", "task contains", "search"),
+    select("sort", "order", [["newest", "newest first"], ["oldest", "oldest first"], ["tokens", "most tokens first"]]));
+}
+
+function table(rows, run) {
+  const head = ["group", "task", "status", "step", "version", "attempts", "tokens"];
+  const numeric = new Set(["group", "step", "version", "attempts", "tokens"]);
+  return el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, head.map((name) => el("th", { class: numeric.has(name) ? "number" : null }, name)))),
+    el("tbody", {}, rows.map((row) => el("tr", {},
+      el("td", { class: "number" }, String(row.group_id)),
+      el("td", { class: "task" }, row.task_id),
+      el("td", {}, el("span", { class: `status ${row.status}`, title: row.reason || null }, row.status.replace("_", " ")), row.reason ? el("small", { class: "muted" }, ` ${row.reason}`) : null),
+      el("td", { class: "number" }, row.train_step === null ? "–" : String(row.train_step)),
+      el("td", { class: "number" }, row.oldest_version === null ? "–" : String(row.oldest_version)),
+      el("td", { class: "number" }, String(row.attempts)),
+      el("td", { class: "number" }, count(row.tokens)))))));
+}
+
+export function pages(state, total, draw) {
+  const move = (by) => () => { state.offset = Math.max(0, state.offset + by); draw(); };
+  const last = Math.min(total, state.offset + ROWS);
+  return el("div", { class: "pages" },
+    el("button", { type: "button", disabled: state.offset === 0, onclick: move(-ROWS) }, "← Back"),
+    el("span", { class: "muted" }, `${count(state.offset + 1)} to ${count(last)} of ${count(total)}`),
+    el("button", { type: "button", disabled: last >= total, onclick: move(ROWS) }, "Next →"));
+}

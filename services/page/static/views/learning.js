@@ -1,0 +1,116 @@
+// Is it learning, and is it healthy: every number of a train step against the steps.
+
+import { chart } from "../charts.js";
+import { el, empty, panel, replace } from "../dom.js";
+import { count, duration, number, percent } from "../numbers.js";
+
+const share = [[0, 1], (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)]][1];
+const upward = (u, low, high) => [0, high ? high * 1.05 : 1];
+
+const CHARTS = [
+  ["Length of answers", "Mean response tokens of a batch, and of all that was sampled meanwhile",
+    [["response_tokens_mean", "consumed"], ["sampled_tokens_mean", "sampled"]], {}],
+  ["Entropy", "Mean entropy of the policy over trained tokens, nats", [["trainer.entropy", "entropy"]], {}],
+  ["KL", "From the policy that sampled, and from the reference",
+    [["trainer.kl_behaviour", "behaviour"], ["trainer.kl_proximal", "proximal"], ["trainer.kl_reference", "reference"]], {}],
+  ["Clipped and masked tokens", "Share of trained tokens",
+    [["trainer.clip_fraction_low", "clipped low"], ["trainer.clip_fraction_high", "clipped high"], ["trainer.truncated_fraction", "weight capped"], ["trainer.masked_fraction", "masked"]],
+    { format: (v) => percent(v, 1) }],
+  ["Engine against trainer", "|logprob gap| of tokens sampled under the weights the trainer held (largest), and one version older (99th percentile)",
+    [["trainer.mismatch_max", "largest, same version"], ["trainer.mismatch_p99_lag1", "p99, one version older"]], {}],
+  ["Gradient norm", "Before clipping", [["trainer.grad_norm", "norm"]], {}],
+  ["Loss", "", [["trainer.loss", "loss"]], {}],
+  ["Staleness", "Policy versions between sampling and training", [["staleness_mean", "mean"], ["staleness_max", "largest"]], { range: upward }],
+  ["A step's time", "Seconds by what they went into",
+    [["seconds.wait", "waiting for a batch"], ["seconds.train", "training"], ["seconds.save", "checkpoint"]], { format: duration, range: upward }],
+  ["Rollout and score", "Of a sample group", [["rollout_s_mean", "rollout"], ["rollout_s_max", "slowest rollout"], ["score_s_mean", "last score after it"]], { format: duration, range: upward }],
+  ["Tokens a second", "Generated, over the whole step", [["tokens_per_second", "tokens/s"]], { format: count, range: upward }],
+  ["Groups of a batch", "Filtered ones have equal rewards and teach nothing", [["groups_trained", "trained"], ["groups_filtered", "filtered"]], { format: count, range: upward }],
+];
+
+export async function learning({ root, overview, ask }) {
+  let charts = [];
+  const tiles = el("div", { class: "tiles" });
+  const body = el("div", {});
+  root.append(notice(overview), tiles, body);
+  const state = { by: localStorage.getItem("millrace.x") || "step", known: overview };
+
+  const draw = async () => {
+    const { columns, evaluations } = await ask("/curves", { points: 800 });
+    replace(tiles, summary(state.known, evaluations));
+    const y = scrollY;
+    charts.forEach((one) => one.destroy());
+    charts = columns.step?.length || evaluations.length ? curves(columns, evaluations, state.by) : [];
+    const [main, ...others] = charts;
+    replace(body, main
+      ? [el("div", { class: "panel wide" }, axisChoice(state, draw), main.node), el("div", { class: "grid" }, others.map((one) => el("div", { class: "panel" }, one.node)))]
+      : empty("No train step yet.", "The first point appears after the first step."));
+    scrollTo({ top: y });
+  };
+  await draw();
+  return {
+    async update(known) { state.known = known; await draw(); },
+    destroy() { charts.forEach((one) => one.destroy()); },
+  };
+}
+
+function notice(overview) {
+  const text = overview.error || "";
+  if (!text) return null ?? "";
+  return panel("The run broke", el("pre", { class: "error" }, text));
+}
+
+function axisChoice(state, draw) {
+  const choose = (by) => () => { state.by = by; localStorage.setItem("millrace.x", by); draw(); };
+  const button = (by, text) => el("button", { type: "button", "aria-pressed": String(state.by === by), onclick: choose(by) }, text);
+  return el("div", { class: "choice axis-choice", role: "group", "aria-label": "Horizontal axis" }, button("step", "steps"), button("time", "time"));
+}
+
+function summary(overview, evaluations) {
+  const last = overview.last || {};
+  const rates = evaluations.filter((one) => one.pass_at?.["1"] !== undefined);
+  const name = rates[0]?.name;
+  const first = rates.find((one) => one.name === name && one.step === 0);
+  const newest = rates.filter((one) => one.name === name).at(-1);
+  const tile = (title, value, detail, help) => el("div", { class: "tile", title: help }, el("span", { class: "muted" }, title), el("strong", {}, value), el("small", {}, detail || "\u00a0"));
+  return [
+    tile("Held-out pass rate", newest ? percent(newest.pass_at["1"]) : "–", first && newest !== first ? `${percent(first.pass_at["1"])} before training` : newest ? `${name}, ${newest.graded} tasks` : "not measured", "pass@1 of the first held-out set"),
+    tile("Reward", number(last.reward, 3), "mean of the last batch"),
+    tile("Policy version", count(last.policy_version), `staleness up to ${number(last.staleness_max)}`),
+    tile("Tokens sampled", count(last.tokens_generated), last.tokens_per_second ? `${count(last.tokens_per_second)} a second` : ""),
+    tile("Answers cut off", percent(last.truncated, 1), "of the last batch"),
+    tile("Time", duration(last.elapsed_s), last.recoveries ? `${last.recoveries} recoveries` : "no recovery"),
+  ];
+}
+
+function curves(columns, evaluations, by) {
+  const steps = columns.step || [];
+  const time = columns.elapsed_s || [];
+  const at = (step) => by === "step" ? step : when(steps, time, step);
+  const x = by === "step" ? steps : time;
+  const xFormat = by === "step" ? undefined : duration;
+  const sets = [...new Set(evaluations.map((one) => one.name))];
+  const wide = [...new Set([...x, ...evaluations.map((one) => at(one.step))])].sort((a, b) => a - b);
+  const spread = (from, values) => {
+    const known = new Map(from.map((place, i) => [place, values[i]]));
+    return wide.map((place) => known.get(place) ?? null);
+  };
+  const rewards = { label: "mean reward", values: spread(x, columns.reward || []) };
+  if (columns.reward_low) rewards.band = [spread(x, columns.reward_low), spread(x, columns.reward_high)];
+  const passes = sets.map((name) => {
+    const own = evaluations.filter((one) => one.name === name && one.pass_at?.["1"] !== undefined);
+    return { label: `pass@1, ${name}`, points: true, values: spread(own.map((one) => at(one.step)), own.map((one) => one.pass_at["1"])) };
+  });
+  const rest = CHARTS.map(([title, help, names, extra]) =>
+    [title, help, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, values: columns[name] })), extra])
+    .filter(([, , series]) => series.length)
+    .map(([title, help, series, extra]) => chart({ title, help, x, series, xFormat, height: 150, ...extra }));
+  return [chart({ title: "Reward and held-out pass rate", x: wide, series: [rewards, ...passes], height: 300, range: share, xFormat }), ...rest];
+}
+
+// Seconds at which a step was done, between those of the nearest lines.
+function when(steps, time, step) {
+  const next = steps.findIndex((one) => one >= step);
+  if (next < 0) return time.at(-1) ?? 0;
+  return next === 0 ? (step === steps[0] ? time[0] : 0) : steps[next] === step ? time[next] : time[next - 1];
+}

@@ -1,0 +1,108 @@
+"""Which trajectories were kept, so that one of 100,000 is found without reading the others."""
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from services.page.json_lines import JsonLines
+
+_AT_ONCE = 2048
+
+
+class _Head(msgspec.Struct):
+    """What a line is chosen by; the rest of it is skipped, not built."""
+
+    step: int
+    group: int
+    reward: float
+    tokens: int
+    verdict: str = ""
+    trajectory: int = 0
+    policy_versions: list[int] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrajectoryQuery:
+    """Which trajectories are asked for, newest first.
+
+    Attributes:
+        step: of this train step, None for any.
+        group: of this sample group, None for any.
+        verdict: with this verdict, empty for any.
+        mixed: tokens of more than one policy version only.
+        offset: trajectories to leave out.
+        limit: most trajectories.
+    """
+
+    step: int | None = None
+    group: int | None = None
+    verdict: str = ""
+    mixed: bool = False
+    offset: int = 0
+    limit: int = 50
+
+
+class TrajectoryIndex:
+    """A few numbers of every line of `trajectories.jsonl`; grows with the file."""
+
+    def __init__(self, lines: JsonLines) -> None:
+        self._lines = lines
+        self._life = lines.lives
+        self._read = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._step, self._group = array("q"), array("q")
+        self._number, self._trajectory = array("q"), array("q")
+        self._verdict, self._versions = array("q"), array("q")
+        self._names: dict[str, int] = {}
+
+    def look(self) -> int:
+        """Read what was appended; returns how many there are."""
+        count = self._lines.look()
+        if self._lines.lives != self._life:
+            self._life, self._read = self._lines.lives, 0
+            self._forget()
+        while self._read < count:
+            stop = min(count, self._read + _AT_ONCE)
+            for number, head in enumerate(self._lines.typed(self._read, stop, _Head), self._read):
+                if head is not None:
+                    self._add(number, head)
+            self._read = stop
+        return len(self._number)
+
+    def _add(self, number: int, head: _Head) -> None:
+        self._number.append(number)
+        self._step.append(head.step)
+        self._group.append(head.group)
+        self._trajectory.append(head.trajectory)
+        self._verdict.append(self._names.setdefault(head.verdict, len(self._names)))
+        self._versions.append(len(head.policy_versions))
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Every verdict that there is."""
+        return sorted(self._names)
+
+    def find(self, query: TrajectoryQuery) -> tuple[int, list[int]]:
+        """How many fit, and the line numbers of those asked for, newest first."""
+        self.look()
+        places: Any = range(len(self._number) - 1, -1, -1)
+        verdict = self._names.get(query.verdict, -1)
+        for wanted, column, value in (
+            (query.step is not None, self._step, query.step),
+            (query.group is not None, self._group, query.group),
+            (bool(query.verdict), self._verdict, verdict),
+        ):
+            if wanted:
+                places = [at for at in places if column[at] == value]
+        if query.mixed:
+            places = [at for at in places if self._versions[at] > 1]
+        chosen = places[query.offset : query.offset + query.limit]
+        return len(places), [self._number[at] for at in chosen]
+
+    def read(self, number: int) -> dict[str, Any] | None:
+        """One line, whole."""
+        return self._lines.one(number)

@@ -1,0 +1,114 @@
+"""What the page's server answers about a run directory."""
+
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+
+from services.page.http_app import open_paths, page_app
+from services.page.run_folder import RunFolder
+from services.page.run_shelf import FolderShelf
+from services.protocol.errors import InvalidInput
+
+
+@pytest.fixture
+def client(run_dir: Path) -> TestClient:
+    return TestClient(page_app(FolderShelf(run_dir)))
+
+
+def test_a_run_says_where_it_stands_and_that_its_ledger_balances(client: TestClient) -> None:
+    run = client.get("/api/runs/test-1").json()
+    assert (run["step"], run["steps"], run["state"]) == (4, 4, "unfinished")
+    assert run["flow"]["groups"]["trained"] == run["flow"]["groups"]["filtered"] == 4
+    assert run["flow"]["tokens"]["admitted"] == 160
+    assert run["flow"]["imbalance"] == 0
+
+
+def test_curves_have_every_number_of_a_step_and_the_evaluations(client: TestClient) -> None:
+    curves = client.get("/api/runs/test-1/curves").json()
+    assert curves["columns"]["reward"] == [0.25, 0.5, 0.75, 1.0]
+    assert curves["columns"]["trainer.entropy"][1] == 0.5
+    assert [one["pass_at"]["1"] for one in curves["evaluations"]] == [0.1, 0.9]
+
+
+def test_long_runs_come_as_means_that_keep_the_extremes(client: TestClient) -> None:
+    columns = client.get("/api/runs/test-1/curves", params={"points": 2}).json()["columns"]
+    assert columns["reward"] == [0.375, 0.875]
+    assert columns["reward_low"] == [0.25, 0.75]
+    assert columns["reward_high"] == [0.5, 1.0]
+    assert columns["step"] == [2, 4]
+
+
+def test_groups_are_found_by_status_step_and_task(client: TestClient) -> None:
+    def found(**asked: object) -> list[int]:
+        answer = client.get("/api/runs/test-1/groups", params=asked).json()
+        return [group["group_id"] for group in answer["groups"]]
+
+    assert found(status="filtered") == [8, 6, 4, 2]
+    assert found(step=2) == [4, 3]
+    assert found(task="-1", sort="oldest", limit=2, offset=1) == [4, 6]
+
+
+def test_trajectories_are_found_by_step_and_read_whole(client: TestClient) -> None:
+    found = client.get("/api/runs/test-1/trajectories", params={"step": 3}).json()
+    assert found["total"] == 1
+    number = found["trajectories"][0]["number"]
+    whole = client.get(f"/api/runs/test-1/trajectories/{number}").json()
+    assert (whole["step"], whole["tokens"]) == (3, 20)
+    assert client.get("/api/runs/test-1/trajectories/99").status_code == 404
+
+
+def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClient) -> None:
+    answer = client.get("/api/runs/test-1/groups", params={"limit": "many"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["field"], error["value"]) == ("limit", "many")
+    assert "from 0 to" in error["fix"]
+    assert client.get("/api/runs/..%2Ftest-1").status_code == 404
+
+
+def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:
+    for name in ("metrics", "trajectories", "evaluations"):
+        with (run_dir / f"{name}.jsonl").open("a") as file:
+            file.write('{"step": 5, "rewa')
+    (run_dir / "summary.json").write_text('{"run_id": ')
+    overview = RunFolder.open(run_dir).overview()
+    assert (overview["step"], overview["trajectories"]) == (4, 4)
+    assert overview["state"] == "unfinished"
+
+
+def test_a_damaged_ledger_leaves_the_curves_to_see(run_dir: Path) -> None:
+    (run_dir / "ledger.sqlite").write_bytes(b"this is no database" * 100)
+    client = TestClient(page_app(FolderShelf(run_dir)))
+    assert client.get("/api/runs/test-1").json()["flow"] is None
+    assert client.get("/api/runs/test-1/groups").status_code == 500
+    assert client.get("/api/runs/test-1/curves").json()["columns"]["step"]
+
+
+def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"no config.yaml and no ledger.sqlite"):
+        FolderShelf(tmp_path)
+    with pytest.raises(InvalidInput, match="no such folder"):
+        FolderShelf(tmp_path / "none")
+
+
+def test_a_folder_of_runs_lists_them_and_nothing_beside(run_dir: Path) -> None:
+    client = TestClient(page_app(FolderShelf(run_dir.parent)))
+    assert [run["run_id"] for run in client.get("/api/runs").json()["runs"]] == ["test-1"]
+    assert client.get("/api/runs/test-1").status_code == 200
+
+
+def test_every_answer_forbids_scripts_that_are_not_the_pages_own(client: TestClient) -> None:
+    for path in ("/", "/static/page.js", "/api/runs", "/api/runs/none", "/nothing"):
+        policy = client.get(path).headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+
+
+def test_the_page_names_no_other_host(client: TestClient) -> None:
+    for path in open_paths():
+        if "/vendor/" in path:
+            continue
+        text = client.get(path).text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text, path
+        assert "https://" not in text, path
