@@ -107,6 +107,13 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="package")
 def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with started_cluster(model_dir, tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@contextlib.contextmanager
+def started_cluster(model_dir: Path, folder: Path) -> Iterator[Cluster]:
+    """deploy/laptop.yaml on a free port, for as long as the context lasts."""
     port = free_port()
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
     content["http_options"]["port"] = port
@@ -120,12 +127,8 @@ def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
         cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
-        yield Cluster(
-            url=url,
-            metrics_url=cluster.metrics_url,
-            model_dir=model_dir,
-            folder=tmp_path_factory.mktemp("cluster"),
-        )
+        metrics_url = cluster.metrics_url
+        yield Cluster(url=url, metrics_url=metrics_url, model_dir=model_dir, folder=folder)
     os.environ.clear()
     os.environ.update(environment)
 

@@ -107,11 +107,17 @@ def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
         assert {"summary", "description"} < rule["annotations"].keys()
 
 
-def test_prometheus_scrapes_the_port_that_the_nodes_export_on() -> None:
-    scrape = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+def test_the_two_ways_to_find_nodes_are_each_good_alone() -> None:
+    text = (PROMETHEUS / "prometheus.yml").read_text()
+    head, found = text.split("scrape_configs:\n")
+    listed = yaml.safe_load(found)
+    named = yaml.safe_load(found[found.index("# - job_name") :].replace("# ", "").replace("#", ""))
+    for (job,) in (listed, named):
+        assert job["job_name"] == "millrace"
+        assert job["metric_relabel_configs"] == listed[0]["metric_relabel_configs"]
+    assert "scrape_interval" in head
+    port = named[0]["static_configs"][0]["targets"][0].rpartition(":")[2]
     cluster = yaml.safe_load((ROOT / "deploy" / "ray" / "cluster.yaml").read_text())
-    targets = scrape["scrape_configs"][1]["static_configs"][0]["targets"]
-    port = targets[0].rpartition(":")[2]
     commands = cluster["head_start_ray_commands"] + cluster["worker_start_ray_commands"]
     starts = [command for command in commands if "ray start" in command]
     assert len(starts) == 2
