@@ -28,7 +28,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from deploy.grafana.boards import DASHBOARDS
-from deploy.grafana.boards.panel import Dashboard, Panel, Query
+from deploy.grafana.boards.panel import FIRING, Dashboard, Panel, Query
 
 FOLDER = Path(__file__).parent / "dashboards"
 RUNBOOK = "docs/runbook.md"
@@ -58,6 +58,7 @@ def dashboard_json(board: Dashboard) -> str:
             .keep_time(True)
         )
         .link(_runbook("Runbook", ""))
+        .annotation(_alerts())
     )
     for name, query in board.variables.items():
         made.with_variable(_variable(name, query))
@@ -69,6 +70,18 @@ def dashboard_json(board: Dashboard) -> str:
     for number, panel in enumerate(built.panels or [], start=1):
         panel.id_val = number
     return JSONEncoder(sort_keys=True, indent=1).encode(built) + "\n"
+
+
+def _alerts() -> dashboard.AnnotationQuery:
+    """Marks on every panel from when to when an alert fired."""
+    return (
+        dashboard.AnnotationQuery()
+        .name("Alerts")
+        .datasource(_SOURCE)
+        .enable(True)
+        .icon_color("red")
+        .expr(FIRING)
+    )
 
 
 def _variable(name: str, query: str) -> dashboard.QueryVariable:

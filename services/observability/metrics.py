@@ -215,6 +215,7 @@ class RunMetrics:
     )
     ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
+    ended = _counter("run_ended", "Runs that ended: finished, stopped, failed", "run", "state")
     end_failures = _counter("run_end_failures", "Last steps of a run that failed", "run", "part")
     phase = _seconds("run_phase_seconds", "Wall time of a phase of a train step", "run", "phase")
 

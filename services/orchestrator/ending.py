@@ -82,6 +82,7 @@ class RunEnding:
         counts = self._close_ledger()
         self._record.forget()
         self._progress.enter(state, detail)
+        RunMetrics.ended.inc(1, self._record.tags | {"state": str(state)})
         _log.info("run_ended", run=self._progress.run_id, state=state, detail=detail)
         return counts
 

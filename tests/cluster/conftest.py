@@ -112,7 +112,9 @@ def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @contextlib.contextmanager
-def started_cluster(model_dir: Path, folder: Path) -> Iterator[Cluster]:
+def started_cluster(
+    model_dir: Path, folder: Path, *, ready_s: float = READY_S
+) -> Iterator[Cluster]:
     """deploy/laptop.yaml on a free port, for as long as the context lasts."""
     port = free_port()
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
@@ -125,8 +127,8 @@ def started_cluster(model_dir: Path, folder: Path) -> Iterator[Cluster]:
     environment = dict(os.environ)
     with PrivateCluster(num_cpus=2) as cluster:
         cluster.start()
-        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
-        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=ready_s)
+        cluster.wait_for_leases(url, replicas, timeout_s=ready_s)
         metrics_url = cluster.metrics_url
         yield Cluster(url=url, metrics_url=metrics_url, model_dir=model_dir, folder=folder)
     os.environ.clear()

@@ -179,7 +179,22 @@ _FAULTS = Row(
                 ),
             ),
             warn=1,
+            width=8,
             runbook="MillraceTrainerKeepsDying",
+        ),
+        Panel(
+            "Runs that ended, last ten minutes",
+            "none",
+            "A failed one says why in `millrace status`; go on with `millrace run --resume`.",
+            (
+                Query(
+                    "{{state}} {{run}}",
+                    recent("run_ended", RUN, "run, state"),
+                    empty="no run has ended",
+                ),
+            ),
+            width=8,
+            runbook="MillraceRunFailed",
         ),
         Panel(
             "Evaluations not made, last steps that failed",
@@ -199,6 +214,7 @@ _FAULTS = Row(
                 ),
             ),
             warn=1,
+            width=8,
             runbook="MillraceEvaluationNotMade",
         ),
     ),

@@ -1,6 +1,7 @@
 """The first page: is all well, and if not, which page is next."""
 
 from deploy.grafana.boards.panel import (
+    FIRING,
     NODE,
     RUN,
     Dashboard,
@@ -22,8 +23,7 @@ _WELL = Row(
             (
                 Query(
                     "{{alertname}} {{severity}}",
-                    'sum by (alertname, severity) (ALERTS{alertname=~"Millrace.*", '
-                    'alertstate="firing"})',
+                    f"sum by (alertname, severity) ({FIRING})",
                     empty="nothing is wrong",
                 ),
             ),

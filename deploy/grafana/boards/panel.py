@@ -7,6 +7,7 @@ RUN = 'run=~"$run"'
 NODE = 'instance=~"$instance"'
 REPLICA = 'replica=~"$replica"'
 RECENT = "10m"
+FIRING = 'ALERTS{alertname=~"Millrace.*", alertstate="firing"}'
 
 
 @dataclass(frozen=True)
