@@ -258,7 +258,8 @@ class Groups:
 
     async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
         task = self._tasks[group.prompt.task_id]
-        started = time.monotonic()
+        started, started_at = time.monotonic(), time.time()
+        arrivals: list[tuple[float, Trajectory]] = []
         answers = rolling.answers = Answers(
             task,
             run_id=self._progress.run_id,
@@ -269,6 +270,7 @@ class Groups:
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             tokens = answers.add(index, trajectory, score)
+            arrivals.append((time.time(), trajectory))
             self._progress.tokens += tokens
             self._progress.lengths.sampled(tokens)
             RunMetrics.tokens.inc(tokens, self._tags)
@@ -283,11 +285,14 @@ class Groups:
         finally:
             rolling.request = None
             self._barrier.leave()
+            self._record.timeline.rolled_out(group.group_id, started_at, arrivals)
         rolled_out = time.monotonic()
         self._schedule.rolled_out(group.group_id)
         self._changes.notify()
         await self._barrier.passed()
         graded, ungraded = await answers.scores()
+        scores = [*(one.score for one in graded), *ungraded]
+        self._record.timeline.scored(group.group_id, scores)
         return GroupResult(
             group=group,
             task=task,
@@ -347,6 +352,7 @@ class Groups:
             return False
         self._progress.lengths.consumed(result.lengths)
         self._ledger.close_group(group_id, "filtered", reason="equal rewards")
+        self._record.filtered(result)
         RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
         RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})
         return True

@@ -1,17 +1,20 @@
 """What is written down about a run: each train step, and the summary."""
 
 import shutil
+import time
 from statistics import fmean
 from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import Gauge, RunMetrics
+from services.orchestrator.group_record import GroupRecord
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.results import Graded, GroupResult
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Selection
 from services.orchestrator.stale_tokens import tokens_before
+from services.orchestrator.timeline import Timeline
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
@@ -29,6 +32,8 @@ class RunRecord:
         self._ledger = ledger
         self._progress = progress
         self._samples = samples
+        self._groups = GroupRecord(directory.groups, directory.tokens)
+        self.timeline = Timeline(directory.timeline)
         self._fresh: list[Evaluation] = []
         self.tags = {"run": progress.run_id}
 
@@ -52,7 +57,11 @@ class RunRecord:
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
         self._fresh.clear()
-        self.show(results[: min(self._samples, len(batch.train))], step=report.step)
+        kept = results[: len(self.detailed(batch))]
+        self.show(kept, step=report.step)
+        self._groups.write_groups(results, report.step, report)
+        self._groups.write_tokens(kept, report)
+        self.timeline.flush()
         self._ledger.note(
             tokens=progress.tokens,
             elapsed_s=progress.elapsed_s,
@@ -63,11 +72,24 @@ class RunRecord:
         if imbalance:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
 
+    def detailed(self, batch: Selection) -> tuple[int, ...]:
+        """The sample groups of a batch that are kept token by token."""
+        return batch.train[: self._samples]
+
+    def filtered(self, result: GroupResult) -> None:
+        """Record a group that was left out before any batch."""
+        self._groups.write_groups([result], self._progress.step)
+
     def evaluated(self, evaluation: Evaluation) -> None:
         """Record one evaluation; the next train step's line has it too."""
         if evaluation.pass_rate is not None:
             self._progress.evaluations[evaluation.name] = evaluation
         self._directory.append_evaluation(evaluation)
+        now = time.time()
+        span = (now - evaluation.seconds, now)
+        self.timeline.span(
+            "evaluation", "evaluate", *span, set=evaluation.name, step=evaluation.step
+        )
         self._fresh.append(evaluation)
 
     def show(self, results: list[GroupResult], *, step: int) -> None:

@@ -21,6 +21,7 @@ from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.progress import Progress
+from services.orchestrator.push_record import follow_pushes
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, saved_step, start_trainer
 from services.orchestrator.router_load import router_load
@@ -248,6 +249,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
             await self._ending.release_replicas()
+        self._record.timeline.close()
         try:
             self._decisions.close()
         except OSError as error:
@@ -287,6 +289,8 @@ class Run:
                 asyncio.create_task(self._scorer.run(), name="scorer"),
             ]
             background.append(asyncio.create_task(self._tell_demand(), name="demand"))
+            pushes = follow_pushes(self._peers.bus, self._fleet, self._record.timeline)
+            background.append(asyncio.create_task(pushes, name="pushes"))
             if self._run.schedule.adaptive:
                 background.append(asyncio.create_task(self._adapt(), name="adapt"))
             stages = asyncio.create_task(self._stages(), name="stages")

@@ -21,7 +21,8 @@ class RunDirectory:
     step), `evaluations.jsonl` (one line per evaluation), `pass_rates.jsonl` (one line per
     graded sample group: task and share that passed), `decisions.jsonl` (one line per decision
     of the schedule, for `millrace replay`), `trajectories.jsonl` (answers of the
-    model for people to read), `summary.json`, `learning_curve.png` and, if the run broke in
+    model for people to read), `groups.jsonl` and `tokens.jsonl` (see `GroupRecord`),
+    `timeline.jsonl` (see `Timeline`), `summary.json`, `learning_curve.png` and, if the run broke in
     an unexpected way, `error.txt`.
     """
 
@@ -31,6 +32,9 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.pass_rates = self.path / "pass_rates.jsonl"
         self.decisions = self.path / "decisions.jsonl"
+        self.groups = self.path / "groups.jsonl"
+        self.tokens = self.path / "tokens.jsonl"
+        self.timeline = self.path / "timeline.jsonl"
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"

@@ -151,6 +151,8 @@ class TrainingLoop:
         waits = None if self._training else self._trainer_waits_for()
         slots, capacity = self._schedule.slots, self._schedule.capacity
         self._progress.idle.look(trainer=waits, slots=slots, capacity=capacity)
+        self._record.timeline.trainer_waits(waits)
+        self._record.timeline.slots_are(slots)
 
     def _trainer_waits_for(self) -> str:
         """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, or
@@ -284,8 +286,15 @@ class TrainingLoop:
         groups = tuple(result.as_train_group(batch.min_version) for result in trained)
         lost: TrainerLost | None = None
         async with self.stepping, self._busy():
-            work = TrainBatch(run_id=self._progress.run_id, step=step, groups=groups)
+            work = TrainBatch(
+                run_id=self._progress.run_id,
+                step=step,
+                groups=groups,
+                detailed=self._record.detailed(batch),
+            )
+            began_at = time.time()
             report, train_s = await ask(self._trainer.train(work))
+            self._record.timeline.trained(report, began_at, train_s)
             self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
             self._progress.step = step
             self._progress.policy_version = self._trainer_version = report.policy_version
@@ -298,7 +307,10 @@ class TrainingLoop:
                 wait, frontier = step == self._run.steps, self._ledger.frontier()
                 try:
                     save = self._trainer.save(self._progress.run_id, frontier, wait)
+                    saving_at = time.time()
                     saved, seconds["save"] = await ask(save)
+                    done_at = saving_at + seconds["save"]
+                    self._record.timeline.span("trainer", "checkpoint", saving_at, done_at)
                     needed = step if wait else 0
                     self._progress.saved_step = saved_step(saved, at_least=needed)
                 except TrainerLost as error:

@@ -11,12 +11,14 @@ from starlette.staticfiles import StaticFiles
 
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
-from services.page.query import group_query, trajectory_query, whole_number
+from services.page.query import a_time, group_query, trajectory_query, whole_number
 from services.page.run_shelf import NoSuchRun, RunShelf
 from services.protocol.errors import InvalidInput
 
 STATIC = Path(__file__).parent / "static"
 _MOST_POINTS = 4000
+_MOST_BINS = 2000
+_MOST_PUSHES = 500
 
 
 def page_app(shelf: RunShelf) -> FastAPI:
@@ -29,6 +31,7 @@ def page_app(shelf: RunShelf) -> FastAPI:
     app.add_middleware(GuardedApp)
     _add_questions(app, shelf)
     _add_trajectories(app, shelf)
+    _add_timeline(app, shelf)
 
     @app.get("/")
     def index() -> FileResponse:
@@ -68,6 +71,14 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
     def groups(run_id: str, request: Request) -> Any:
         return shelf.open(run_id).groups(group_query(request.query_params))
 
+    @app.get("/api/runs/{run_id}/groups/{group_id}")
+    def group(run_id: str, group_id: str) -> Any:
+        wanted = whole_number({"group_id": group_id}, "group_id", 0)
+        found = shelf.open(run_id).group(wanted)
+        if found is None:
+            return _answer(404, "group_id", group_id, "The run has no such sample group.")
+        return found
+
     @app.get("/api/runs/{run_id}/events")
     async def events(run_id: str) -> Response:
         return stream.response(shelf.open(run_id))
@@ -85,6 +96,27 @@ def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
         if found is None:
             return _answer(404, "number", number, "The run has no such trajectory.")
         return found
+
+
+def _add_timeline(app: FastAPI, shelf: RunShelf) -> None:
+    @app.get("/api/runs/{run_id}/timeline")
+    def timeline(run_id: str, request: Request) -> Any:
+        params = request.query_params
+        since, until = a_time(params, "since"), a_time(params, "until")
+        bins = whole_number(params, "bins", 400, least=10, most=_MOST_BINS)
+        return shelf.open(run_id).timeline(since, until, bins)
+
+    @app.get("/api/runs/{run_id}/moment")
+    def moment(run_id: str, request: Request) -> Any:
+        params = request.query_params
+        at, slack = a_time(params, "at"), a_time(params, "slack")
+        found = shelf.open(run_id).moment(params.get("lane", ""), at or 0.0, slack or 0.0)
+        return {"spans": found}
+
+    @app.get("/api/runs/{run_id}/pushes")
+    def pushes(run_id: str, request: Request) -> Any:
+        limit = whole_number(request.query_params, "limit", 100, most=_MOST_PUSHES)
+        return {"pushes": shelf.open(run_id).pushes(limit)}
 
 
 def _invalid_input(_: Request, error: Exception) -> JSONResponse:

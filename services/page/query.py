@@ -1,5 +1,6 @@
 """What a request asks for, checked."""
 
+import math
 from collections.abc import Mapping
 
 from services.page.ledger_reading import ENDINGS, SORTS, GroupQuery
@@ -26,6 +27,24 @@ def whole_number(
     if not good or not least <= int(text) <= most:
         raise InvalidInput(name, text, f"Give a number from {least} to {most}.")
     return int(text)
+
+
+def a_time(params: Params, name: str) -> float | None:
+    """Seconds; None where nothing is given.
+
+    Raises:
+        InvalidInput: it is no number.
+    """
+    text = params.get(name, "")
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _LARGEST:  # nor a NaN
+        raise InvalidInput(name, text, "Give seconds since 1970.")
+    return value
 
 
 def _maybe_number(params: Params, name: str) -> int | None:

@@ -8,15 +8,19 @@ from typing import Any
 
 import yaml
 
+from services.page.group_lines import GroupLines
 from services.page.json_lines import JsonLines
 from services.page.ledger_reading import GroupQuery, LedgerReading
 from services.page.metric_table import MetricTable
+from services.page.timeline_reading import TimelineReading
+from services.page.token_pieces import TokenPieces
 from services.page.trajectory_index import TrajectoryIndex, TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
 _MARKS = ("config.yaml", "ledger.sqlite")
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters
+_MOST_SIBLINGS = 512
 _SHORT = 240  # characters of a prompt or an answer in a list
 
 
@@ -31,7 +35,13 @@ class RunFolder:
         self.ledger = LedgerReading(path / "ledger.sqlite")
         self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
         self._evaluations = JsonLines(path / "evaluations.jsonl")
-        self._trajectories = TrajectoryIndex(JsonLines(path / "trajectories.jsonl"))
+        # A run from before tokens were kept has texts only.
+        kept = "tokens.jsonl" if (path / "tokens.jsonl").exists() else "trajectories.jsonl"
+        self._trajectories = TrajectoryIndex(JsonLines(path / kept))
+        self._groups = GroupLines(JsonLines(path / "groups.jsonl"))
+        older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
+        self._timeline = TimelineReading(older, newer)
+        self._pieces = TokenPieces(path)
         self._turn = Lock()
 
     @classmethod
@@ -58,7 +68,7 @@ class RunFolder:
     def revision(self) -> list[list[float]]:
         """Another value whenever a file of the run has changed."""
         found = []
-        for name in ("metrics", "evaluations", "trajectories", "groups", "timeline"):
+        for name in ("metrics", "evaluations", "trajectories", "tokens", "groups", "timeline"):
             found.append(_mark(self.path / f"{name}.jsonl"))
         for name in ("ledger.sqlite", "ledger.sqlite-wal", "summary.json", "error.txt"):
             found.append(_mark(self.path / name))
@@ -108,7 +118,33 @@ class RunFolder:
     def groups(self, query: GroupQuery) -> dict[str, Any]:
         """A page of sample groups."""
         total, groups = self.ledger.groups(query)
-        return {"total": total, "groups": groups}
+        with self._turn:
+            known = [group | {"result": self._groups.find(group["group_id"])} for group in groups]
+        return {"total": total, "groups": known}
+
+    def group(self, group_id: int) -> dict[str, Any] | None:
+        """One sample group and those of its trajectories that are kept."""
+        group = self.ledger.group(group_id)
+        if group is None:
+            return None
+        kept = self.trajectories(TrajectoryQuery(group=group_id, limit=_MOST_SIBLINGS))
+        with self._turn:
+            return group | {"result": self._groups.find(group_id)} | kept
+
+    def timeline(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
+        """What every part of the system did between two times, seconds since 1970."""
+        with self._turn:
+            return self._timeline.window(since, until, bins)
+
+    def moment(self, lane: str, moment: float, slack: float) -> list[dict[str, Any]]:
+        """What a lane did at a time."""
+        with self._turn:
+            return self._timeline.at(lane, moment, slack)
+
+    def pushes(self, limit: int) -> list[dict[str, Any]]:
+        """The newest pushes of weights."""
+        with self._turn:
+            return self._timeline.pushes(limit)
 
     def trajectories(self, query: TrajectoryQuery) -> dict[str, Any]:
         """A page of trajectories, their texts cut short."""
@@ -123,7 +159,10 @@ class RunFolder:
         with self._turn:
             self._trajectories.look()
             line = self._trajectories.read(number)
-        return None if line is None else {"number": number} | line
+            if line is None:
+                return None
+            pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
+        return {"number": number, "pieces": pieces} | line
 
     def _config(self) -> dict[str, Any]:
         try:

@@ -99,6 +99,21 @@ class CompileRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SandboxUse:
+    """One stay of an answer in a sandbox.
+
+    Attributes:
+        sandbox: host and process of the service, and the number of the sandbox there.
+        began_at: seconds since 1970, by that host's clock.
+        seconds: how long the answer had it.
+    """
+
+    sandbox: str
+    began_at: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Score:
     """A grader's whole answer.
 
@@ -119,6 +134,7 @@ class Score:
         compile: of a compiled language.
         tier: how the answer was held, `A` or `B`; empty for graders that run no code.
         parts: the scores of a weighted composition's graders.
+        uses: the sandboxes that it took, a bounded number; none when cached.
     """
 
     job_id: str
@@ -136,6 +152,7 @@ class Score:
     compile: CompileRecord | None = None
     tier: str = ""
     parts: "tuple[Score, ...]" = ()
+    uses: tuple[SandboxUse, ...] = ()
 
 
 class RewardService(Protocol):

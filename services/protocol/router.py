@@ -84,6 +84,7 @@ class RouterLoad(BaseModel):
         kv_usage: share of the KV cache in use, mean over busy replicas, at the last look;
             None while none was looked at.
         max_choices: a request for more answers at once is refused.
+        by_replica: sequences in flight on each replica with a lease.
     """
 
     replicas: int
@@ -93,6 +94,7 @@ class RouterLoad(BaseModel):
     queued: float
     kv_usage: float | None
     max_choices: int
+    by_replica: dict[str, int] = {}
 
 
 def error_body(message: str, *, kind: str, code: int, param: str | None = None) -> dict[str, Any]:

@@ -41,11 +41,13 @@ class TrainBatch:
         run_id: the run it belongs to; any other than the started one is refused.
         step: 1-based number of this train step; must be the trainer's step plus one.
         groups: at least one.
+        detailed: ids of those whose `TokenDetail`s the report shall hold.
     """
 
     run_id: str
     step: int
     groups: tuple[TrainGroup, ...]
+    detailed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,26 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenDetail:
+    """What a train step computed for the tokens of one trajectory.
+
+    Attributes:
+        group_id: of its sample group.
+        index: of the trajectory in the group.
+        places: indexes of the response tokens that carried a gradient, length N.
+        logprobs: the trainer's, natural log, length N: proximal ones where the algorithm takes
+            them, else those of the forward pass that the loss was of.
+        advantages: length N.
+    """
+
+    group_id: int
+    index: int
+    places: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainReport:
     """What one train step did.
 
@@ -89,6 +111,10 @@ class TrainReport:
         seconds: wall time by phase: `forward_backward`, `optimizer`, `snapshot`, `total`.
         skipped_groups: sample groups whose update was left out because it was not finite.
         checkpoint: what became of checkpoints begun before.
+        rank_seconds: phases of `seconds` as each rank took them, without `total`.
+        advantages: by sample group, index of a trajectory and what each of its tokens got;
+            where the algorithm goes by token, what the whole answer earned.
+        details: of the groups in `TrainBatch.detailed`.
     """
 
     step: int
@@ -98,6 +124,9 @@ class TrainReport:
     seconds: dict[str, float]
     skipped_groups: tuple[int, ...] = ()
     checkpoint: CheckpointReport
+    rank_seconds: tuple[dict[str, float], ...] = ()
+    advantages: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
+    details: tuple[TokenDetail, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

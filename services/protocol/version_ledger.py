@@ -15,11 +15,19 @@ class VersionOutcome:
         at: when the bus heard of it, seconds since 1970.
         error: None: the replica committed it, or told a restarted bus that it serves it;
             else the phase that failed and why.
+        seconds: of an attempt that was seen to end in a commit, from its first order.
+        stage_s: how long the replica took to receive and verify, as it reported.
+        commit_s: how long it took to commit.
+        paused_s: how long generation stood still for it.
     """
 
     replica_id: str
     at: float
     error: str | None
+    seconds: float | None = None
+    stage_s: float | None = None
+    commit_s: float | None = None
+    paused_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

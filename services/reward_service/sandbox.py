@@ -11,6 +11,7 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import CoreQueue
 from services.reward_service.execution import SlotFailed
 from services.reward_service.jail import Jail
+from services.reward_service.sandbox_uses import using
 from services.reward_service.seat import Seat
 from services.reward_service.seccomp_filter import build_filter
 from services.reward_service.self_test import SelfTestFailed, Tier, tier_of
@@ -110,7 +111,8 @@ class Sandbox:
             seat = self._idle.pop()
             try:
                 await seat.start()
-                yield seat
+                with using(self._seats.index(seat)):
+                    yield seat
             finally:
                 self._idle.append(seat)
 

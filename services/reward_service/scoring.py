@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
@@ -14,6 +15,7 @@ from services.reward_service.grade import Grade, infra_failure
 from services.reward_service.graders import code, maths, text, users, weighted
 from services.reward_service.graders.registry import grade_completion
 from services.reward_service.sandbox import Sandbox
+from services.reward_service.sandbox_uses import noted_uses
 from services.reward_service.tools import Tools
 
 _log = Log("reward_service")
@@ -72,6 +74,11 @@ class Scoring:
         self.tools.close()
 
     async def _score(self, job: ScoreJob) -> Score:
+        with noted_uses() as uses:
+            score = await self._score_one(job)
+        return replace(score, uses=tuple(uses)) if uses else score
+
+    async def _score_one(self, job: ScoreJob) -> Score:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._deadline_s):

@@ -90,6 +90,14 @@ def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
     )
 
 
+def advantages_of(rows: Sequence[Row]) -> tuple[tuple[int, tuple[tuple[int, float], ...]], ...]:
+    """See `TrainReport.advantages`."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        found.setdefault(row.group_id, []).append((row.index, row.advantage))
+    return tuple((group_id, tuple(own)) for group_id, own in found.items())
+
+
 def lowered(batch: TrainBatch, rows: Sequence[Row], penalties: Sequence[float]) -> TrainBatch:
     """The batch with the reward of each row's trajectory lowered by the row's penalty."""
     paid = {(row.group_id, row.index): cost for row, cost in zip(rows, penalties, strict=True)}

@@ -15,6 +15,7 @@ from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
 from services.trainer.batching import (
+    advantages_of,
     left_out,
     plan_microbatches,
     plan_minibatches,
@@ -191,6 +192,8 @@ class Learner:
             snapshot=snapshot,
             skipped_groups=done.skipped_groups,
             checkpoint=self._checkpoints.report(),
+            advantages=advantages_of(rows),
+            details=done.details,
         )
 
     def save(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from services.protocol.trainer import CheckpointReport, LedgerFrontier
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, TokenDetail
 from services.protocol.weights import Adapter, TensorSpec
 
 
@@ -64,6 +64,8 @@ class RankStep:
         snapshot: the result.
         skipped_groups: see `TrainReport`.
         checkpoint: see `TrainReport`.
+        advantages: see `TrainReport`.
+        details: see `TrainReport`; only of this rank's rows.
     """
 
     tokens: int
@@ -72,3 +74,5 @@ class RankStep:
     snapshot: RankSnapshot
     skipped_groups: tuple[int, ...] = ()
     checkpoint: CheckpointReport
+    advantages: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
+    details: tuple[TokenDetail, ...] = ()

@@ -190,6 +190,9 @@ class TrainerService:
             seconds=steps[0].seconds | {"total": total},
             skipped_groups=steps[0].skipped_groups,
             checkpoint=checkpoint,
+            rank_seconds=tuple(one.seconds for one in steps),
+            advantages=steps[0].advantages,
+            details=tuple(detail for one in steps for detail in one.details),
         )
         note_step(batch.run_id, report)
         return report

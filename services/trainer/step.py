@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.algorithm import AlgorithmConfig
-from services.protocol.trainer import TrainBatch
+from services.protocol.trainer import TokenDetail, TrainBatch
 from services.trainer.algorithms.aggregation import denominator, token_shares
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import UserLoss
@@ -21,6 +21,7 @@ from services.trainer.critic import Critic, CriticDiagnostics
 from services.trainer.diagnostics import StepDiagnostics
 from services.trainer.losses import policy_losses
 from services.trainer.model import Policy
+from services.trainer.token_details import TokenDetails
 from services.trainer.update import update
 
 
@@ -37,6 +38,7 @@ class StepOutcome:
         seconds: `forward_backward`, `optimizer` and, with one, `critic`.
         skipped_groups: sample groups to blame for skipped updates: those with a loss that
             was not finite, else all of the minibatch.
+        details: of the batch's detailed groups, as far as their rows are this rank's.
     """
 
     tokens: int
@@ -44,6 +46,7 @@ class StepOutcome:
     metrics: dict[str, float]
     seconds: dict[str, float]
     skipped_groups: tuple[int, ...] = ()
+    details: tuple[TokenDetail, ...] = ()
 
 
 @dataclass
@@ -83,6 +86,7 @@ class TrainStep:
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
+        self._details = TokenDetails((), ())
 
     def run(
         self,
@@ -103,6 +107,7 @@ class TrainStep:
         """
         self._diagnostics, self._updates = StepDiagnostics(self._device), _Updates()
         self._values = CriticDiagnostics(self._device)
+        self._details = TokenDetails(rows, batch.detailed)
         self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
@@ -186,6 +191,7 @@ class TrainStep:
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             if note:
                 self._diagnostics.note_mismatch(micro, current)
+            self._details.add(prepared, current)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
@@ -254,6 +260,7 @@ class TrainStep:
             metrics=metrics,
             seconds=dict(self._clock),
             skipped_groups=tuple(sorted(self._updates.skipped_groups)),
+            details=self._details.found,
         )
 
 

@@ -118,17 +118,25 @@ class Delivery:
     async def _update(self, manifest: WeightManifest, published_at: float) -> None:
         replica = self._around.replicas.get(self._replica_id)
         started = published_at if replica is None else max(published_at, replica.registered_at)
+        began = self._around.clock()
         self._open_epoch()
-        await self._stage(manifest)
+        staged = await self._stage(manifest)
         await self._wait_for_others(manifest.version)
-        paused_s = await self._commit(manifest.version)
+        committed = await self._commit(manifest.version)
         if self._senders[0] not in (self._around.trainers.current or ()):
             self._drop_links()  # a peer sends once
         is_joining = not self._in_service() and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service():
             await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest)
-        self._around.ledger.committed(self._replica_id, manifest.version)
+        self._around.ledger.committed(
+            self._replica_id,
+            manifest.version,
+            seconds=self._around.clock() - began,
+            stage_s=staged.seconds,
+            commit_s=committed.seconds,
+            paused_s=committed.paused_s,
+        )
         if is_joining and replica is not None:
             self._note_first_lease(replica)
         # One in service is judged whenever its answer comes: it may be full of requests.
@@ -136,13 +144,13 @@ class Delivery:
         tags = {"replica": self._replica_id}
         BusMetrics.commits.inc(tags=tags)
         BusMetrics.push.observe(self._around.clock() - started, tags=tags)
-        BusMetrics.paused.observe(paused_s, tags=tags)
+        BusMetrics.paused.observe(committed.paused_s, tags=tags)
         log.info(
             "committed",
             replica=self._replica_id,
             version=manifest.version,
             seconds=round(self._around.clock() - started, 3),
-            paused_s=round(paused_s, 4),
+            paused_s=round(committed.paused_s, 4),
         )
         self._around.changes.announce()
 
@@ -165,7 +173,7 @@ class Delivery:
             self._prefix = self._around.new_prefix(self._replica_id)
             self._senders = senders
 
-    async def _stage(self, manifest: WeightManifest) -> None:
+    async def _stage(self, manifest: WeightManifest) -> Report:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
         links = await route.links(
             self._around,
@@ -182,7 +190,7 @@ class Delivery:
         for sender, link in zip(self._senders, links, strict=True):
             send = SendWeights(version=manifest.version, link=link, base=base)
             self._post(sender, send, Phase.SEND)
-        await self._reports.wait(self._around.config.stage_timeout_s)
+        return await self._reports.wait(self._around.config.stage_timeout_s)
 
     async def _wait_for_others(self, version: int) -> None:
         config = self._around.config
@@ -192,7 +200,7 @@ class Delivery:
         if not await self._around.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
             log.warning("barrier broken", replica=self._replica_id, version=version)
 
-    async def _commit(self, version: int) -> float:
+    async def _commit(self, version: int) -> Report:
         self._reports.expect(Phase.COMMIT, version)
         if self._proof is not None:
             self._judge(self._proof)  # the trainer never answered: counted
@@ -200,8 +208,7 @@ class Delivery:
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
         self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
-        report = await self._reports.wait(self._commit_timeout_s())
-        return report.paused_s
+        return await self._reports.wait(self._commit_timeout_s())
 
     async def _pass_canary(self) -> None:
         timeout_s = self._commit_timeout_s()

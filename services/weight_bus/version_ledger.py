@@ -54,11 +54,11 @@ class VersionLedger:
         if not _has_committed(entry, replica_id):
             self._add(entry, replica_id, None)
 
-    def committed(self, replica_id: str, version: int) -> None:
-        """A replica serves the version from now on."""
+    def committed(self, replica_id: str, version: int, **seconds: float) -> None:
+        """A replica serves the version from now on; `seconds` as in `VersionOutcome`."""
         entry = self._entry(version)
         if entry is not None:
-            self._add(entry, replica_id, None)
+            self._add(entry, replica_id, None, **seconds)
 
     def failed(self, replica_id: str, version: int, error: str) -> None:
         """An attempt to bring the version to a replica failed."""
@@ -70,12 +70,14 @@ class VersionLedger:
         """All that is remembered, oldest version first."""
         return tuple(_record(version, entry) for version, entry in sorted(self._entries.items()))
 
-    def _add(self, entry: _Entry, replica_id: str, error: str | None) -> None:
+    def _add(self, entry: _Entry, replica_id: str, error: str | None, **seconds: float) -> None:
         if error is not None:
             entry.failures += 1
         elif not _has_committed(entry, replica_id):
             entry.commits += 1
-        entry.outcomes.append(VersionOutcome(replica_id=replica_id, at=self._wall(), error=error))
+        entry.outcomes.append(
+            VersionOutcome(replica_id=replica_id, at=self._wall(), error=error, **seconds)
+        )
 
     def _entry(self, version: int) -> _Entry | None:
         """The version's entry; None where it is older than everything that is kept."""

@@ -29,6 +29,7 @@ from services.protocol.trainer import (
     TrainerState,
     TrainReport,
 )
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from tests.orchestrator.fake_sessions import FakeSessions
 
@@ -123,6 +124,9 @@ class FakeBus:
         self.max_lag = max_lag
         self.lags.append(max_lag)
         self._notify()
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        return ()
 
     async def want_replicas(self, replicas: int) -> None:
         self.wanted = replicas

@@ -4,15 +4,22 @@ import { repaint } from "./charts.js";
 import { el, empty, replace } from "./dom.js";
 import { ago, count } from "./numbers.js";
 import { ask, follow, Refused, remember } from "./questions.js";
+import { group } from "./views/group.js";
 import { groups } from "./views/groups.js";
 import { learning } from "./views/learning.js";
 import { ledger } from "./views/ledger.js";
+import { replicas } from "./views/replicas.js";
 import { runs } from "./views/runs.js";
+import { timeline } from "./views/timeline.js";
+import { trajectories } from "./views/trajectories.js";
 
 const VIEWS = [
   ["learning", "Learning", learning],
-  ["groups", "Groups", groups],
+  ["timeline", "Timeline", timeline],
+  ["groups", "Groups", (view) => (view.here.rest[0] === undefined ? groups(view) : group(view))],
+  ["trajectories", "Trajectories", trajectories],
   ["ledger", "Ledger", ledger],
+  ["replicas", "Replicas", replicas],
 ];
 const REFRESH_MS = 1000;
 const node = (id) => document.getElementById(id);

@@ -258,6 +258,7 @@ class Seats:
             queued=sum(pressure.waiting for pressure in seen),
             kv_usage=fmean(pressure.kv_usage for pressure in seen) if seen else None,
             max_choices=self._config.max_choices,
+            by_replica={name: self.chooser.load(name) for name in leased},
         )
 
     def full(self, replica_id: str) -> bool:

@@ -1,7 +1,7 @@
 // Every sample group of the ledger, a page at a time.
 
 import { el, empty, replace } from "../dom.js";
-import { count } from "../numbers.js";
+import { count, fixed } from "../numbers.js";
 
 const ROWS = 50;
 const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
@@ -39,18 +39,29 @@ function filters(state, draw) {
 }
 
 function table(rows, run) {
-  const head = ["group", "task", "status", "step", "version", "attempts", "tokens"];
+  const head = ["group", "task", "status", "rewards", "step", "version", "attempts", "tokens"];
   const numeric = new Set(["group", "step", "version", "attempts", "tokens"]);
   return el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, head.map((name) => el("th", { class: numeric.has(name) ? "number" : null }, name)))),
     el("tbody", {}, rows.map((row) => el("tr", {},
-      el("td", { class: "number" }, String(row.group_id)),
+      el("td", { class: "number" }, el("a", { href: `#/${encodeURIComponent(run)}/groups/${row.group_id}` }, String(row.group_id))),
       el("td", { class: "task" }, row.task_id),
       el("td", {}, el("span", { class: `status ${row.status}`, title: row.reason || null }, row.status.replace("_", " ")), row.reason ? el("small", { class: "muted" }, ` ${row.reason}`) : null),
+      el("td", {}, strip(row.result)),
       el("td", { class: "number" }, row.train_step === null ? "–" : String(row.train_step)),
       el("td", { class: "number" }, row.oldest_version === null ? "–" : String(row.oldest_version)),
       el("td", { class: "number" }, String(row.attempts)),
       el("td", { class: "number" }, count(row.tokens)))))));
+}
+
+// A cell for each trajectory, as full as its reward.
+function strip(result) {
+  if (!result) return "–";
+  const { rewards } = result;
+  const top = Math.max(1, ...rewards);
+  const mean = rewards.reduce((sum, one) => sum + one, 0) / Math.max(1, rewards.length);
+  const cells = rewards.slice(0, 64).map((reward) => el("span", { class: "cell", style: { background: `color-mix(in srgb, var(--green) ${Math.round(100 * Math.max(0, reward) / top)}%, var(--line))` } }));
+  return el("span", { class: "strip", title: `rewards ${rewards.map((one) => fixed(one, 2)).join(", ")}` }, cells, el("span", { class: "mean" }, fixed(mean, 2)));
 }
 
 export function pages(state, total, draw) {

@@ -1,0 +1,115 @@
+"""What is written down of every sample group, and of some of them token by token."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from services.orchestrator.results import Graded, GroupResult
+from services.protocol.trainer import TokenDetail, TrainReport
+
+MOST_TOKENS = 16384
+"""Of one trajectory; the rest of a longer one is left out, and said to be."""
+MOST_BYTES = 512 * 1024 * 1024
+"""Of `tokens.jsonl`; then no more of it is written."""
+
+
+class GroupRecord:
+    """Writes `groups.jsonl` and `tokens.jsonl`.
+
+    A line of `groups.jsonl` is a sample group: its rewards, verdicts, lengths and advantages,
+    in choice order. One of `tokens.jsonl` is a trajectory of a group that was chosen to be kept:
+    token ids, behaviour logprobs, the trainer's logprobs and advantages, and policy spans.
+    """
+
+    def __init__(self, groups: Path, tokens: Path, *, most_bytes: int = MOST_BYTES) -> None:
+        self._groups, self._tokens = groups, tokens
+        self._room = most_bytes
+
+    def write_groups(
+        self, results: Sequence[GroupResult], step: int, report: TrainReport | None = None
+    ) -> None:
+        """Add groups that were trained in this step, or were filtered before the next one."""
+        advantages = dict(report.advantages) if report is not None else {}
+        with self._groups.open("a", encoding="utf-8") as file:
+            for result in results:
+                known = dict(advantages.get(result.group.group_id, ()))
+                file.write(json.dumps(_group_line(result, step, known)) + "\n")
+
+    def write_tokens(self, results: Sequence[GroupResult], report: TrainReport) -> None:
+        """Add every trajectory of these groups, as long as there is room."""
+        details = {(one.group_id, one.index): one for one in report.details}
+        advantages = dict(report.advantages)
+        with self._tokens.open("a", encoding="utf-8") as file:
+            for result in results:
+                known = dict(advantages.get(result.group.group_id, ()))
+                for index, graded in enumerate(result.graded):
+                    detail = details.get((result.group.group_id, index))
+                    line = _trajectory_line(result, index, graded, report.step)
+                    line |= {"advantage": _rounded(known.get(index))} | _numbers(graded, detail)
+                    text = json.dumps(line) + "\n"
+                    if file.tell() + len(text) > self._room:
+                        return
+                    file.write(text)
+
+
+def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) -> dict[str, Any]:
+    graded = result.graded
+    return {
+        "group": result.group.group_id,
+        "step": step,
+        "attempt": result.group.attempt,
+        "task_id": result.task.task_id,
+        "rewards": [one.reward for one in graded],
+        "advantages": [_rounded(advantages.get(index)) for index in range(len(graded))],
+        "verdicts": [str(one.score.verdict) for one in graded],
+        "lengths": [len(one.trajectory.response_token_ids) for one in graded],
+        "oldest_versions": [one.trajectory.oldest_version for one in graded],
+        "newest_versions": [one.trajectory.newest_version for one in graded],
+        "ungraded": len(result.ungraded),
+        "rollout_s": round(result.rollout_s, 4),
+        "score_s": round(result.score_s, 4),
+    }
+
+
+def _trajectory_line(result: GroupResult, index: int, graded: Graded, step: int) -> dict[str, Any]:
+    trajectory = graded.trajectory
+    return {
+        "step": step,
+        "group": result.group.group_id,
+        "trajectory": index,
+        "task_id": result.task.task_id,
+        "reward": graded.reward,
+        "verdict": str(graded.score.verdict),
+        "detail": graded.score.detail,
+        "tokens": len(trajectory.response_token_ids),
+        "policy_versions": sorted({span.version for span in trajectory.spans}),
+        "finish_reason": trajectory.finish_reason,
+        "messages": result.task.chat,
+        "answer": trajectory.text,
+    }
+
+
+def _numbers(graded: Graded, detail: TokenDetail | None) -> dict[str, Any]:
+    """Of each token; `trainer` and `advantages` are null where a token carried no gradient."""
+    trajectory = graded.trajectory
+    kept = trajectory.response_token_ids[:MOST_TOKENS]
+    numbers: dict[str, Any] = {
+        "token_ids": list(kept),
+        "sampled": list(trajectory.loss_mask[:MOST_TOKENS]),
+        "behaviour": [round(value, 4) for value in trajectory.behaviour_logprobs[:MOST_TOKENS]],
+        "spans": [[one.version, one.start, one.end, one.replica_id] for one in trajectory.spans],
+    }
+    if detail is None:
+        return numbers
+    trainer: list[float | None] = [None] * len(kept)
+    advantages: list[float | None] = [None] * len(kept)
+    known = zip(detail.places, detail.logprobs, detail.advantages, strict=True)
+    for place, logprob, advantage in known:
+        if place < len(kept):
+            trainer[place], advantages[place] = _rounded(logprob), _rounded(advantage)
+    return numbers | {"trainer": trainer, "advantages": advantages}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or value != value else round(value, 4)

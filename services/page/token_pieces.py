@@ -1,0 +1,48 @@
+"""The text of each token, by the tokenizer that a run keeps with its checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+_WINDOW = 8
+_BROKEN = "\ufffd"
+
+
+class TokenPieces:
+    """Cuts an answer into the texts of its tokens.
+
+    A tokenizer decodes whole texts: the text of one token is what it adds to the few before it.
+    Bytes of a letter that is not whole yet are shown with the token that ends it.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._tokenizer: Any = None
+
+    def of(self, token_ids: Sequence[int]) -> list[str] | None:
+        """One text for each token; None where the run has no tokenizer yet."""
+        tokenizer = self._found()
+        if tokenizer is None:
+            return None
+        pieces: list[str] = []
+        begin = 0  # of what is decoded together
+        for end in range(1, len(token_ids) + 1):
+            whole = tokenizer.decode(token_ids[begin:end], skip_special_tokens=False)
+            before = tokenizer.decode(token_ids[begin : end - 1], skip_special_tokens=False)
+            is_torn = whole.endswith(_BROKEN) and end < len(token_ids)
+            pieces.append("" if is_torn else whole[len(before.rstrip(_BROKEN)) :])
+            if not is_torn and end - begin >= _WINDOW:
+                begin = end - _WINDOW // 2
+        return pieces
+
+    def _found(self) -> Any:
+        if self._tokenizer is None:
+            for path in sorted(self._run.glob("checkpoints/*/model/tokenizer.json"), reverse=True):
+                try:
+                    self._tokenizer = Tokenizer.from_file(str(path))
+                    break
+                except Exception:  # noqa: BLE001  tokenizers raises nothing narrower
+                    continue  # half-written by a kill: an older one does as well
+        return self._tokenizer
