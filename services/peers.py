@@ -49,6 +49,21 @@ def http_host() -> str | None:
     return None if options.location == ProxyLocation.Disabled else options.host
 
 
+def local_proxy() -> str:
+    """Where Serve's HTTP proxy of this node answers, for whoever runs on the node.
+
+    Raises:
+        NotReady: Serve has no HTTP proxies.
+    """
+    client = _get_global_client()
+    assert client is not None, "it raises where Serve is not running"
+    host = http_host()
+    if host is None:
+        raise NotReady("Serve has no HTTP proxy (proxy_location: Disabled)")
+    here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    return f"http://{here}:{client.http_config.port}"
+
+
 class _ServePeer:
     """A service reached through its Serve application's handle."""
 

@@ -135,6 +135,7 @@ def _train(
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
     console.print(f"          chat at {options.url}/v1", highlight=False)
+    console.print(f"          watch it at {options.url}/", highlight=False)
     console.print(f"          metrics at {cluster.metrics_url}", highlight=False, soft_wrap=True)
     config = read_run_file(RUN_FILE, seed=options.seed, steps=options.steps)
     with RunsClient(options.url) as client, phases.phase(f"running {near(RUN_FILE)}"):
@@ -199,10 +200,7 @@ def _say_what_next(
     following = options.seed + 1
     for command, why in (
         (f"make demo SEED={following}", "another model from the start"),
-        (
-            f"less {near(Path(status.run_dir) / 'trajectories.jsonl')}",
-            "what it wrote, and verdicts",
-        ),
+        (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page"),
         ("less examples/tiny_code/README.md", "the pieces by hand: serve run, millrace run, chat"),
     ):
         console.print(f"  {command:60} [dim]{why}[/]", highlight=False, soft_wrap=True)

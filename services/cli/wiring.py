@@ -19,8 +19,9 @@ SERVICES = (
     "rollout_server",
     "router",
     "orchestrator",
+    "page",
 )
-_ROUTES = {"router": "/", "orchestrator": "/v1/runs"}
+_ROUTES = {"router": "/", "orchestrator": "/v1/runs", "page": "/page"}
 _BUILDER = re.compile(r"services\.(\w+)\.app[.:]build")
 
 

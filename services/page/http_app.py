@@ -1,6 +1,9 @@
 """The page's HTTP application: static files, questions below `api/`, and a stream of changes."""
 
+import asyncio
 import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +24,31 @@ _MOST_BINS = 2000
 _MOST_PUSHES = 500
 
 
-def page_app(shelf: RunShelf) -> FastAPI:
-    """The application; every error has the body `{"error": {field, value, fix, message}}`."""
-    app = FastAPI(title="Millrace page", docs_url=None, redoc_url=None, openapi_url=None)
+def page_app(
+    shelf: RunShelf, follow: Callable[[], Coroutine[Any, Any, None]] | None = None
+) -> FastAPI:
+    """The application; every error has the body `{"error": {field, value, fix, message}}`.
+
+    Args:
+        shelf: where runs are found.
+        follow: what keeps the shelf fresh while the application lives.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(follow(), name="cluster")] if follow is not None else []
+        yield
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    app = FastAPI(
+        title="Millrace page",
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        lifespan=lifespan,
+    )
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(sqlite3.Error, _damaged_ledger)
@@ -41,10 +66,11 @@ def page_app(shelf: RunShelf) -> FastAPI:
     return app
 
 
-def open_paths() -> list[str]:
+def open_paths(prefix: str = "") -> list[str]:
     """Paths that hold nothing of any run: what a browser needs before it can ask for a key."""
     files = (path for path in STATIC.rglob("*") if path.is_file())
-    return ["/", *(f"/static/{path.relative_to(STATIC).as_posix()}" for path in files)]
+    static = [f"{prefix}/static/{path.relative_to(STATIC).as_posix()}" for path in files]
+    return [prefix, f"{prefix}/", *static]
 
 
 def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
@@ -60,7 +86,7 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
 
     @app.get("/api/runs/{run_id}")
     def overview(run_id: str) -> Any:
-        return shelf.open(run_id).overview()
+        return shelf.open(run_id).overview() | {"status": shelf.status(run_id)}
 
     @app.get("/api/runs/{run_id}/curves")
     def curves(run_id: str, request: Request) -> Any:

@@ -25,6 +25,9 @@ class RunShelf(Protocol):
             NoSuchRun: there is none of that id.
         """
 
+    def status(self, run_id: str) -> dict[str, Any] | None:
+        """What the run says of itself now; None where only its files can be asked."""
+
     def live(self) -> dict[str, Any] | None:
         """What the cluster says now; None where there is none to ask."""
 
@@ -67,6 +70,10 @@ class FolderShelf:
             if path.name == run_id:
                 return self._known.setdefault(run_id, RunFolder.open(path))
         raise NoSuchRun(run_id)
+
+    def status(self, run_id: str) -> dict[str, Any] | None:
+        """Nothing: files only."""
+        return None
 
     def live(self) -> dict[str, Any] | None:
         """Nothing: files only."""

@@ -69,7 +69,7 @@ def build_http(
     app.add_exception_handler(RequestFailed, _refused)
     _add_routes(app, replicas, external, sessions or Sessions(config))
     # What is added last is first to see a request.
-    protect(app, config.access, service="router", open_paths=("/health",))
+    protect(app, config.access, service="router", open_paths=("/", "/health"))
     if config.access_log:
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))

@@ -51,11 +51,40 @@ def test_groups_are_found_by_status_step_and_task(client: TestClient) -> None:
 
 def test_trajectories_are_found_by_step_and_read_whole(client: TestClient) -> None:
     found = client.get("/api/runs/test-1/trajectories", params={"step": 3}).json()
-    assert found["total"] == 1
+    assert found["total"] == 2
     number = found["trajectories"][0]["number"]
     whole = client.get(f"/api/runs/test-1/trajectories/{number}").json()
-    assert (whole["step"], whole["tokens"]) == (3, 20)
+    assert (whole["step"], whole["trainer"]) == (3, [-0.4, -1.2, None])
     assert client.get("/api/runs/test-1/trajectories/99").status_code == 404
+
+
+def test_a_group_has_its_rewards_and_the_trajectories_that_are_kept(client: TestClient) -> None:
+    group = client.get("/api/runs/test-1/groups/3").json()
+    assert group["result"]["rewards"] == [1.0, 0.0]
+    assert group["result"]["advantages"] == [1.0, -1.0]
+    assert [one["trajectory"] for one in group["trajectories"]] == [1, 0]
+    assert client.get("/api/runs/test-1/groups/99").status_code == 404
+
+
+def test_pushes_have_their_phases_newest_first(client: TestClient) -> None:
+    pushes = client.get("/api/runs/test-1/pushes").json()["pushes"]
+    assert [one["version"] for one in pushes] == [4, 3, 2, 1]
+    assert (pushes[0]["stage_s"], pushes[0]["paused_s"]) == (0.5, 0.2)
+
+
+def test_what_a_lane_did_at_a_moment_is_told_whole(client: TestClient) -> None:
+    asked = {"lane": "sandbox host-1/0", "at": "1015", "slack": "0.1"}
+    (span,) = client.get("/api/runs/test-1/moment", params=asked).json()["spans"]
+    assert (span["group"], span["verdict"]) == (1, "accepted")
+
+
+def test_a_run_from_before_tokens_were_kept_shows_its_texts(run_dir: Path) -> None:
+    for name in ("tokens", "groups", "timeline"):
+        (run_dir / f"{name}.jsonl").unlink()
+    client = TestClient(page_app(FolderShelf(run_dir)))
+    assert client.get("/api/runs/test-1/trajectories").json()["total"] == 4
+    assert client.get("/api/runs/test-1/timeline").json()["lanes"] == []
+    assert client.get("/api/runs/test-1/groups").json()["groups"][0]["result"] is None
 
 
 def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClient) -> None:
@@ -73,7 +102,7 @@ def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:
             file.write('{"step": 5, "rewa')
     (run_dir / "summary.json").write_text('{"run_id": ')
     overview = RunFolder.open(run_dir).overview()
-    assert (overview["step"], overview["trajectories"]) == (4, 4)
+    assert (overview["step"], overview["trajectories"]) == (4, 8)
     assert overview["state"] == "unfinished"
 
 
@@ -106,7 +135,7 @@ def test_every_answer_forbids_scripts_that_are_not_the_pages_own(client: TestCli
 
 
 def test_the_page_names_no_other_host(client: TestClient) -> None:
-    for path in open_paths():
+    for path in filter(None, open_paths()):
         if "/vendor/" in path:
             continue
         text = client.get(path).text.replace("http://www.w3.org/2000/svg", "")

@@ -105,8 +105,8 @@ const TELL = {
 };
 
 function runHead(overview) {
-  const state = overview.state;
-  const title = state === "unfinished" ? `Nothing says how it ended; last written ${ago(overview.written_at)}` : "";
+  const state = overview.status?.state || overview.state;
+  const title = overview.status ? overview.status.detail : state === "unfinished" ? `Nothing says how it ended; last written ${ago(overview.written_at)}` : "";
   return [
     el("h1", { title: overview.path }, overview.run_id),
     el("span", { class: `state ${state}`, title }, TELL[state] || state),
@@ -146,7 +146,7 @@ function watch(run) {
   const linked = (on) => {
     const link = node("link");
     link.className = on ? "link on" : "link off";
-    link.textContent = on ? "live" : "no connection";
+    link.textContent = on ? "following" : "no connection";
     if (!on) first = false;
   };
   follow(`runs/${encodeURIComponent(run)}/events`, changed, linked, ending.signal);

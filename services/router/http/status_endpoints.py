@@ -1,9 +1,9 @@
-"""`/v1/models`, `/v1/load` and `/health`: what the router can do now."""
+"""`/v1/models`, `/v1/load` and `/health`: what the router can do now; `/` leads to the page."""
 
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 
 from services.protocol.router import RouterLoad
 from services.protocol.weight_bus import Member
@@ -14,6 +14,11 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     """The routes, over the replicas of the cluster and those outside of it."""
     routes = APIRouter()
     inside, outside = replicas.seats.membership, external.seats.membership
+
+    @routes.get("/", include_in_schema=False)
+    async def page() -> RedirectResponse:
+        """To the page, which is an application of its own."""
+        return RedirectResponse("page/")
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:

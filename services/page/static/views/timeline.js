@@ -127,11 +127,9 @@ function drawLane(pen, row, found, left, room) {
     const waits = kind.startsWith("wait: ");
     pen.fillStyle = colour(waits ? WHY[kind.slice(6)] || "grey" : PAINT[kind] || "blue");
     pen.globalAlpha = waits ? 0.25 : 0.9;
-    if (!isReplica && row.lane === "trainer" && kind === "train") pen.globalAlpha = 0.9;
-    values.forEach((value, i) => {
-      if (value <= 0) return;
+    stretches(values, left, wide, (value, x, width) => {
       const tall = kind === "generate" ? Math.max(2, (LANE * value) / most) : LANE * Math.min(1, Math.max(0.12, value));
-      pen.fillRect(left + i * wide, row.top + LANE - tall, Math.max(1, wide + 0.3), tall);
+      pen.fillRect(x, row.top + LANE - tall, width, tall);
     });
     pen.globalAlpha = 1;
   }
@@ -139,7 +137,18 @@ function drawLane(pen, row, found, left, room) {
     const values = row.busy[kind];
     if (!values) continue;
     pen.fillStyle = colour(PAINT[kind]);
-    values.forEach((value, i) => value > 0 && pen.fillRect(left + i * wide, kind === "push" ? row.top + LANE - 5 : row.top, Math.max(1.5, wide), kind === "push" ? 5 : LANE));
+    stretches(values.map((value) => value > 0), left, wide, (_, x, width) => pen.fillRect(x, kind === "push" ? row.top + LANE - 5 : row.top, Math.max(2, width), 5));
+  }
+}
+
+// Equal neighbours become one rectangle on whole pixels: no seams.
+function stretches(values, left, wide, paint) {
+  let from = 0;
+  for (let i = 1; i <= values.length; i += 1) {
+    if (i < values.length && values[i] === values[from]) continue;
+    const [x0, x1] = [Math.round(left + from * wide), Math.round(left + i * wide)];
+    if (values[from]) paint(values[from], x0, Math.max(1, x1 - x0));
+    from = i;
   }
 }
 
@@ -147,10 +156,9 @@ function idle(pen, row, found, left, wide) {
   if (!found.slots) return;
   const busy = row.busy.generate;
   pen.globalAlpha = 0.25;
-  found.slots.why.forEach((why, i) => {
-    if (!why || (busy && busy[i] > 0)) return;
+  stretches(found.slots.why.map((why, i) => (busy && busy[i] > 0 ? "" : why)), left, wide, (why, x, width) => {
     pen.fillStyle = colour(WHY[why]);
-    pen.fillRect(left + i * wide, row.top, wide + 0.3, LANE);
+    pen.fillRect(x, row.top, width, LANE);
   });
   pen.globalAlpha = 1;
 }
@@ -162,27 +170,30 @@ function drawSlots(pen, found, left, room, top) {
   const most = Math.max(1, ...found.slots.why.map((_, i) => USES.reduce((sum, [name]) => sum + columns[name][i], columns.free[i])));
   pen.fillStyle = colour("ink");
   pen.textAlign = "left";
-  pen.fillText(clip(pen, "admission slots", left - 10), 0, top + SLOTS / 2);
+  pen.fillText(clip(pen, left < 100 ? "slots" : "admission slots", left - 10), 0, top + SLOTS / 2);
   pen.fillStyle = colour("soft");
   pen.fillRect(left, top, room, SLOTS - 2);
-  for (let i = 0; i < bins; i += 1) {
+  pen.globalAlpha = 0.75;
+  const all = found.slots.why.map((_, i) => USES.map(([name]) => columns[name][i]).join(" "));
+  stretches(all, left, wide, (amounts, x, width) => {
     let base = top + SLOTS - 2;
-    for (const [name, paint] of USES) {
-      const tall = ((SLOTS - 2) * columns[name][i]) / most;
-      pen.fillStyle = colour(paint);
-      pen.globalAlpha = 0.75;
+    amounts.split(" ").forEach((amount, use) => {
+      const tall = ((SLOTS - 2) * Number(amount)) / most;
+      pen.fillStyle = colour(USES[use][1]);
       base -= tall;
-      if (tall) pen.fillRect(left + i * wide, base, wide + 0.3, tall);
-    }
-  }
+      pen.fillRect(x, base, width, tall);
+    });
+  });
   pen.globalAlpha = 1;
 }
 
 function title(lane) {
   const [kind, ...rest] = lane.split(" ");
   const name = rest.join(" ");
+  if (kind === "replica" && name.includes("replica")) return name;
   if (kind === "sandbox") return `sandbox ${name.split("/").pop()}`;
-  return kind === "trainer" && name ? `trainer rank ${name}` : name ? `${kind} ${name}` : kind;
+  if (kind === "replica" && innerWidth < 720) return name;
+  return kind === "trainer" && name ? `${innerWidth < 720 ? "" : "trainer "}rank ${name}` : name ? `${kind} ${name}` : kind;
 }
 
 function clip(pen, text, room) {

@@ -13,7 +13,7 @@ export function tokens(line) {
   const known = { version: line.token_ids.map((_, i) => versionOf(line.spans, i)), gap: gaps, advantage: line.advantages || [], logprob: line.behaviour };
   const versions = [...new Set(known.version.map((one) => one?.[0]))];
   const has = (mode) => mode === "version" || known[mode].some((value) => value !== null && value !== undefined);
-  const state = { mode: "version" };
+  const state = { mode: versions.length === 1 && has("gap") ? "gap" : "version" };
   const text = el("div", { class: "tokens", role: "group", "aria-label": "Tokens of the answer" });
   const key = el("div", { class: "legend token-legend" });
   const facts = el("p", { class: "token-facts", role: "status" }, "Point at a token, or go through them with the arrow keys.");

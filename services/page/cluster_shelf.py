@@ -1,0 +1,114 @@
+"""The runs of a cluster, and what the cluster says of itself."""
+
+import asyncio
+import os
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import aiohttp
+
+from services.observability.log import Log
+from services.page.config import PageConfig
+from services.page.run_folder import RunFolder
+from services.page.run_shelf import NoSuchRun
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.weight_bus import MemberTable
+
+_TIMEOUT_S = 5.0
+_log = Log("page")
+
+
+class TableSource(Protocol):
+    """Whoever has the member table."""
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        """See `services.protocol.weight_bus.WeightBus`."""
+
+
+class ClusterShelf:
+    """Asks orchestrator, router and weight bus now and then, and remembers what they said.
+
+    Run directories are read from the file system that this process shares with the
+    orchestrator, so that a browser that looks at a run costs the run nothing.
+
+    Raises:
+        InvalidInput: the variable that shall hold the API key is not set.
+    """
+
+    def __init__(self, config: PageConfig, url: str, bus: TableSource) -> None:
+        self._config, self._url, self._bus = config, url, bus
+        self._headers = _key_header(config.router_key_env)
+        self._statuses: dict[str, dict[str, Any]] = {}
+        self._folders: dict[str, RunFolder] = {}
+        self._load: dict[str, Any] | None = None
+        self._table: MemberTable | None = None
+        self._problem = "nothing was heard yet"
+
+    async def follow(self) -> None:
+        """Ask until cancelled; what does not answer is shown as it was, with the reason."""
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
+            while True:
+                try:
+                    await self._look(http)
+                    self._problem = ""
+                except (aiohttp.ClientError, TimeoutError, NotReady, ValueError, KeyError) as error:
+                    problem = str(error) or type(error).__name__
+                    if problem != self._problem:
+                        _log.warning("cluster_not_seen", why=problem)
+                    self._problem = problem
+                await asyncio.sleep(self._config.look_s)
+
+    async def _look(self, http: aiohttp.ClientSession) -> None:
+        for status in await self._asked(http, "/v1/runs"):
+            self._statuses[status["run_id"]] = status
+        self._load = await self._asked(http, "/v1/load")
+        self._table = await self._bus.watch(0, 0.0)
+
+    async def _asked(self, http: aiohttp.ClientSession, path: str) -> Any:
+        async with http.get(self._url + path) as answer:
+            if answer.status != 200:
+                raise NotReady(f"{path} answers {answer.status}")
+            return await answer.json()
+
+    def runs(self) -> list[dict[str, Any]]:
+        """A line about each, newest first."""
+        newest_first = reversed(list(self._statuses.values()))
+        return [{"run_id": one["run_id"], "state": one["state"]} for one in newest_first]
+
+    def open(self, run_id: str) -> RunFolder:
+        """One of them.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+            InvalidInput: its directory cannot be seen from here.
+        """
+        if run_id not in self._statuses:
+            raise NoSuchRun(run_id)
+        folder = self._folders.get(run_id)
+        if folder is None:
+            folder = RunFolder.open(self._statuses[run_id]["run_dir"], field="run_dir")
+            self._folders[run_id] = folder
+        return folder
+
+    def status(self, run_id: str) -> dict[str, Any] | None:
+        """What the orchestrator said of it last."""
+        return self._statuses.get(run_id)
+
+    def live(self) -> dict[str, Any] | None:
+        """Replicas with version and lease, and the router's load."""
+        table = self._table
+        return {
+            "problem": self._problem,
+            "members": [asdict(member) for member in table.members] if table else [],
+            "newest_version": table.newest_version if table else None,
+            "load": self._load,
+        }
+
+
+def _key_header(variable: str | None) -> dict[str, str]:
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        raise InvalidInput("page.router_key_env", variable, "Set that variable where it runs.")
+    return {"authorization": f"Bearer {key}"}

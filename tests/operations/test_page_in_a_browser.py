@@ -1,0 +1,165 @@
+"""The page in Debian's chromium, at a desk and on a phone, with answers that attack it."""
+
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from services.access.access_control import protect
+from services.access.config import AccessConfig
+from services.page.http_app import open_paths, page_app
+from services.page.run_shelf import FolderShelf
+from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
+
+CHROMIUM = shutil.which("chromium")
+VIEWS = ("learning", "timeline", "groups", "groups/1", "trajectories", "trajectories/0", "ledger")
+RUN = "#/test-1"
+KEY = "a-key-of-some-length"
+PATIENCE_MS = 60_000
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs chromium: apt-get install --no-install-recommends chromium"
+)
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def url(run_dir: Path) -> Iterator[str]:
+    with served(page_app(FolderShelf(run_dir))) as url:
+        yield url
+
+
+@pytest.fixture
+def troubles() -> list[str]:
+    return []
+
+
+def opened(browser: Browser, troubles: list[str], **context: Any) -> Page:
+    page = browser.new_context(**context).new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    expect.set_options(timeout=PATIENCE_MS)
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
+    return page
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_view_draws_without_an_error_and_fits_the_screen(
+    browser: Browser, url: str, troubles: list[str], width: int, scheme: Any
+) -> None:
+    size = {"width": width, "height": 850}
+    page = opened(browser, troubles, viewport=size, color_scheme=scheme)
+    hosts: set[str] = set()
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    for view in (*VIEWS, "replicas"):
+        page.goto(f"{url}{RUN}/{view}")
+        expect(page.locator("main .panel").first).to_be_visible()
+        expect(page.locator("h1")).to_have_text("test-1")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+    assert troubles == []
+    assert hosts == {url.split("/")[2]}
+    page.context.close()
+
+
+def test_what_a_model_writes_stays_text(browser: Browser, url: str, troubles: list[str]) -> None:
+    page = opened(browser, troubles)
+    for view in ("groups/1", "trajectories", "trajectories/0"):
+        page.goto(f"{url}{RUN}/{view}")
+        expect(page.get_by_text(HOSTILE[:12]).first).to_be_visible()
+        expect(page).to_have_title("test-1 · Millrace")
+        assert page.locator("main img, main script").count() == 0
+    # And where somebody forgets it, the browser refuses to make markup of a string.
+    forget = "document.body.insertAdjacentHTML('beforeend', '<b>markup</b>')"
+    assert page.evaluate(f"(() => {{ try {{ {forget} }} catch (e) {{ return e.name }} }})()") == (
+        "TypeError"
+    )
+    page.context.close()
+
+
+def test_a_step_that_a_run_adds_appears_by_itself(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    with served(page_app(FolderShelf(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(url)  # of one run alone it is shown at once
+        expect(page.locator(".steps")).to_contain_text(f"step {STEPS}")
+        expect(page.locator("#link")).to_have_text("following")
+        add_step(folder, STEPS + 1)
+        expect(page.locator(".steps")).to_contain_text(f"step {STEPS + 1}")
+        page.context.close()
+
+
+def test_keys_choose_views_and_go_through_tokens(
+    browser: Browser, url: str, troubles: list[str]
+) -> None:
+    page = opened(browser, troubles)
+    page.goto(f"{url}{RUN}/learning")
+    expect(page.locator(".chart").first).to_be_visible()
+    page.keyboard.press("2")
+    expect(page.locator("canvas.lanes")).to_be_visible()
+    page.goto(f"{url}{RUN}/trajectories/0")
+    page.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    told = page.locator(".token-facts")
+    expect(told).to_contain_text("token 1")
+    expect(told).to_contain_text("version 1 on a")
+    expect(told).to_contain_text("gap -0.2000")
+    page.get_by_role("button", name="advantage").click()
+    expect(page.locator(".token-legend")).to_contain_text("to be made")
+    page.context.close()
+
+
+def test_without_its_key_the_page_shows_nothing_of_any_run(
+    browser: Browser, run_dir: Path, troubles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PAGE_KEYS", f"- {{name: alice, key: {KEY}}}")
+    app = page_app(FolderShelf(run_dir))
+    protect(app, AccessConfig(api_keys_env="PAGE_KEYS"), service="page", open_paths=open_paths())
+    with served(app) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/learning")
+        field = page.get_by_label("API key")
+        expect(field).to_be_visible()
+        assert "test-1" not in page.content()
+        field.fill("another-key-of-some-length")
+        field.press("Enter")
+        expect(field).to_have_value("")
+        field.fill(KEY)
+        field.press("Enter")
+        expect(page.locator("h1")).to_have_text("test-1")
+        expect(page.locator("#link")).to_have_text("following")  # the stream shows it, too
+        page.context.close()
