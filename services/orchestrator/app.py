@@ -4,8 +4,10 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.access.access_control import protect
+from services.notes import ClusterNote
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.open_run import OpenRun
 from services.orchestrator.run import Peers
 from services.orchestrator.runs import Runs
 from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
@@ -17,10 +19,12 @@ class Orchestrator:
     def __init__(self, config: OrchestratorConfig) -> None:
         config.access.check(http_host(), service="orchestrator")
         self._access = config.access
-        self._runs = Runs(config, lambda: _peers(config))
+        open_run = OpenRun(ClusterNote("open_run"), returns=config.recoveries_in_row)
+        self._runs = Runs(config, lambda: _peers(config), open_run)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """The HTTP API, once the replica's event loop runs."""
+        """The HTTP API, once the replica's event loop runs, and with it an open run."""
+        await self._runs.go_on()
         app = http_api(self._runs)
         protect(app, self._access, service="orchestrator")
         return app

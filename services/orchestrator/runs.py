@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.open_run import OpenRun
 from services.orchestrator.run import Peers, Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.task_table import TaskTable
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
+
+_log = Log("orchestrator")
 
 
 class RunActive(RuntimeError):
@@ -49,15 +53,28 @@ class EndedRun:
 
 
 class Runs:
-    """Starts, lists and stops runs, and owns their tasks."""
+    """Starts, lists and stops runs, and owns their tasks.
 
-    def __init__(self, config: OrchestratorConfig, peers: Callable[[], Peers]) -> None:
+    Args:
+        config: of the service.
+        peers: finds the other services for a run.
+        open_run: where the open run is noted for the next orchestrator; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        peers: Callable[[], Peers],
+        open_run: OpenRun | None = None,
+    ) -> None:
         self._config = config
         self._peers = peers
+        self._open_run = open_run
         self._ended: dict[str, EndedRun] = {}
         self._active: Run | None = None
         self._life: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
+        self._closing = False
 
     async def start(self, request: RunRequest) -> RunStatus:
         """Start a run, or go on with an earlier one; nothing is left behind on an error.
@@ -68,19 +85,43 @@ class Runs:
         """
         async with self._starting:
             self._refuse_second()
-            run = request.config
-            _check_paths(run)
-            tasks = await asyncio.to_thread(TaskTable, run, quote=False)
-            peers = self._peers()
-            around = await peers.surroundings(self._config)
-            refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
-            _check_environments(run)
-            started = self._make(request, tasks, peers)
-            self._ended.pop(started.progress.run_id, None)
-            self._active = started
-            self._life = asyncio.create_task(started.execute(), name=started.progress.run_id)
-            self._life.add_done_callback(lambda _: self._bury(started))
+            started = await self._begin(request)
+            if self._open_run is not None:
+                await self._open_run.begin(request, started.progress.run_id)
             return started.status()
+
+    async def go_on(self) -> None:
+        """Go on with the run that the orchestrator before this one has left open, if it did."""
+        async with self._starting:
+            request = None if self._open_run is None else await self._open_run.again()
+            if request is None:
+                return
+            try:
+                await self._begin(request)
+                _log.info("run_resumed", run=request.resume)
+            except (InvalidInput, NotReady) as error:
+                _log.warning("run_not_resumed", run=request.resume, why=str(error))
+
+    async def _begin(self, request: RunRequest) -> Run:
+        run = request.config
+        _check_paths(run)
+        tasks = await asyncio.to_thread(TaskTable, run, quote=False)
+        peers = self._peers()
+        around = await peers.surroundings(self._config)
+        refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
+        _check_environments(run)
+        started = self._make(request, tasks, peers)
+        self._ended.pop(started.progress.run_id, None)
+        self._active = started
+        self._life = asyncio.create_task(self._live(started), name=started.progress.run_id)
+        self._life.add_done_callback(lambda _: self._bury(started))
+        return started
+
+    async def _live(self, run: Run) -> None:
+        await run.execute()
+        # A run that a shutdown has cut off is still open, for whoever comes next.
+        if self._open_run is not None and not self._closing:
+            await self._open_run.end()
 
     def _refuse_second(self) -> None:
         if self._active is not None and not self._active.progress.active:
@@ -170,7 +211,8 @@ class Runs:
         return run.status()
 
     async def close(self) -> None:
-        """End everything at once, for shutdown: the runs can be resumed later."""
+        """End everything at once, for shutdown: the next orchestrator goes on with the run."""
+        self._closing = True
         if self._active is not None and self._life is not None:
             self._active.stop(keep_progress=False)
             await asyncio.wait({self._life})

@@ -1,0 +1,118 @@
+"""A run outlives its orchestrator: the next one goes on with it, unless it was asked to end."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from services.orchestrator.open_run import OpenRun
+from services.orchestrator.runs import Runs
+from services.protocol.errors import NotReady
+from services.protocol.orchestrator import RunRequest, RunState
+from tests.orchestrator.fakes import World, world
+
+pytestmark = pytest.mark.usefixtures("no_drawing")
+STEPS = 5
+
+
+class Note:
+    """In place of Ray's head."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.away = False
+
+    async def write(self, text: str) -> None:
+        self._answer()
+        self.text = text
+
+    async def read(self) -> str | None:
+        self._answer()
+        return self.text
+
+    async def erase(self) -> None:
+        self._answer()
+        self.text = None
+
+    def _answer(self) -> None:
+        if self.away:
+            raise NotReady("the head is away")
+
+
+def orchestrator(cluster: World, note: Note) -> Runs:
+    return Runs(cluster.config, lambda: cluster.peers, OpenRun(note, returns=2))
+
+
+async def cut_off(cluster: World, note: Note) -> str:
+    """Start a run and shut its orchestrator down in the middle of it; the run's id."""
+    runs = orchestrator(cluster, note)
+    run_id = (await runs.start(RunRequest(config=cluster.run_config(steps=STEPS)))).run_id
+    async with asyncio.timeout(60):
+        while runs.get(run_id).status().step < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await runs.close()
+    return run_id
+
+
+async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path: Path) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        run_id = await cut_off(cluster, note)
+        after = orchestrator(cluster, note)
+        await after.go_on()
+        async with asyncio.timeout(60):
+            status = await after.ended(run_id)
+        assert (status.state, status.step) == (RunState.FINISHED, STEPS)
+        assert status.ledger.in_flight == 0
+        assert note.text is None
+
+
+async def test_a_run_that_was_stopped_does_not_come_back(tmp_path: Path) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        started = await runs.start(RunRequest(config=cluster.run_config(steps=STEPS)))
+        assert note.text is not None
+        await runs.stop(started.run_id)
+        assert note.text is None
+        after = orchestrator(cluster, note)
+        await after.go_on()
+        assert after.list() == []
+
+
+async def test_a_run_that_keeps_killing_its_orchestrator_is_given_up(tmp_path: Path) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        run_id = await cut_off(cluster, note)
+        opened = OpenRun(note, returns=2)
+        for _ in range(2):
+            request = await opened.again()
+            assert request is not None
+            assert request.resume == run_id
+        assert await opened.again() is None
+        assert note.text is None
+
+
+async def test_a_run_that_moves_on_comes_back_as_often_as_need_be(tmp_path: Path) -> None:
+    note = Note()
+    async with world(tmp_path) as cluster:
+        await cut_off(cluster, note)
+        opened = OpenRun(note, returns=1)
+        for _ in range(3):
+            assert await opened.again() is not None
+            assert note.text is not None
+            # As if a train step had closed since.
+            note.text = json.dumps(json.loads(note.text) | {"step": 0})
+
+
+async def test_a_head_that_is_away_costs_no_run(tmp_path: Path) -> None:
+    note = Note()
+    note.away = True
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        await runs.go_on()
+        started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
+        async with asyncio.timeout(60):
+            status = await runs.ended(started.run_id)
+        assert status.state is RunState.FINISHED
