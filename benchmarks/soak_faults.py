@@ -103,7 +103,7 @@ class Faults:
             self._draw.randrange(CORRUPTED_BUCKETS),
         )
         victim = self._any_replica()
-        await rank.corrupt.remote(victim, bucket)
+        await rank.spoil.remote("corrupt", victim, bucket)
         await self._scene.until(
             lambda table: any(
                 f"digest of bucket {bucket}" in member.last_error

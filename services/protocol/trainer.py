@@ -6,6 +6,9 @@ from typing import Protocol
 from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.trajectory import Trajectory
 
+RANK_PREFIX = "trainer_rank/"
+"""Begins the actor names of ranks that let `millrace chaos` spoil what they send."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredTrajectory:

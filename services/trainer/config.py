@@ -64,6 +64,8 @@ class TrainerConfig(StrictModel):
         call_timeout_s: longest that one train step, checkpoint or load may take.
         bus_timeout_s: longest that a publish waits for the weight bus to be up.
         checkpoints_kept: newest complete checkpoints that a save leaves.
+        spoilable: let whoever joins the cluster spoil what ranks send, as `millrace chaos` does
+            to see it refused.
     """
 
     model: str = Field(min_length=1)
@@ -89,6 +91,7 @@ class TrainerConfig(StrictModel):
     call_timeout_s: float = Field(default=600.0, gt=0)
     bus_timeout_s: float = Field(default=120.0, gt=0)
     checkpoints_kept: int = Field(default=2, ge=1)
+    spoilable: bool = False
 
     @model_validator(mode="after")
     def _copies_are_of_one_size(self) -> Self:

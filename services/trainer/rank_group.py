@@ -10,6 +10,8 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.trainer import RANK_PREFIX
+from services.protocol.weight_bus import NAMESPACE
 from services.trainer.config import TrainerConfig
 from services.trainer.rank import TrainerRank
 from services.trainer.rank_messages import RankModel
@@ -51,7 +53,11 @@ class RankGroup:
         actor = ray.remote(TrainerRank).options(
             num_cpus=config.rank_num_cpus, num_gpus=config.gpus_per_rank, max_restarts=0
         )
-        group = cls(name, [actor.remote(config, name, i) for i in range(config.world_size)])
+        ranks = [
+            actor.options(**_known_as(config, name, rank)).remote(config, name, rank)
+            for rank in range(config.world_size)
+        ]
+        group = cls(name, ranks)
         place = group._ranks[0].meet.remote()
         models = await group._gather(
             [rank.join.remote(place) for rank in group._ranks], config.start_timeout_s, "join"
@@ -133,6 +139,13 @@ class RankGroup:
             for watch in watches:
                 watch.cancel()
         self.kill(f"a rank ended: {next(iter(done)).exception()}")
+
+
+def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, str]:
+    """How others find the rank; nobody does unless its configuration says so."""
+    if not config.spoilable:
+        return {}
+    return {"name": f"{RANK_PREFIX}{group}/{rank}", "namespace": NAMESPACE}
 
 
 async def _answer(reference: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What a trainer rank does wrong on the wire, at an exact place of a push."""
+"""Where a trainer rank stands still in a push, until it is told to go on."""
 
 import threading
 from typing import Any
 
-from services.transport.bucket import BucketSource, Encoded, whole
+from services.transport.bucket import BucketSource, Encoded
 from services.transport.gloo import GlooLink
 
 HOLD_S = 60.0
@@ -15,7 +15,6 @@ class Faults:
     def __init__(self) -> None:
         self._held_at: dict[str, int] = {}
         self._waiting: set[str] = set()
-        self._corrupt: dict[str, int] = {}
         self._changed = threading.Condition()
 
     def hold(self, replica_ids: list[str], bucket: int) -> None:
@@ -36,23 +35,13 @@ class Faults:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def corrupt(self, replica_id: str, bucket: int) -> None:
-        """Turn one bit of this bucket in the next send to the replica."""
-        self._corrupt[replica_id] = bucket
-
-    def pass_bucket(self, replica_id: str, bucket: int, encoded: Encoded) -> Encoded:
-        """What is sent for a bucket, when the time has come to send it."""
+    def wait_at(self, replica_id: str, bucket: int) -> None:
+        """Return when the time has come to send a bucket."""
         with self._changed:
             if self._held_at.get(replica_id) == bucket:
                 self._waiting.add(replica_id)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: replica_id not in self._held_at, HOLD_S)
-        if self._corrupt.get(replica_id) != bucket:
-            return encoded
-        del self._corrupt[replica_id]
-        wrong = encoded.payload.clone()
-        wrong[0] ^= 1
-        return whole(wrong)
 
 
 FAULTS = Faults()
@@ -60,19 +49,19 @@ FAULTS = Faults()
 
 
 class FaultySource:
-    """A version as `FAULTS` let it pass."""
+    """A version as fast as `FAULTS` let it pass."""
 
     def __init__(self, source: BucketSource, replica_id: str) -> None:
         self._source, self._replica_id = source, replica_id
         self.version, self.bucket_count = source.version, source.bucket_count
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
-        encoded = self._source.encoded(bucket, base)
-        return FAULTS.pass_bucket(self._replica_id, bucket, encoded)
+        FAULTS.wait_at(self._replica_id, bucket)
+        return self._source.encoded(bucket, base)
 
 
 class FaultyLink(GlooLink):
-    """The real link, under a source that can go wrong."""
+    """The real link, under a source that can stand still."""
 
     def send(self, source: BucketSource, base: int | None, **options: Any) -> int:
         return super().send(FaultySource(source, self.link.replica_id), base, **options)

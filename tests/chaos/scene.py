@@ -81,7 +81,9 @@ class Scene:
         self._numbers = itertools.count()
         self.bus = BusOverSocket(self._bus_path)
         self.ranks = RankProcesses(folder, self._bus_path, str(weights), self._start)
-        config = TrainerConfig(model=str(model), bucket_mb=0.02, bus_timeout_s=READY_S)
+        config = TrainerConfig(
+            model=str(model), bucket_mb=0.02, bus_timeout_s=READY_S, spoilable=True
+        )
         self._trainer = TrainerService(config, self.bus, RankGroup.start)
         self._run = RunStart(
             run_id="chaos",

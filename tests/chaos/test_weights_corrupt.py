@@ -13,7 +13,7 @@ async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge:
     other, receiver = scene.replicas
     before = max(scene.client.labels(receiver))
     known = (await scene.member(other)).last_error
-    await scene.ranks.ranks[1].corrupt.remote(receiver, 1)
+    await scene.ranks.ranks[1].spoil.remote("corrupt", receiver, 1)
     version = await scene.train()
     assert await scene.until_served(version, [other, receiver]) < KILL_S
     member = await scene.member(receiver)
