@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from services.cli.bring_up import wait_until_running
+from services.cli.chaos import add_chaos_command
 from services.cli.chat import ChatOptions, chat
 from services.cli.check import add_check_command
 from services.cli.demo import DemoOptions, demo
@@ -195,6 +196,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_grade_command(commands)
     add_doctor_command(commands)
     add_view_command(commands)
+    add_chaos_command(commands, served)
 
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")

@@ -50,13 +50,11 @@ class RankGroup:
             NotReady: a rank died or the deadline passed.
         """
         name = uuid.uuid4().hex[:8]
-        actor = ray.remote(TrainerRank).options(
-            num_cpus=config.rank_num_cpus, num_gpus=config.gpus_per_rank, max_restarts=0
-        )
-        ranks = [
-            actor.options(**_known_as(config, name, rank)).remote(config, name, rank)
-            for rank in range(config.world_size)
-        ]
+        actor, ranks = ray.remote(TrainerRank), []
+        resources = {"num_cpus": config.rank_num_cpus, "num_gpus": config.gpus_per_rank}
+        for rank in range(config.world_size):
+            options = resources | {"max_restarts": 0} | _known_as(config, name, rank)
+            ranks.append(actor.options(**options).remote(config, name, rank))
         group = cls(name, ranks)
         place = group._ranks[0].meet.remote()
         models = await group._gather(
@@ -141,7 +139,7 @@ class RankGroup:
         self.kill(f"a rank ended: {next(iter(done)).exception()}")
 
 
-def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, str]:
+def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, Any]:
     """How others find the rank; nobody does unless its configuration says so."""
     if not config.spoilable:
         return {}

@@ -1,0 +1,1 @@
+"""Faults on purpose in a running cluster, and what they cost."""

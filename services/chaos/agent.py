@@ -1,0 +1,96 @@
+"""An outside client while faults happen: the plain openai package and its own habits."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import openai
+
+from services.chaos.observation import Call
+
+ASK_AGAIN = (openai.APIConnectionError, openai.InternalServerError, httpx.HTTPError)
+"""What says nothing about the request itself: a client may ask again."""
+
+PATIENCE_S = 180.0
+_PAUSE_S = 0.5
+_TOKENS = 12
+
+
+class Agent:
+    """Calls the router one kind of call after another, and notes how each ended.
+
+    Whole answers, streams, and sessions of two turns that it finishes with a reward.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, clock: Callable[[], float], calls: list[Call]
+    ) -> None:
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key=key or "none", timeout=PATIENCE_S
+        )
+        self._url, self._clock, self._calls = url, clock, calls
+        self._model = ""
+        self._numbers = itertools.count()
+
+    async def run(self, pause_s: float) -> None:
+        """Call until cancelled, with a pause after each."""
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "whole": self._whole,
+            "stream": self._stream,
+            "session": self._session,
+        }
+        for kind in itertools.cycle(kinds):
+            self._calls.append(await self._insist(kind, kinds[kind]))
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Let its connections go."""
+        await self._client.close()
+
+    async def _insist(self, kind: str, ask: Callable[[], Awaitable[None]]) -> Call:
+        sent, again, problem = self._clock(), 0, ""
+        while True:
+            try:
+                await ask()
+            except ASK_AGAIN as error:
+                if self._clock() - sent < PATIENCE_S:
+                    again += 1
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                problem = f"{type(error).__name__}: {error}"
+            except (openai.APIError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            return Call(sent_s=sent, ended_s=self._clock(), kind=kind, again=again, problem=problem)
+
+    async def _whole(self) -> None:
+        answer = await self._client.chat.completions.create(**await self._question())
+        if answer.choices[0].finish_reason is None:
+            raise ValueError("an answer without an end")
+
+    async def _stream(self) -> None:
+        ended = False
+        pieces = await self._client.chat.completions.create(**await self._question(), stream=True)
+        async for piece in pieces:
+            ended = ended or any(choice.finish_reason for choice in piece.choices)
+        if not ended:
+            raise ValueError("a stream without an end")
+
+    async def _session(self) -> None:
+        session = f"chaos-{id(self)}-{next(self._numbers)}"
+        headers = {"x-session-id": session}
+        question = await self._question()
+        for _ in range(2):
+            answer = await self._client.chat.completions.create(**question, extra_headers=headers)
+            turns = question["messages"]
+            said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
+            question["messages"] = [*turns, said, {"role": "user", "content": "again"}]
+        path = f"{self._url}/v1/sessions/{session}/finish"
+        await self._client.post(path, body={"reward": 1.0}, cast_to=object)
+
+    async def _question(self) -> dict[str, Any]:
+        if not self._model:
+            self._model = (await self._client.models.list()).data[0].id
+        turn = {"role": "user", "content": "a plus b"}
+        return {"model": self._model, "messages": [turn], "max_tokens": _TOKENS}

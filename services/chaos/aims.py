@@ -1,0 +1,105 @@
+"""What a fault can be aimed at now, on all nodes of the cluster."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+
+from services.chaos.hand import Node
+from services.chaos.keeper import DONE
+from services.chaos.processes import Victim
+from services.chaos.script import PROCESSES, Deed, Target
+from services.protocol.trainer import RANK_PREFIX
+from services.protocol.weight_bus import NAMESPACE
+
+_HAND_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """One target of a fault.
+
+    Attributes:
+        name: for people.
+        strike: begins it; what it returns is awaited for `keeper.DONE`, or why not.
+    """
+
+    name: str
+    strike: Callable[[], Any]
+
+
+class Aims:
+    """Finds targets: processes by the hands on the nodes, ranks by their names.
+
+    Args:
+        nodes: all of the cluster.
+        run_dir: of the run, whose disk may be filled.
+        ledger: path of the run's ledger, which its orchestrator has open.
+    """
+
+    def __init__(self, nodes: Sequence[Node], *, run_dir: str, ledger: str) -> None:
+        self._nodes, self._run_dir, self._ledger = nodes, run_dir, ledger
+
+    async def at(self, deed: Deed) -> list[Aim]:
+        """Everything that the deed can be done to."""
+        if deed.target in PROCESSES:
+            return [
+                Aim(
+                    name=f"{victim.life.pid} on {node.address}",
+                    strike=partial(node.hand.strike.remote, deed, victim),
+                )
+                for node, victim in await self._victims(deed.target)
+            ]
+        if deed.target is Target.PUSH:
+            return await asyncio.to_thread(_ranks, deed)
+        if deed.target is Target.DISK:
+            nodes = [
+                node for node in self._nodes if await within(node.hand.holds.remote(self._ledger))
+            ]
+            return [_of_node(node, deed, self._run_dir) for node in nodes]
+        return [_of_node(node, deed, "") for node in self._nodes if len(self._nodes) > 1]
+
+    async def undo(self) -> None:
+        """Undo what lasts still, on every node that can be reached."""
+        undone = [node.hand.undo.remote() for node in self._nodes]
+        await asyncio.to_thread(ray.wait, undone, num_returns=len(undone), timeout=_HAND_S)
+
+    async def _victims(self, target: Target) -> list[tuple[Node, Victim]]:
+        found: list[tuple[Node, Victim]] = []
+        for node in self._nodes:
+            listed = await within(node.hand.victims.remote())
+            found += [(node, one) for one in listed or () if one.target is target]
+        return found
+
+
+def _of_node(node: Node, deed: Deed, folder: str) -> Aim:
+    return Aim(name=node.address, strike=partial(node.hand.strike.remote, deed, None, folder))
+
+
+def _ranks(deed: Deed) -> list[Aim]:
+    """Those that let themselves be told to spoil what they send."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [one["name"] for one in named if one["namespace"] == NAMESPACE]
+    return [
+        Aim(name=name, strike=partial(_spoil, name, deed))
+        for name in sorted(names)
+        if name.startswith(RANK_PREFIX)
+    ]
+
+
+async def _spoil(name: str, deed: Deed) -> str:
+    rank: Any = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+    await rank.spoil.remote(deed.fault)
+    return DONE
+
+
+async def within(answer: Any) -> Any:
+    """What is awaited; None if its node gives none in time."""
+    try:
+        async with asyncio.timeout(_HAND_S):
+            return await answer
+    except (TimeoutError, ValueError, ray.exceptions.RayError):  # the second: no such actor
+        return None

@@ -1,0 +1,60 @@
+"""Faults at random: the same seed draws the same ones, as far as there is something to hit."""
+
+import random
+from collections.abc import Callable
+
+from services.chaos.script import LASTING, Deed, Fault, Target
+
+MENU: tuple[tuple[Fault, Target], ...] = (
+    (Fault.KILL, Target.REPLICA),
+    (Fault.KILL, Target.ENGINE),
+    (Fault.KILL, Target.RANK),
+    (Fault.KILL, Target.ORCHESTRATOR),
+    (Fault.KILL, Target.TRAINER),
+    (Fault.KILL, Target.BUS),
+    (Fault.KILL, Target.REWARD),
+    (Fault.KILL, Target.GRADER),
+    (Fault.FREEZE, Target.REPLICA),
+    (Fault.FREEZE, Target.RANK),
+    (Fault.FREEZE, Target.BUS),
+    (Fault.FREEZE, Target.ORCHESTRATOR),
+    (Fault.FREEZE, Target.ROUTER),
+    (Fault.FREEZE, Target.REWARD),
+    (Fault.FREEZE, Target.GRADER),
+    (Fault.SLOW, Target.REPLICA),
+    (Fault.SLOW, Target.RANK),
+    (Fault.SLOW, Target.REWARD),
+)
+"""What a client need not notice. Not here, but in scripts: the router and Serve's proxy, whose
+end breaks the connections through them, and the raylet, whose end is the node's."""
+
+LASTS_S = (1.0, 3.0, 8.0)
+
+
+class Draw:
+    """Draws so that every fault comes once before any comes again."""
+
+    def __init__(self, seed: int, menu: tuple[tuple[Fault, Target], ...] = MENU) -> None:
+        self._random = random.Random(seed)
+        self._menu = menu
+        self._bag: list[tuple[Fault, Target]] = []
+
+    def next(self, at_s: float, may_hit: Callable[[Fault, Target], bool]) -> Deed | None:
+        """The next fault that may be done now; None: none may."""
+        for _ in range(2):
+            for drawn in self._bag:
+                if may_hit(*drawn):
+                    self._bag.remove(drawn)
+                    return self._deed(at_s, *drawn)
+            # What was passed over comes first in the next round.
+            self._bag += self._random.sample(self._menu, len(self._menu))
+        return None
+
+    def choose(self, count: int) -> int:
+        """One of so many."""
+        return self._random.randrange(count)
+
+    def _deed(self, at_s: float, fault: Fault, target: Target) -> Deed:
+        lasts = self._random.choice(LASTS_S)
+        given = {"for": lasts} if fault in LASTING else {}
+        return Deed.model_validate({"at": at_s, "fault": fault, "target": target} | given)

@@ -1,0 +1,101 @@
+"""What acts on one node: a small Ray actor that lists victims and starts keepers."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from services.chaos import keeper
+from services.chaos.processes import Victim, own_raylet, victims
+from services.chaos.script import Deed
+
+_ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node and the hand on it.
+
+    Attributes:
+        node_id: Ray's name for it.
+        address: its IP address.
+        hand: handle of the `Hand` there.
+    """
+
+    node_id: str
+    address: str
+    hand: Any
+
+
+class Hand:
+    """Acts on the processes of this node's part of the cluster that it was started in."""
+
+    def __init__(self) -> None:
+        self._raylet = own_raylet()
+        self._keepers: list[subprocess.Popen[bytes]] = []
+
+    def victims(self) -> list[Victim]:
+        """See `processes.victims`."""
+        return victims(self._raylet)
+
+    def holds(self, file: str) -> bool:
+        """Whether a process of this part of the cluster has the file open."""
+        wanted = Path(file)
+        for process in psutil.Process(self._raylet).children(recursive=True):
+            with suppress(psutil.Error):
+                if any(Path(one.path) == wanted for one in process.open_files()):
+                    return True
+        return False
+
+    def strike(self, deed: Deed, victim: Victim | None = None, folder: str = "") -> str:
+        """Begin a fault; it is undone after its time, or at `undo`, or when this actor ends.
+
+        Args:
+            deed: the fault.
+            victim: the process that has it, None for a fault of the whole node.
+            folder: on the disk that is filled.
+
+        Returns:
+            `keeper.DONE`, or why it could not be done.
+        """
+        lives = [] if victim is None else [victim.life, *victim.below]
+        order = deed.model_dump(mode="json", exclude={"at", "target", "which"}) | {
+            "lives": [(life.pid, life.started) for life in lives],
+            "folder": folder,
+        }
+        started = subprocess.Popen(
+            [sys.executable, "-m", keeper.__name__, json.dumps(order)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.wait(_ANSWER_S)  # it has left a child that goes on
+        assert started.stdout is not None
+        self._keepers.append(started)
+        return os.fdopen(started.stdout.fileno(), "rb", closefd=False).readline().decode().strip()
+
+    def undo(self) -> None:
+        """Undo whatever lasts still."""
+        for one in self._keepers:
+            assert one.stdin is not None
+            one.stdin.close()
+        self._keepers.clear()
+
+
+def nodes() -> list[Node]:
+    """A hand on every living node of the cluster that this process has joined."""
+    found = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            here = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+            actor = ray.remote(Hand).options(num_cpus=0, scheduling_strategy=here)
+            address = node["NodeManagerAddress"]
+            found.append(Node(node_id=node["NodeID"], address=address, hand=actor.remote()))
+    return found

@@ -1,0 +1,90 @@
+"""What the report of a campaign says was lost, and how fast each fault was over."""
+
+from services.chaos.account import account
+from services.chaos.draw import MENU, Draw
+from services.chaos.observation import Audit, Call, Leases, Observation, Progress, Struck
+from services.chaos.script import Deed, Fault, Target
+from services.protocol.orchestrator import LedgerCounts, RunState
+
+KILL = Deed(at=10.0, fault=Fault.KILL, target=Target.REPLICA)
+
+
+def leases(at_s: float, count: int, version: int = 1, bus: str = "a") -> Leases:
+    leased = frozenset(f"r{index}" for index in range(count))
+    return Leases(at_s=at_s, leased=leased, newest_version=version, bus_id=bus)
+
+
+def progress(at_s: float, step: int, **more: object) -> Progress:
+    given: dict = {"state": RunState.TRAINING, "ledger": LedgerCounts(admitted=1, in_flight=1)}
+    return Progress(at_s=at_s, step=step, **(given | more))
+
+
+def seen(**changes: object) -> Observation:
+    """Two replicas, one of which is killed at 10 s and is back at 17 s."""
+    whole: dict = {
+        "expected": 2,
+        "leases": [leases(0, 2), leases(12, 1), leases(17, 2), leases(20, 2)],
+        "progress": [progress(5, 3), progress(11, 3), progress(14, 4), progress(29, 6)],
+        "audits": [Audit(at_s=15, off=0, skipped=0)],
+        "calls": [
+            Call(sent_s=9, ended_s=11, kind="whole"),
+            Call(sent_s=11, ended_s=13, kind="stream"),
+        ],
+        "struck": [Struck(at_s=10, deed=KILL, victim="7 on x")],
+        "ended_s": 30.0,
+    }
+    return Observation(**(whole | changes))
+
+
+def test_recovery_is_timed_from_the_fault_to_lease_step_and_answer() -> None:
+    drawn = account(seen())
+    (one,) = drawn.recoveries
+    assert (one.leased_s, one.stepped_s, one.answered_s) == (7.0, 4.0, 3.0)
+    assert drawn.lost == ()
+
+
+def test_a_lease_that_nobody_lost_took_no_time_and_one_that_stays_away_is_a_loss() -> None:
+    calm = account(seen(leases=[leases(0, 2), leases(20, 2)]))
+    assert calm.recoveries[0].leased_s == 0.0
+    short = account(seen(leases=[leases(0, 2), leases(12, 1)]))
+    assert short.recoveries[0].leased_s is None
+    assert short.lost == ("1 of 2 replicas have a lease at the end",)
+
+
+def test_every_kind_of_loss_is_told() -> None:
+    failed = LedgerCounts(admitted=3, failed=2, in_flight=1)
+    over = {"state": RunState.FAILED, "detail": "why", "ledger": failed}
+    drawn = account(
+        seen(
+            calls=[Call(sent_s=11, ended_s=12, kind="whole", problem="500")],
+            audits=[Audit(at_s=1, off=3, skipped=0), Audit(at_s=2, off=0, skipped=1)],
+            progress=[progress(1, 1), progress(29, 2, **over)],
+            leases=[leases(0, 2, version=5), leases(20, 2, version=4)],
+        )
+    )
+    told = "\n".join(drawn.lost)
+    for part in ("500", "off by 3", "1 prompts", "2 sample groups", "why", "from 5 to 4", "5 to 4"):
+        assert part in told, part
+    assert len(drawn.lost) == 7
+
+
+def test_a_new_bus_that_learns_its_versions_again_has_lost_none() -> None:
+    again = [leases(0, 2, version=5), leases(12, 0, -1, "b"), leases(20, 2, 5, "b")]
+    assert account(seen(leases=again)).lost == ()
+
+
+def test_a_seed_draws_the_same_faults_each_once_before_any_comes_again() -> None:
+    def drawn(seed: int) -> list[tuple[Fault, Target]]:
+        draw = Draw(seed)
+        deeds = [draw.next(0.0, lambda *_: True) for _ in range(2 * len(MENU))]
+        return [(deed.fault, deed.target) for deed in deeds if deed is not None]
+
+    assert drawn(3) == drawn(3) != drawn(4)
+    assert set(drawn(3)[: len(MENU)]) == set(MENU) == set(drawn(3)[len(MENU) :])
+
+
+def test_what_may_not_be_hit_now_is_drawn_later() -> None:
+    draw = Draw(0)
+    spared = [draw.next(0.0, lambda _, target: target is not Target.RANK) for _ in range(4)]
+    assert all(deed is not None and deed.target is not Target.RANK for deed in spared)
+    assert Draw(0).next(0.0, lambda *_: False) is None
