@@ -1,0 +1,104 @@
+"""The demo's services on a private cluster, to run the example in and to break."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from rich.console import Console
+
+from services.cli.follow import ENDED
+from services.cli.private_cluster import PrivateCluster
+from services.cli.run_file import read_run_file
+from services.cli.runs_client import RunsClient
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import RunConfig, RunStatus
+from services.protocol.strict import load_yaml
+
+ROOT = Path(__file__).parents[2]
+READY_S = 300.0
+AWAY_S = 180.0
+"""Longest that nobody may answer for the run: an orchestrator that was killed comes back."""
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoCluster:
+    """A running one.
+
+    Attributes:
+        url: where the services answer.
+        address: of its Ray.
+        folder: for what is written.
+    """
+
+    url: str
+    address: str
+    folder: Path
+
+    def start_run(self, **changes: Any) -> RunStatus:
+        """Start the example's run with these changes to its file."""
+        config = read_run_file(ROOT / "examples" / "tiny_code" / "run.yaml", seed=0, steps=None)
+        here = {"run_root": str(self.folder / "runs"), "checkpoint": {"every": 2}}
+        with RunsClient(self.url) as client:
+            return client.start(RunConfig.model_validate(config.model_dump() | here | changes))
+
+    def follow(self, run_id: str, timeout_s: float) -> RunStatus:
+        """The run's last status, however often its orchestrator was away meanwhile."""
+        heard = began = time.monotonic()
+        with RunsClient(self.url) as client:
+            while time.monotonic() - began < timeout_s:
+                try:
+                    status = client.status(run_id)
+                    heard = time.monotonic()
+                    if status.state in ENDED:
+                        return status
+                except (NotReady, InvalidInput):
+                    assert time.monotonic() - heard < AWAY_S, "the run does not come back"
+                time.sleep(_POLL_S)
+        raise AssertionError(f"the run has not ended in {timeout_s:g} s: {status}")
+
+    def chaos(self, *options: str) -> "subprocess.Popen[str]":
+        """`millrace chaos` in a process of its own, as its users start it."""
+        command = [sys.executable, "-m", "services.cli.main", "chaos", "--url", self.url]
+        return subprocess.Popen(
+            [*command, "--address", self.address, *options],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+@contextmanager
+def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
+    """Started on entry with a model of seed 0; nothing of it is left on exit."""
+    model = ROOT / "models" / "tiny_code-seed0"
+    make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", model]
+    subprocess.run(make, cwd=ROOT, check=True, timeout=READY_S, stdout=subprocess.DEVNULL)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    content, url = load_yaml(ROOT / "deploy" / "laptop.yaml"), f"http://127.0.0.1:{port}"
+    content["http_options"]["port"] = port
+    args = {application["name"]: application["args"] for application in content["applications"]}
+    args["trainer"] |= {"model": str(model), "spoilable": True}
+    args["rollout_server"] |= {"model": str(model)}
+    args["orchestrator"] |= {"router_url": url}
+    with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
+        cluster.start()
+        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
+        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        address = ray.get_runtime_context().gcs_address
+        try:
+            yield DemoCluster(url=url, address=address, folder=folder)
+        finally:
+            cluster.keep_logs(folder / "logs")
