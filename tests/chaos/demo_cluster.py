@@ -38,15 +38,18 @@ class DemoCluster:
         url: where the services answer.
         address: of its Ray.
         folder: for what is written.
+        cluster_folder: of its Ray: logs, sockets, temporary files.
     """
 
     url: str
     address: str
     folder: Path
+    cluster_folder: Path
 
     def start_run(self, **changes: Any) -> RunStatus:
         """Start the example's run with these changes to its file."""
-        config = read_run_file(ROOT / "examples" / "tiny_code" / "run.yaml", seed=0, steps=None)
+        file = ROOT / "examples" / "tiny_code" / "run.yaml"
+        config = read_run_file(file, seed=None, steps=None)
         here = {"run_root": str(self.folder / "runs"), "checkpoint": {"every": 2}}
         with RunsClient(self.url) as client:
             return client.start(RunConfig.model_validate(config.model_dump() | here | changes))
@@ -99,6 +102,8 @@ def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
         cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
         address = ray.get_runtime_context().gcs_address
         try:
-            yield DemoCluster(url=url, address=address, folder=folder)
+            yield DemoCluster(
+                url=url, address=address, folder=folder, cluster_folder=cluster.folder
+            )
         finally:
             cluster.keep_logs(folder / "logs")
