@@ -17,7 +17,8 @@ class Recovery:
     """One fault, and the seconds from it until things were as before.
 
     Attributes:
-        leased_s: all replicas leased; 0 where no lease was lost; None: not until the end.
+        leased_s: as many replicas leased as at the fault; 0 where none lost its lease; None:
+            not until the end.
         stepped_s: the next train step; None: none until the end.
         answered_s: the end of the first call of a client that was sent after the fault.
     """
@@ -111,22 +112,24 @@ def _recovery(seen: Observation, struck: Struck) -> Recovery:
         target=struck.deed.target,
         victim=struck.victim,
         refused=struck.refused,
-        leased_s=_leased_again(seen.leases, begun, seen.expected),
+        leased_s=_leased_again(seen.leases, begun),
         stepped_s=_since(begun, next(stepped, None)),
         answered_s=_since(begun, min(answered, default=None)),
     )
 
 
-def _leased_again(leases: list[Leases], begun: float, expected: int) -> float | None:
+def _leased_again(leases: list[Leases], begun: float) -> float | None:
+    before = [len(one.leased) for one in leases if one.at_s <= begun]
+    held = before[-1] if before else 0
     dips = (
         one.at_s
         for one in leases
-        if begun < one.at_s < begun + NOTICED_S and len(one.leased) < expected
+        if begun < one.at_s < begun + NOTICED_S and len(one.leased) < held
     )
     dip = next(dips, None)
     if dip is None:
         return 0.0
-    whole = (one.at_s for one in leases if one.at_s > dip and len(one.leased) >= expected)
+    whole = (one.at_s for one in leases if one.at_s > dip and len(one.leased) >= held)
     return _since(begun, next(whole, None))
 
 

@@ -16,6 +16,7 @@ ASK_AGAIN = (openai.APIConnectionError, openai.InternalServerError, httpx.HTTPEr
 PATIENCE_S = 180.0
 _PAUSE_S = 0.5
 _TOKENS = 12
+_TURNS = 2
 
 
 class Agent:
@@ -32,7 +33,6 @@ class Agent:
         )
         self._url, self._clock, self._calls = url, clock, calls
         self._model = ""
-        self._numbers = itertools.count()
 
     async def run(self, pause_s: float) -> None:
         """Call until cancelled, with a pause after each."""
@@ -78,16 +78,22 @@ class Agent:
             raise ValueError("a stream without an end")
 
     async def _session(self) -> None:
-        session = f"chaos-{id(self)}-{next(self._numbers)}"
+        session = (await self._post("/v1/sessions", {}))["id"]
         headers = {"x-session-id": session}
         question = await self._question()
-        for _ in range(2):
+        for _ in range(_TURNS):
             answer = await self._client.chat.completions.create(**question, extra_headers=headers)
             turns = question["messages"]
             said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
             question["messages"] = [*turns, said, {"role": "user", "content": "again"}]
-        path = f"{self._url}/v1/sessions/{session}/finish"
-        await self._client.post(path, body={"reward": 1.0}, cast_to=object)
+        finished = await self._post(f"/v1/sessions/{session}/finish", {"reward": 1.0})
+        if sum(finished["calls"].values()) < _TURNS:
+            raise ValueError(f"a session of {_TURNS} calls recorded {finished['calls']}")
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._client.post(self._url + path, body=body, cast_to=httpx.Response)
+        found: dict[str, Any] = answer.json()
+        return found
 
     async def _question(self) -> dict[str, Any]:
         if not self._model:

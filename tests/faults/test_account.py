@@ -51,6 +51,12 @@ def test_a_lease_that_nobody_lost_took_no_time_and_one_that_stays_away_is_a_loss
     assert short.lost == ("1 of 2 replicas have a lease at the end",)
 
 
+def test_a_lease_that_an_earlier_fault_took_is_not_the_later_ones_doing() -> None:
+    later = Struck(at_s=13, deed=KILL, victim="8 on x")
+    first, second = account(seen(struck=[*seen().struck, later])).recoveries
+    assert (first.leased_s, second.leased_s) == (7.0, 0.0)
+
+
 def test_every_kind_of_loss_is_told() -> None:
     failed = LedgerCounts(admitted=3, failed=2, in_flight=1)
     over = {"state": RunState.FAILED, "detail": "why", "ledger": failed}
