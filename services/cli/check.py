@@ -1,15 +1,21 @@
 """`millrace check`: whether a deployment file can work, before anything starts."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from services.cli.claims import in_words, total
+from services.cli.claims import Claim, in_words, total
+from services.cli.dry_run import cluster_of
 from services.cli.file_kind import KUBERNETES, kind_of
 from services.cli.room import NodeType
+from services.cli.run_file import read_run_file
+from services.cli.run_plan import RunPlan
+from services.cli.sizing import sizing_of
+from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
+from services.protocol.orchestrator import RunConfig
 from services.protocol.strict import load_yaml
 
 
@@ -30,6 +36,11 @@ def add_check_command(commands: Any) -> None:
         const="",
         help="the nodes of the Ray cluster at this address (RAY_ADDRESS, or the one here)",
     )
+    check.add_argument("--run", metavar="FILE", help="also a run file that is meant for it")
+    check.add_argument("--figures", action="store_true", help="print memory, sequences, cores")
+    check.add_argument(
+        "--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"
+    )
     check.set_defaults(command=check_command)
 
 
@@ -42,25 +53,56 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     from services.cli.wiring import missing
 
     data = load_yaml(arguments.file)
+    own: Sequence[NodeType] = ()
     if kind_of(data) == KUBERNETES:
         manifest = RayServiceFile.check(data, source=arguments.file)
         deployment = Deployment.check(manifest.serve, source=arguments.file)
-        nodes: Sequence[NodeType] = nodes_of_ray_service(manifest)
+        own = nodes_of_ray_service(manifest)
     else:
         deployment = Deployment.read(arguments.file)
-        nodes = ()
-    nodes = _nodes(arguments) or nodes
+    nodes = _nodes(arguments) or own
     later = deployment.check_nodes(nodes) if nodes else []
+    run = None if arguments.run is None else _checked_run(arguments.run, deployment.configs)
     _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
     if left_out := missing(deployment.names):
         _say(console, f"not in this file: {', '.join(left_out)}")
     if nodes:
-        asked = total([part for claim in deployment.claims for part in claim.all_bundles])
-        have = total([node.resources for node in nodes for _ in range(node.count)])
-        _say(console, f"asks for {in_words(asked)}; the nodes have {in_words(have)}")
+        _say(console, _compared(deployment.claims, nodes))
     for sentence in later:
         _say(console, f"note: {sentence}")
+    if arguments.figures:
+        _show_figures(deployment.configs, run, arguments.gpu_gib, console)
     return 0
+
+
+def _compared(claims: Sequence[Claim], nodes: Sequence[NodeType]) -> str:
+    asked = total([part for claim in claims for part in claim.all_bundles])
+    have = total([node.resources for node in nodes for _ in range(node.count)])
+    counted = {name: have.get(name, 0.0) for name in asked}
+    return f"asks for {in_words(asked)}; the nodes have {in_words(counted)}"
+
+
+def _checked_run(path: str, configs: Mapping[str, Any]) -> RunConfig:
+    """The run file, if it can go well on this deployment.
+
+    Raises:
+        InvalidInput: the first thing that cannot.
+    """
+    run = read_run_file(path)
+    cluster = cluster_of(configs, path)
+    for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=cluster).problems():
+        raise InvalidInput(f"{path}: {problem.field}", problem.value, problem.fix)
+    return run
+
+
+def _show_figures(
+    configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float, console: Console
+) -> None:
+    sizing = sizing_of(configs, run, gpu_gib)
+    for name, value in sizing.figures():
+        _say(console, f"{name}: {value}")
+    for problem in sizing.problems():
+        _say(console, f"note: {problem}")
 
 
 def _nodes(arguments: argparse.Namespace) -> Sequence[NodeType]:

@@ -20,13 +20,14 @@ from ray.serve.context import _check_cached_client_alive, _disconnect
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
 from services.access.config import AccessConfig
+from services.cli.agreement import check_agreement
 from services.cli.app_state import AppState
 from services.cli.claims import Claim
 from services.cli.file_kind import SERVE, refuse_other_kind
 from services.cli.room import NodeType, check_room
 from services.cli.serve_claims import rank_claims, replica_claims
 from services.cli.unknown_keys import unknown_keys
-from services.cli.wiring import check_adapter, check_place, check_proxies, check_router_url
+from services.cli.wiring import check_place, check_proxies, check_router_url
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem, load_yaml
 
@@ -98,11 +99,10 @@ class Deployment:
         router_url = getattr(configs.get("orchestrator"), "router_url", None)
         if router_url is not None and "router" in configs:
             http = schema.http_options
-            check_router_url(router_url, http.host, http.port, source=source)
-        if {"trainer", "rollout_server"} <= configs.keys():
-            lora = getattr(configs["trainer"], "lora", None)
-            lora_rank = getattr(configs["rollout_server"], "lora_rank", None)
-            check_adapter(lora, lora_rank, source=source)
+            own = getattr(configs["router"], "listen", None)
+            ports = {http.port} | ({own.port} if own is not None else set())
+            check_router_url(router_url, http.host, ports, source=source)
+        check_agreement(configs, source=source)
         claims += rank_claims(configs.get("trainer"))
         return cls(
             source=source,

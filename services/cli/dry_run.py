@@ -34,13 +34,25 @@ def _cluster(path: str) -> Cluster:
     # Ray Serve takes seconds to import; only a deployment file needs it.
     from services.cli.deployment import Deployment
 
-    configs: Mapping[str, Any] = Deployment.read(path).configs
+    return cluster_of(Deployment.read(path).configs, path)
+
+
+def cluster_of(configs: Mapping[str, Any], path: str) -> Cluster:
+    """What a run meets of the services of a deployment file.
+
+    Args:
+        configs: arguments by application.
+        path: the file that is read together with another one.
+
+    Raises:
+        InvalidInput: the deployment file leaves one of them out.
+    """
     names = {"rollout": "rollout_server"}
     parts = {}
     for field in Cluster.__dataclass_fields__:
         name = names.get(field, field)
         if name not in configs:
             fix = "The file has no such application, so it says nothing about a run."
-            raise InvalidInput("--deployment", f"{path}: {name}", fix)
+            raise InvalidInput(f"{path}: applications", name, fix)
         parts[field] = configs[name]
     return Cluster(**parts)

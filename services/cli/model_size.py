@@ -16,7 +16,7 @@ def parameters_of(model: str) -> int | None:
 
     `model` is a folder or `hf://owner/name`, of which only the local cache is asked.
     """
-    folder = _folder(model)
+    folder = folder_of(model)
     files = sorted(folder.glob("*.safetensors")) if folder else []
     if not files:
         return None
@@ -26,7 +26,8 @@ def parameters_of(model: str) -> int | None:
         return None
 
 
-def _folder(model: str) -> Path | None:
+def folder_of(model: str) -> Path | None:
+    """Where a model's files are here; None where they are not."""
     if not on_hub(model):
         return Path(model)
     find = partial(snapshot_download, local_files_only=True)

@@ -36,15 +36,18 @@ def rank_claims(config: BaseModel | None) -> list[Claim]:
     """Claims of the trainer's ranks, which its replica starts as actors of their own."""
     if not isinstance(config, TrainerConfig):
         return []
-    rank = {"CPU": config.rank_num_cpus, "GPU": config.gpus_per_rank}
+    bundles, owner = config.rank_bundles, "trainer.args.world_size"
+    count = len(bundles)
+    if config.ranks_per_node is not None:
+        owner = "trainer.args.ranks_per_node"
     return [
         Claim(
             application="trainer",
             deployment=None,
-            owner="trainer.args.world_size",
-            count=config.world_size,
-            most=config.world_size,
-            bundles=(rank,),
+            owner=owner,
+            count=count,
+            most=count,
+            bundles=bundles[:1],
         )
     ]
 

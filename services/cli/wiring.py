@@ -7,7 +7,6 @@ the router through Serve's HTTP proxy. Serve knows nothing of either.
 import ipaddress
 import re
 import socket
-from typing import Any
 from urllib.parse import urlsplit
 
 from services.protocol.errors import InvalidInput
@@ -44,11 +43,11 @@ def check_place(name: str, import_path: str, route: str | None, *, source: str) 
         raise InvalidInput(f"{source}: applications[{name}].route_prefix", route, fix)
 
 
-def check_router_url(router_url: str, host: str | None, port: int, *, source: str) -> None:
-    """Refuse an address of the router that is on this machine, but not Serve's `port`.
+def check_router_url(router_url: str, host: str | None, ports: set[int], *, source: str) -> None:
+    """Refuse an address of the router that is on this machine, but at none of the `ports`.
 
     Raises:
-        InvalidInput: its port is another one than Serve's, or it is no address.
+        InvalidInput: its port is neither Serve's nor the router's own, or it is no address.
     """
     field = f"{source}: orchestrator.args.router_url"
     try:
@@ -58,8 +57,9 @@ def check_router_url(router_url: str, host: str | None, port: int, *, source: st
         fix = "Write it like http://127.0.0.1:8000."
         raise InvalidInput(field, router_url, fix) from None
     here = url.hostname == host or _is_here(url.hostname or "")
-    if here and wanted != port:
-        fix = f"Serve answers at port {port} (http_options.port): the two must agree."
+    if here and wanted not in ports:
+        answers = " and ".join(f"port {port}" for port in sorted(ports))
+        fix = f"The router is at {answers} (http_options.port, router.args.listen.port)."
         raise InvalidInput(field, router_url, fix)
 
 
@@ -75,26 +75,6 @@ def check_proxies(router_url: str, location: str, *, source: str) -> None:
             f"{router_url}, its own node's proxy."
         )
         raise InvalidInput(f"{source}: proxy_location", location, fix)
-
-
-def check_adapter(lora: Any, lora_rank: int | None, *, source: str) -> None:
-    """Refuse a trainer and a rollout server that would not agree on what travels.
-
-    Args:
-        lora: `trainer.lora`.
-        lora_rank: `rollout_server.lora_rank`.
-        source: the file.
-
-    Raises:
-        InvalidInput: only one of them has adapters travel, or a rank is too small.
-    """
-    field = f"{source}: rollout_server.args.lora_rank"
-    sent = lora.rank if lora is not None and lora.push == "adapter" else None
-    if sent is None and lora_rank is not None:
-        fix = "Leave it out, or write trainer.args.lora with `push: adapter`: whole models travel."
-        raise InvalidInput(field, lora_rank, fix)
-    if sent is not None and (lora_rank is None or lora_rank < sent):
-        raise InvalidInput(field, lora_rank, f"Write {sent}, the rank of trainer.args.lora.")
 
 
 def missing(names: list[str]) -> list[str]:

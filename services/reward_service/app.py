@@ -10,6 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from services.access.access_control import protect
 from services.peers import http_host
+from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.reward_service import Score, ScoreJob
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import http_api
@@ -84,13 +85,14 @@ def build(config: RewardServiceConfig) -> serve.Application:
                 policy=AutoscalingPolicy(policy_function=wanted_replicas),  # type: ignore[no-untyped-call]
             )
         }
+    node = {config.node_resource: NODE_RESOURCE_SHARE} if config.node_resource else {}
     deployment = serve.deployment(
         name="reward_service",
         max_ongoing_requests=100_000,  # the sandbox's own queue bounds the work
         graceful_shutdown_timeout_s=30,
         health_check_period_s=10,
         health_check_timeout_s=30,
-        ray_actor_options={"num_cpus": config.num_cpus},
+        ray_actor_options={"num_cpus": config.num_cpus, "resources": node},
         **scaling,
     )
     return deployment(serve.ingress()(RewardReplica)).bind(config)

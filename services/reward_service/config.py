@@ -25,6 +25,7 @@ class RewardServiceConfig(StrictModel):
 
     Attributes:
         num_cpus: Ray CPUs of a replica; a claim in scheduling, not a limit.
+        node_resource: custom Ray resource that a node must have for replicas to be put there.
         replicas: Serve replicas; with `max_replicas` the fewest.
         max_replicas: most replicas; more than `replicas` are started while estimated
             CPU-seconds queue up. None for a fixed number.
@@ -64,6 +65,7 @@ class RewardServiceConfig(StrictModel):
     """
 
     num_cpus: float = Field(default=0.1, ge=0)
+    node_resource: str | None = Field(default=None, min_length=1)
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = Field(default=None, ge=1)
     access: AccessConfig | None = None

@@ -45,6 +45,7 @@ class RolloutServerConfig(StrictModel):
         host: address to listen on; "" is the node's own, "0.0.0.0" all of them.
         engine_args: further vLLM engine or server arguments by vLLM's names.
         num_cpus: CPUs that Ray reserves per replica.
+        node_resource: custom Ray resource that a node must have for replicas to be put there.
     """
 
     model: str
@@ -68,6 +69,7 @@ class RolloutServerConfig(StrictModel):
     host: str = ""
     engine_args: dict[str, Any] = Field(default_factory=dict)
     num_cpus: float = Field(default=0.1, ge=0)
+    node_resource: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> "RolloutServerConfig":

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.rollout_server.config import RolloutServerConfig
 
 
@@ -13,11 +14,14 @@ def resources(config: RolloutServerConfig) -> dict[str, Any]:
     them must be the replica's own, and on one node. Where no node has so many the replica
     waits, and `serve status` says for what.
     """
-    mine = {"num_cpus": config.num_cpus, "num_gpus": config.gpus}
+    mine: dict[str, Any] = {"num_cpus": config.num_cpus, "num_gpus": config.gpus}
+    node = {config.node_resource: NODE_RESOURCE_SHARE} if config.node_resource else {}
+    if node:
+        mine["resources"] = node
     if config.gpus <= 1:
         return {"ray_actor_options": mine}
     return {
         "ray_actor_options": mine,
-        "placement_group_bundles": [{"CPU": config.num_cpus, "GPU": float(config.gpus)}],
+        "placement_group_bundles": [{"CPU": config.num_cpus, "GPU": float(config.gpus)} | node],
         "placement_group_strategy": "STRICT_PACK",
     }

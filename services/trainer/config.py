@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.strict import StrictModel
 
 MIB = 1 << 20
@@ -57,6 +58,9 @@ class TrainerConfig(StrictModel):
         num_cpus: Ray CPUs of the Serve replica that leads the ranks.
         rank_num_cpus: Ray CPUs of each rank.
         gpus_per_rank: Ray GPUs of each rank.
+        ranks_per_node: so many ranks in a row share a node, and all are placed at once or none;
+            None: Ray puts each where there is room.
+        node_resource: custom Ray resource that a node must have for ranks to be put there.
         canary_sequences: token sequences scored with every version, by which its delivery
             is proved; 0 turns the proof off.
         group_timeout_s: longest that a rank waits for another inside one collective.
@@ -85,6 +89,8 @@ class TrainerConfig(StrictModel):
     num_cpus: float = Field(default=0.1, ge=0)
     rank_num_cpus: float = Field(default=0.1, ge=0)
     gpus_per_rank: float = Field(default=0.0, ge=0)
+    ranks_per_node: int | None = Field(default=None, ge=1)
+    node_resource: str | None = Field(default=None, min_length=1)
     canary_sequences: int = Field(default=8, ge=0, le=1024)
     group_timeout_s: float = Field(default=60.0, gt=0)
     start_timeout_s: float = Field(default=180.0, gt=0)
@@ -101,6 +107,28 @@ class TrainerConfig(StrictModel):
                 f"{self.model_copies} copies; give a divisor of world_size"
             )
         return self
+
+    @model_validator(mode="after")
+    def _nodes_are_filled_alike(self) -> Self:
+        if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
+            raise ValueError(
+                f"ranks_per_node: {self.world_size} ranks do not fill nodes of "
+                f"{self.ranks_per_node}; give a divisor of world_size"
+            )
+        return self
+
+    @property
+    def rank_resources(self) -> dict[str, float]:
+        """Custom Ray resources of each rank."""
+        return {self.node_resource: NODE_RESOURCE_SHARE} if self.node_resource else {}
+
+    @property
+    def rank_bundles(self) -> tuple[dict[str, float], ...]:
+        """What Ray must place on one node each, for all ranks: CPU, GPU, custom resources."""
+        together = self.ranks_per_node or 1
+        rank = {"CPU": self.rank_num_cpus, "GPU": self.gpus_per_rank} | self.rank_resources
+        bundle = {name: together * amount for name, amount in rank.items() if amount}
+        return (bundle,) * (self.world_size // together)
 
     @property
     def shards(self) -> int:

@@ -15,6 +15,7 @@ from services.protocol.weight_bus import NAMESPACE
 from services.trainer.config import TrainerConfig
 from services.trainer.rank import TrainerRank
 from services.trainer.rank_messages import RankModel
+from services.trainer.rank_placement import RankPlacement
 
 SETTLE_S = 5.0
 """After one rank failed, how long the others may take to say what happened to them: the
@@ -34,8 +35,11 @@ class RankGroup:
         model: what the ranks loaded.
     """
 
-    def __init__(self, name: str, ranks: Sequence[Any]) -> None:
+    def __init__(
+        self, name: str, ranks: Sequence[Any], placement: RankPlacement | None = None
+    ) -> None:
         self.name = name
+        self._placement = placement
         self.lost = asyncio.Event()
         self.model = RankModel(parameters=0, tensors=(), buckets=(), canary=())
         self._ranks = list(ranks)
@@ -50,12 +54,12 @@ class RankGroup:
             NotReady: a rank died or the deadline passed.
         """
         name = uuid.uuid4().hex[:8]
+        placement = await RankPlacement.reserve(config)
         actor, ranks = ray.remote(TrainerRank), []
-        resources = {"num_cpus": config.rank_num_cpus, "num_gpus": config.gpus_per_rank}
         for rank in range(config.world_size):
-            options = resources | {"max_restarts": 0} | _known_as(config, name, rank)
+            options = {"max_restarts": 0} | placement.options(rank) | _known_as(config, name, rank)
             ranks.append(actor.options(**options).remote(config, name, rank))
-        group = cls(name, ranks)
+        group = cls(name, ranks, placement)
         place = group._ranks[0].meet.remote()
         models = await group._gather(
             [rank.join.remote(place) for rank in group._ranks], config.start_timeout_s, "join"
@@ -88,6 +92,8 @@ class RankGroup:
         _log.info("ranks_end", group=self.name, why=reason)
         for rank in self._ranks:
             ray.kill(rank)
+        if self._placement is not None:
+            self._placement.release()
 
     async def close(self) -> None:
         """Kill the ranks and end the watch."""

@@ -16,10 +16,10 @@ from services.cli.room import NodeType
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
-from services.reward_service.config import RewardServiceConfig
-from services.trainer.config import TrainerConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
+CLUSTERS = ["cluster.yaml", "cluster-4-nodes.yaml", "cluster-32-nodes.yaml"]
+FILES = ["laptop.yaml", *CLUSTERS]
 APPLICATIONS = {
     "weight_bus": None,
     "reward_service": None,
@@ -59,8 +59,9 @@ def test_the_laptop_file_builds_all_six_services(laptop: dict[str, Any]) -> None
     assert deployment.replicas_of("rollout_server") == 2
 
 
-def test_the_cluster_file_builds_the_same_services_on_gpus() -> None:
-    deployment = Deployment.read(DEPLOY / "cluster.yaml")
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_cluster_files_build_the_same_services_on_gpus(name: str) -> None:
+    deployment = Deployment.read(DEPLOY / name)
     assert {app.name: app.route_prefix for app in deployment.schema.applications} == APPLICATIONS
     engine = next(b for b in deployment.built if b.name == "rollout_server").deployments[0]
     assert engine.ray_actor_options["num_gpus"] >= 1
@@ -84,36 +85,24 @@ def test_the_laptop_file_fits_two_cpus(laptop: dict[str, Any]) -> None:
 
 
 def test_requests_have_no_deadline_in_the_proxy(laptop: dict[str, Any]) -> None:
-    for data in (laptop, yaml.safe_load((DEPLOY / "cluster.yaml").read_text())):
+    for data in (laptop, *(yaml.safe_load((DEPLOY / name).read_text()) for name in CLUSTERS)):
         assert data["http_options"]["request_timeout_s"] is None
 
 
-@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+@pytest.mark.parametrize("name", FILES)
 def test_the_orchestrator_reaches_the_router_wherever_it_runs(name: str) -> None:
     data = yaml.safe_load((DEPLOY / name).read_text())
     config = OrchestratorConfig.model_validate(_app(data, "orchestrator")["args"])
     assert urlsplit(config.router_url).hostname == "127.0.0.1"
     assert urlsplit(config.router_url).port == data["http_options"]["port"]
-    if name == "cluster.yaml":
+    if name != "laptop.yaml":
         assert data["proxy_location"] == "EveryNode"
 
 
-@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+@pytest.mark.parametrize("name", FILES)
 def test_nobody_else_reaches_services_that_ask_for_no_password(name: str) -> None:
     data = yaml.safe_load((DEPLOY / name).read_text())
     assert data["http_options"]["host"] == "127.0.0.1"
-
-
-@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
-def test_who_waits_for_a_service_waits_longer_than_it_may_take(name: str) -> None:
-    data = yaml.safe_load((DEPLOY / name).read_text())
-    orchestrator = OrchestratorConfig.model_validate(_app(data, "orchestrator")["args"])
-    trainer = TrainerConfig.model_validate(_app(data, "trainer")["args"])
-    reward = RewardServiceConfig.model_validate(_app(data, "reward_service")["args"])
-    longest_call_s = trainer.call_timeout_s + trainer.bus_timeout_s
-    assert orchestrator.trainer_call_timeout_s > longest_call_s
-    assert orchestrator.trainer_timeout_s > trainer.start_timeout_s
-    assert orchestrator.score_timeout_s > reward.answer_deadline_s > reward.queue_wait_s
 
 
 @pytest.mark.parametrize(
@@ -293,6 +282,23 @@ def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
     assert problem.value.value == "1 CPU, 1 GPU"
 
 
+def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) -> None:
+    laptop["proxy_location"] = "EveryNode"
+    changes = {"world_size": 4, "ranks_per_node": 2, "rank_num_cpus": 2, "node_resource": "trainer"}
+    _app(laptop, "trainer")["args"] |= changes
+    deployment = Deployment.check(laptop, source="deploy.yaml")
+    rest = NodeType(name="rest", count=1, resources={"CPU": 2})
+    trainer = {"CPU": 4, "trainer": 1}
+    assert deployment.check_nodes([rest, NodeType(name="t", count=2, resources=trainer)]) == []
+    small = NodeType(name="t", count=4, resources=trainer | {"CPU": 3})
+    with pytest.raises(InvalidInput) as problem:
+        deployment.check_nodes([rest, small])
+    assert problem.value.field == "deploy.yaml: trainer.args.ranks_per_node"
+    assert problem.value.value == "4 CPU, 0.002 trainer"
+    _app(laptop, "trainer")["args"] |= {"ranks_per_node": 3}
+    assert "give a divisor of world_size" in _problem(laptop).fix
+
+
 def test_a_proxy_on_the_head_alone_is_refused_on_several_nodes(laptop: dict[str, Any]) -> None:
     nodes = [NodeType(name="node", count=2, resources={"CPU": 2})]
     with pytest.raises(InvalidInput) as problem:
@@ -305,15 +311,19 @@ def test_a_proxy_on_the_head_alone_is_refused_on_several_nodes(laptop: dict[str,
 def test_check_compares_with_the_nodes_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = yaml.safe_load((DEPLOY / "cluster.yaml").read_text())
-    nodes = str(DEPLOY / "ray" / "cluster.yaml")
-    assert main(["check", str(DEPLOY / "cluster.yaml"), "--nodes", nodes]) == 0
-    assert "16 GPU; the nodes have" in capsys.readouterr().out
+    four = DEPLOY / "cluster-4-nodes.yaml"
+    data = yaml.safe_load(four.read_text())
+    nodes = str(DEPLOY / "ray" / "aws.yaml")
+    assert main(["check", str(four), "--nodes", nodes]) == 0
+    assert "32 GPU; the nodes have" in capsys.readouterr().out
     _app(data, "rollout_server")["args"]["tensor_parallel_size"] = 16
     file = tmp_path / "deploy.yaml"
     file.write_text(yaml.safe_dump(data))
     assert main(["check", str(file), "--nodes", nodes]) == 2
-    assert "rollout_server.args.replicas: '4 CPU, 16 GPU' -> No node" in capsys.readouterr().err
+    assert (
+        "rollout_server.args.replicas: '4 CPU, 16 GPU, 0.001 rollout' -> No"
+        in capsys.readouterr().err
+    )
 
 
 def test_services_that_are_left_out_are_listed(
@@ -335,7 +345,7 @@ def test_services_that_are_left_out_are_listed(
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("deploy/ray/cluster.yaml", "This is a `ray up` file, not a Serve file"),
+        ("deploy/ray/aws.yaml", "This is a `ray up` file, not a Serve file"),
         ("examples/tiny_code/run.yaml", "This is a run file, not a Serve file"),
     ],
 )

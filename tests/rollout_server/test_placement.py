@@ -54,6 +54,13 @@ def test_an_engine_of_at_most_one_gpu_needs_no_placement_group(
     assert asked.ray_actor_options["num_gpus"] == gpus
 
 
+def test_replicas_stay_on_nodes_that_have_the_resource_they_are_kept_on(model: Path) -> None:
+    one = asked_for(model, device="cuda", node_resource="rollout")
+    assert one.ray_actor_options["resources"] == {"rollout": 0.001}
+    several = asked_for(model, device="cuda", tensor_parallel_size=2, node_resource="rollout")
+    assert several.placement_group_bundles == [{"CPU": 0.1, "GPU": 2.0, "rollout": 0.001}]
+
+
 def test_replicas_are_scaled_between_the_two_bounds_if_there_are_two(model: Path) -> None:
     scaled = deployed(model, replicas=1, max_replicas=3)._deployment_config.autoscaling_config
     assert (scaled.min_replicas, scaled.max_replicas) == (1, 3)

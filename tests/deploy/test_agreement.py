@@ -1,0 +1,114 @@
+"""Services that are good alone and do not fit together are refused, naming both settings."""
+
+import json
+
+import pytest
+
+from services.cli.agreement import check_agreement
+from services.orchestrator.config import OrchestratorConfig
+from services.protocol.errors import InvalidInput
+from services.reward_service.config import RewardServiceConfig
+from services.rollout_server.config import RolloutServerConfig
+from services.router.config import RouterConfig
+from services.trainer.config import TrainerConfig
+from services.weight_bus.config import WeightBusConfig
+
+CLASSES = {
+    "weight_bus": WeightBusConfig,
+    "reward_service": RewardServiceConfig,
+    "trainer": TrainerConfig,
+    "rollout_server": RolloutServerConfig,
+    "router": RouterConfig,
+    "orchestrator": OrchestratorConfig,
+}
+
+
+def _check(**changes):
+    """All six services with their defaults and one model, but for these changes."""
+    given = {"trainer": {"model": "m"}, "rollout_server": {"model": "m"}}
+    configs = {
+        name: kind.model_validate(given.get(name, {}) | changes.get(name, {}))
+        for name, kind in CLASSES.items()
+    }
+    check_agreement(configs, source="d.yaml")
+
+
+def test_the_defaults_fit_together():
+    _check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"trainer": {"call_timeout_s": 700}}, "orchestrator.args.trainer_call_timeout_s", "820"),
+        ({"trainer": {"start_timeout_s": 300}}, "orchestrator.args.trainer_timeout_s", "300"),
+        (
+            {"reward_service": {"queue_wait_s": 240}},
+            "reward_service.args.answer_deadline_s",
+            "queue_wait_s",
+        ),
+        (
+            {"reward_service": {"answer_deadline_s": 300}},
+            "orchestrator.args.score_timeout_s",
+            "answer_deadline_s",
+        ),
+        (
+            {"weight_bus": {"stage_timeout_s": 240}},
+            "orchestrator.args.replicas_timeout_s",
+            "stage_timeout_s and rollout_server.args.commit_timeout_s together",
+        ),
+        ({"weight_bus": {"link_timeout_s": 120}}, "weight_bus.args.stage_timeout_s", "120"),
+        ({"router": {"first_token_s": 60}}, "router.args.first_token_s", "commit_timeout_s"),
+        ({"router": {"between_tokens_s": 30}}, "router.args.between_tokens_s", "60"),
+        ({"trainer": {"dtype": "bfloat16"}}, "rollout_server.args.dtype", "Write bfloat16"),
+        ({"trainer": {"device": "cuda"}}, "trainer.args.gpus_per_rank", "Write 1"),
+        ({"trainer": {"gpus_per_rank": 1}}, "trainer.args.gpus_per_rank", "Write 0"),
+        (
+            {"reward_service": {"require_tier": "A", "use_bubblewrap": False}},
+            "reward_service.args.use_bubblewrap",
+            "tier A",
+        ),
+        (
+            {"router": {"access": {"api_keys_file": "keys.yaml"}}},
+            "orchestrator.args.router_key_env",
+            "environment variable",
+        ),
+        ({"rollout_server": {"model": "other"}}, "rollout_server.args.model", "Write m"),
+    ],
+)
+def test_two_settings_that_do_not_go_together_are_refused(changes, field, said):
+    with pytest.raises(InvalidInput) as problem:
+        _check(**changes)
+    assert problem.value.field == f"d.yaml: {field}"
+    assert said in problem.value.fix
+
+
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 2,
+    "vocab_size": 100,
+}
+
+
+def _folder(path, **changes):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(SHAPE | changes))
+    return str(path)
+
+
+def test_another_folder_with_a_model_of_the_same_shape_is_let_through(tmp_path):
+    """So that another checkpoint can be served by changing the trainer alone."""
+    one, same = _folder(tmp_path / "one"), _folder(tmp_path / "same")
+    _check(trainer={"model": same}, rollout_server={"model": one})
+    other = _folder(tmp_path / "other", hidden_size=128)
+    with pytest.raises(InvalidInput, match=r"rollout_server\.args\.model"):
+        _check(trainer={"model": other}, rollout_server={"model": one})
+
+
+def test_an_adapter_needs_the_very_model_it_is_added_to(tmp_path):
+    one, same = _folder(tmp_path / "one"), _folder(tmp_path / "same")
+    lora = {"rank": 4, "alpha": 8, "push": "adapter"}
+    with pytest.raises(InvalidInput, match=r"rollout_server\.args\.model"):
+        _check(trainer={"model": same, "lora": lora}, rollout_server={"model": one, "lora_rank": 4})

@@ -1,0 +1,31 @@
+"""The Dockerfiles have no fault that hadolint knows, and what the services need is in them."""
+
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+DOCKER = Path(__file__).parents[2] / "deploy" / "docker"
+HADOLINT = Path(sysconfig.get_path("scripts")) / "hadolint"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_hadolint_finds_no_fault(name: str) -> None:
+    lint = subprocess.run(
+        [HADOLINT, "--no-color", DOCKER / f"{name}.Dockerfile"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (lint.returncode, lint.stdout) == (0, ""), lint.stdout + lint.stderr
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_the_image_has_what_a_sandbox_of_tier_a_needs(name: str) -> None:
+    text = (DOCKER / f"{name}.Dockerfile").read_text()
+    assert "bubblewrap" in text
+    assert "g++" in text
+    assert "\nUSER 1000\n" in text
+    assert f"'.[{name},data]'" in text
