@@ -11,7 +11,7 @@ from services.cli.dry_run import cluster_of
 from services.cli.file_kind import KUBERNETES, kind_of
 from services.cli.room import NodeType
 from services.cli.run_file import read_run_file
-from services.cli.run_plan import RunPlan
+from services.cli.run_plan import Cluster, RunPlan
 from services.cli.sizing import sizing_of
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
@@ -62,7 +62,9 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
         deployment = Deployment.read(arguments.file)
     nodes = _nodes(arguments) or own
     later = deployment.check_nodes(nodes) if nodes else []
-    run = None if arguments.run is None else _checked_run(arguments.run, deployment.configs)
+    run = None
+    if arguments.run is not None:
+        run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
     _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
     if left_out := missing(deployment.names):
         _say(console, f"not in this file: {', '.join(left_out)}")
@@ -82,14 +84,13 @@ def _compared(claims: Sequence[Claim], nodes: Sequence[NodeType]) -> str:
     return f"asks for {in_words(asked)}; the nodes have {in_words(counted)}"
 
 
-def _checked_run(path: str, configs: Mapping[str, Any]) -> RunConfig:
+def _checked_run(path: str, cluster: Cluster) -> RunConfig:
     """The run file, if it can go well on this deployment.
 
     Raises:
         InvalidInput: the first thing that cannot.
     """
     run = read_run_file(path)
-    cluster = cluster_of(configs, path)
     for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=cluster).problems():
         raise InvalidInput(f"{path}: {problem.field}", problem.value, problem.fix)
     return run

@@ -42,7 +42,7 @@ def cluster_of(configs: Mapping[str, Any], path: str) -> Cluster:
 
     Args:
         configs: arguments by application.
-        path: the file that is read together with another one.
+        path: the deployment file, for messages.
 
     Raises:
         InvalidInput: the deployment file leaves one of them out.

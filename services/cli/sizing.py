@@ -180,13 +180,16 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
     """Of the services of a deployment file.
 
     Raises:
-        InvalidInput: the file leaves one of them out, or its model is not on this machine.
+        InvalidInput: the file leaves one of them out or trains on CPUs, or its model is not on
+            this machine.
     """
     for name in ("trainer", "rollout_server", "reward_service"):
         if name not in configs:
             fix = "There are figures only for a file with trainer, rollout_server, reward_service."
             raise InvalidInput("--figures", name, fix)
     trainer = configs["trainer"]
+    if trainer.device != "cuda":
+        raise InvalidInput("--figures", trainer.device, "They are about GPUs: leave it out.")
     shape = shape_of(trainer.model)
     if shape is None:
         fix = "Its config.json is not on this machine: fetch the model, or leave out --figures."

@@ -126,5 +126,5 @@ def test_without_a_deployment_the_run_file_alone_is_looked_at(
     file = changed("batch_groups: 2", "batch_groups: 1")
     assert main(["run", str(file), "--dry-run"]) == 0
     assert "With --deployment FILE" in capsys.readouterr().out
-    rays = str(LAPTOP.parent / "ray" / "cluster.yaml")
+    rays = str(LAPTOP.parent / "ray" / "aws.yaml")
     assert main(["run", str(file), "--dry-run", "--deployment", rays]) == 2
