@@ -118,6 +118,20 @@ def test_what_cannot_go_well_is_refused_by_field_value_and_fix(
     errors = capsys.readouterr().err.splitlines()
     assert all(line.startswith("error: ") and " -> " in line for line in errors)
     assert any(line.startswith(f"error: {field}") and fix in line for line in errors), errors
+    assert main(["check", str(laptop), "--run", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {file}: ")
+    assert " -> " in error
+
+
+def test_check_lets_a_run_file_through_that_the_deployment_can_run(
+    changed: Changed, laptop: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = changed("model: m", "model: tiny_code\nsampling: {max_tokens: 16}\nbatch_groups: 1")
+    file.write_text(file.read_text().replace("batch_groups: 2\n", ""))
+    assert main(["check", str(laptop), "--run", str(file)]) == 0
+    assert main(["check", str(laptop), "--figures"]) == 2
+    assert "about GPUs" in capsys.readouterr().err
 
 
 def test_without_a_deployment_the_run_file_alone_is_looked_at(
