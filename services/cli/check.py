@@ -18,6 +18,8 @@ from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
 from services.protocol.strict import load_yaml
 
+_COMPARED = ("CPU", "GPU")
+
 
 def add_check_command(commands: Any) -> None:
     """Declare it."""
@@ -80,8 +82,8 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
 def _compared(claims: Sequence[Claim], nodes: Sequence[NodeType]) -> str:
     asked = total([part for claim in claims for part in claim.all_bundles])
     have = total([node.resources for node in nodes for _ in range(node.count)])
-    counted = {name: have.get(name, 0.0) for name in asked}
-    return f"asks for {in_words(asked)}; the nodes have {in_words(counted)}"
+    words = [in_words({name: one.get(name, 0.0) for name in _COMPARED}) for one in (asked, have)]
+    return f"asks for {words[0]}; the nodes have {words[1]}"
 
 
 def _checked_run(path: str, cluster: Cluster) -> RunConfig:

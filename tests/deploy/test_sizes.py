@@ -68,7 +68,7 @@ def test_a_size_uses_the_gpus_that_it_is_for_and_fits_them(name: str, nodes: int
 def test_what_does_not_fit_a_gpu_is_said() -> None:
     sizing = _sizing("cluster.yaml")
     small = Sizing(**(vars(sizing) | {"gpu_gib": 24}))
-    rank, engine = small.problems()
+    (rank,) = small.problems()
     assert "a rank needs about" in rank
     long = sizing.rollout.model_copy(update={"max_model_len": 1_000_000})
     (engine,) = Sizing(**(vars(sizing) | {"rollout": long})).problems()
