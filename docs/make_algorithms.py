@@ -49,7 +49,8 @@ algorithm:
 
 `tokens` is `services.trainer.algorithms.tokens.ScoredTokens`; what comes back is one loss per
 token. The file is run by the trainer's ranks as it is: it must lie at the same place on their
-nodes, and whoever may start runs may run code there.
+nodes. They run it only with `user_losses: true` in the trainer's `args`, because whoever may
+start runs may then run code there.
 """
 
 

@@ -70,6 +70,9 @@ class TrainerConfig(StrictModel):
         checkpoints_kept: newest complete checkpoints that a save leaves.
         spoilable: let whoever joins the cluster spoil what ranks send, as `millrace chaos` does
             to see it refused.
+        user_losses: whether a run file may name Python code, its `algorithm.loss`, which then
+            runs in the ranks with their rights. Off, because whoever may start runs could run
+            anything.
     """
 
     model: str = Field(min_length=1)
@@ -98,6 +101,7 @@ class TrainerConfig(StrictModel):
     bus_timeout_s: float = Field(default=120.0, gt=0)
     checkpoints_kept: int = Field(default=2, ge=1)
     spoilable: bool = False
+    user_losses: bool = False
 
     @model_validator(mode="after")
     def _copies_are_of_one_size(self) -> Self:

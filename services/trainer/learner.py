@@ -125,7 +125,7 @@ class Learner:
             InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
                 is good.
         """
-        self._user_loss = load_user_loss(start.algorithm)
+        self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         self._start, self._algorithm = start, start.algorithm
         self._companions = Companions.load(self._algorithm, self._config, self._mesh)
         torch.manual_seed(start.seed)

@@ -120,7 +120,11 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     try:
         causal = AutoModelForCausalLM.from_pretrained(
-            name_or_path(config.model), dtype=held, attn_implementation="sdpa"
+            name_or_path(config.model),
+            dtype=held,
+            attn_implementation="sdpa",
+            use_safetensors=True,  # other formats are pickles
+            trust_remote_code=False,
         )
     except (OSError, ValueError) as error:
         raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None

@@ -59,7 +59,7 @@ def run(rank_groups, tiny_model, make_start):
 
     def step(size: int, max_tokens: int, batch: TrainBatch, **algorithm: Any):
         ranks = rank_groups[size]
-        ranks.load(tiny_model, micro_batch_tokens=max_tokens)
+        ranks.load(tiny_model, micro_batch_tokens=max_tokens, user_losses=True)
         ranks.call("start_run", make_start(**algorithm), 0)
         return ranks.call("train", batch, 0, 1)[0], ranks.call("full_tensors")[0]
 

@@ -24,20 +24,23 @@ UserLoss = Callable[[ScoredTokens, AlgorithmConfig], Tensor]
 _FIELD = "algorithm.loss"
 
 
-def load_user_loss(algorithm: AlgorithmConfig) -> UserLoss | None:
+def load_user_loss(algorithm: AlgorithmConfig, *, allowed: bool = True) -> UserLoss | None:
     """The function that `algorithm.loss` names, tried on a few tokens; None for a built-in.
 
     `/absolute/path.py:function` is read anew each time; `package.module:function` is
     imported from the trainer's Python path.
 
     Raises:
-        InvalidInput: it cannot be imported, is no function, or returns anything but one
-            finite loss per token with a gradient.
+        InvalidInput: it is not `allowed`, cannot be imported, is no function, or returns
+            anything but one finite loss per token with a gradient.
     """
     spec = algorithm.loss
     place, found, name = spec.rpartition(":")
     if not found:
         return None
+    if not allowed:
+        fix = "It is code, which this trainer runs only with user_losses: true in its args."
+        raise InvalidInput(_FIELD, spec, fix)
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
     except Exception as error:  # the user's code may raise anything

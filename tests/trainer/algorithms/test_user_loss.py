@@ -9,6 +9,7 @@ from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import load_user_loss
+from services.trainer.config import TrainerConfig
 from services.trainer.losses import policy_losses
 
 GOOD = """def mine(tokens, algorithm):
@@ -91,3 +92,11 @@ def test_what_is_wrong_with_it_is_said(tmp_path: Path, source: str, fix: str) ->
 def test_a_place_that_is_not_there_is_said(loss: str, fix: str) -> None:
     with pytest.raises(InvalidInput, match=fix):
         load_user_loss(AlgorithmConfig(loss=loss))
+
+
+def test_a_trainer_that_runs_no_code_of_others_does_not_even_read_it(tmp_path: Path) -> None:
+    algorithm = configured(tmp_path, f"open({str(tmp_path / 'ran')!r}, 'w')\n{GOOD}")
+    with pytest.raises(InvalidInput, match="user_losses: true"):
+        load_user_loss(algorithm, allowed=TrainerConfig(model="m").user_losses)
+    assert not (tmp_path / "ran").exists()
+    assert load_user_loss(AlgorithmConfig(), allowed=False) is None
