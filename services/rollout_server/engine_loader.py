@@ -1,10 +1,11 @@
 """Orders of the bus carried out on one engine: stage, commit, drop."""
 
 import asyncio
-import pickle
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+
+import msgspec
 
 from services.observability.log import Log
 from services.protocol.model_layout import first_difference
@@ -133,7 +134,7 @@ class EngineLoader:
         """
         self._refuse_other_model(order.manifest)
         info = {
-            "order": pickle.dumps(order),
+            "order": msgspec.msgpack.encode(order),
             "host": self._host,
             "keep_copy": self._keep_copy,
         }
@@ -256,7 +257,7 @@ class EngineLoader:
             SendFailed: there is no such copy, the receiver is gone, or the send was called
                 off.
         """
-        await self._rpc("send_copy", pickle.dumps(order), self._host)
+        await self._rpc("send_copy", msgspec.msgpack.encode(order), self._host)
         while True:
             state = (await self._rpc("send_state", order.link.prefix))[0]
             if state["error"] is not None:

@@ -10,12 +10,12 @@ worker extension below lives here.
 """
 
 import os
-import pickle
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import blake3
+import msgspec
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -46,7 +46,7 @@ class StageInfo(WeightTransferUpdateInfo):
     """What a worker needs to stage a version.
 
     Attributes:
-        order: pickled `StageWeights`; it only travels within the replica's process tree.
+        order: `StageWeights` as msgpack.
         host: address of this node on which links listen.
         keep_copy: keep the bytes of what is committed.
     """
@@ -90,7 +90,7 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
             ValueError: links and manifest do not fit together.
         """
         info = self.parse_update_info(update_info)
-        order: StageWeights = pickle.loads(info.order)
+        order = msgspec.msgpack.decode(info.order, type=StageWeights)
         self._host, self._keep_copy = info.host, info.keep_copy
         wanted = {link.prefix for link in order.links}
         self._links = {prefix: link for prefix, link in self._links.items() if prefix in wanted}
@@ -225,8 +225,9 @@ class WeightReceiverExtension:
         self._weight_update_active = False
 
     def send_copy(self, order: bytes, host: str) -> None:
-        """See `StagedWeightReceiver.send_copy`; `order` is a pickled `SendWeights`."""
-        self.weight_transfer_engine.send_copy(pickle.loads(order), host)
+        """See `StagedWeightReceiver.send_copy`; `order` is `SendWeights` as msgpack."""
+        decoded = msgspec.msgpack.decode(order, type=SendWeights)
+        self.weight_transfer_engine.send_copy(decoded, host)
 
     def send_state(self, prefix: str) -> dict[str, Any] | None:
         """See `StagedWeightReceiver.send_state`."""
