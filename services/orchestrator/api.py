@@ -1,18 +1,27 @@
 """The HTTP face of the orchestrator, below `/v1/runs`."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
+from services.access.json_body import (
+    AsciiJson,
+    BodyTooLarge,
+    BodyTooSlow,
+    parsed_body,
+    read_body,
+)
 from services.orchestrator.runs import NoSuchRun, RunActive, Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunRequest, RunStatus
 
-_MOST_TRAJECTORIES = 1000
+_MOST_TRAJECTORIES, _MOST_DIGITS = 1000, 9
+_SHOWN = 1000  # characters of what was wrong
+_BODY_MB, _BODY_S = 1, 30.0  # a run file is a few kilobytes
 
 
 def http_api(runs: Runs) -> FastAPI:
@@ -23,11 +32,14 @@ def http_api(runs: Runs) -> FastAPI:
         yield
         await runs.close()
 
-    app = FastAPI(title="Millrace runs", lifespan=lifespan)
+    app = FastAPI(title="Millrace runs", lifespan=lifespan, default_response_class=AsciiJson)
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(RunActive, _run_active)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(NotReady, _not_ready)
+    app.add_exception_handler(BodyTooLarge, _too_large)
+    app.add_exception_handler(BodyTooSlow, _too_slow)
+    app.add_exception_handler(ClientDisconnect, _gone)
 
     @app.post("", status_code=201)
     async def start(request: Request) -> RunStatus:
@@ -77,40 +89,59 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
 
 async def _run_request(request: Request) -> RunRequest:
     """Read the body ourselves: FastAPI would answer with a list of its own shape."""
-    try:
-        data = json.loads(await request.body())
-    except ValueError as error:
-        raise InvalidInput("request body", "(not JSON)", f"Send JSON: {error}.") from None
-    return RunRequest.from_data(data, source="run")
+    body = await read_body(request, most_mb=_BODY_MB, within_s=_BODY_S)
+    return RunRequest.from_data(parsed_body(body), source="run")
 
 
 def _limit(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > _MOST_TRAJECTORIES:
+    digits = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    if not digits or int(text) > _MOST_TRAJECTORIES:
         raise InvalidInput("limit", text, f"Give a number from 0 to {_MOST_TRAJECTORIES}.")
     return int(text)
 
 
-def _invalid_input(_: Request, error: Exception) -> JSONResponse:
+def _invalid_input(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, InvalidInput)
     return _answer(400, error.field, error.value, error.fix, str(error))
 
 
-def _run_active(_: Request, error: Exception) -> JSONResponse:
+def _run_active(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, RunActive)
     return _answer(409, "run", error.run_id, str(error), str(error))
 
 
-def _no_such_run(_: Request, error: Exception) -> JSONResponse:
+def _no_such_run(_: Request, error: Exception) -> AsciiJson:
     run_id = error.args[0]
     fix = "No such run. `millrace status` lists the runs since the orchestrator started."
     return _answer(404, "run_id", run_id, fix, f"{run_id!r}: {fix}")
 
 
-def _not_ready(_: Request, error: Exception) -> JSONResponse:
+def _not_ready(_: Request, error: Exception) -> AsciiJson:
     return _answer(503, "run", "(not ready)", f"Try again: {error}.", str(error))
 
 
-def _answer(code: int, field: str, value: object, fix: str, message: str) -> JSONResponse:
-    shown = value if isinstance(value, str | int | float | bool | None) else repr(value)
-    error = {"field": field, "value": shown, "fix": fix, "message": message}
-    return JSONResponse({"error": error}, status_code=code)
+def _too_large(_: Request, error: Exception) -> AsciiJson:
+    fix = "A run file is small."
+    return _answer(413, "body", str(error), fix, f"{error}: {fix}")
+
+
+def _too_slow(_: Request, error: Exception) -> AsciiJson:
+    fix = "Send it faster."
+    return _answer(408, "body", str(error), fix, f"{error}: {fix}")
+
+
+def _gone(_: Request, error: Exception) -> Response:
+    """Nobody reads it: the client left before its request was complete."""
+    return Response(status_code=400)
+
+
+def _answer(code: int, field: str, value: object, fix: str, message: str) -> AsciiJson:
+    shown = value if isinstance(value, int | bool | None) else _brief(value)
+    error = {"field": _brief(field), "value": shown, "fix": fix, "message": _brief(message)}
+    return AsciiJson({"error": error}, status_code=code)
+
+
+def _brief(value: object) -> str:
+    """What the client sent, but not a megabyte of it, nor a float that is no JSON."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

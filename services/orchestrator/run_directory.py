@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,8 @@ import yaml
 from services.protocol.errors import InvalidInput
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunSummary
+
+_RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
 class RunDirectory:
@@ -69,7 +72,7 @@ class RunDirectory:
             InvalidInput: there is no such run, or the run file is another one.
         """
         directory = cls(Path(config.run_root) / run_id)
-        if "/" in run_id or not directory.ledger.exists():
+        if not _RUN_ID.fullmatch(run_id) or not directory.ledger.exists():
             fix = f"There is no such run under {config.run_root}."
             raise InvalidInput("resume", run_id, fix)
         before = RunConfig.from_yaml(directory._config)

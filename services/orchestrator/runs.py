@@ -2,6 +2,7 @@
 
 import asyncio
 import builtins
+import os
 import secrets
 import sqlite3
 import time
@@ -229,6 +230,15 @@ def _check_paths(run: RunConfig) -> None:
         if value is not None and not Path(value).is_absolute():
             fix = "Send an absolute path: the service does not know the run file's folder."
             raise InvalidInput(field, value, fix)
+        if value is not None and not _can_be_a_path(value):
+            raise InvalidInput(field, value, "No file has such a name.")
+
+
+def _can_be_a_path(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def _check_environments(run: RunConfig) -> None:

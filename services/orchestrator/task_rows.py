@@ -1,6 +1,8 @@
 """Rows of task files and data sets, read one at a time from where they lie."""
 
 import json
+import os
+import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
@@ -43,6 +45,9 @@ def open_rows(source: TaskSource) -> Rows:
         if source.dataset is not None:
             return _dataset_rows(source)
         assert source.file is not None
+        if not stat.S_ISREG(os.stat(source.file).st_mode):
+            # A pipe would be waited for, and a device read, for ever.
+            raise InvalidInput("task file", source.name, "It is not an ordinary file.")
         if source.file.endswith(".parquet"):
             return ParquetRows(source.file)
         return JsonLines(source.file)

@@ -1,6 +1,5 @@
 """The HTTP face of the reward service."""
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable
@@ -8,11 +7,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 from starlette.requests import ClientDisconnect
 
 from services.access.access_control import KEY_NAME
+from services.access.json_body import (
+    AsciiJson,
+    BodyTooLarge,
+    BodyTooSlow,
+    parsed_body,
+    read_body,
+)
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.grader import (
@@ -30,7 +36,6 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import QueueFull, caller
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
-from services.reward_service.test_sets import strict_json
 from services.reward_service.user_graders import named_in
 
 
@@ -53,14 +58,6 @@ class _UnknownTestSet(InvalidInput):
     """Nobody has handed this set over to this replica, or it has forgotten it."""
 
 
-class _TooLarge(ValueError):
-    """The body is longer than this service takes."""
-
-
-class _TooSlow(RuntimeError):
-    """The body did not arrive in time."""
-
-
 def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
     """The routes; every error has the body `{"error": {field, value, fix, message}}`."""
 
@@ -69,19 +66,21 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         yield
         await scoring().tools.aclose()
 
-    app = FastAPI(title="Millrace reward service", lifespan=lifespan)
+    app = FastAPI(
+        title="Millrace reward service", lifespan=lifespan, default_response_class=AsciiJson
+    )
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
     app.add_exception_handler(QueueFull, _queue_full)
-    app.add_exception_handler(_TooLarge, _too_large)
-    app.add_exception_handler(_TooSlow, _too_slow)
+    app.add_exception_handler(BodyTooLarge, _too_large)
+    app.add_exception_handler(BodyTooSlow, _too_slow)
     app.add_exception_handler(ClientDisconnect, _gone)
     body = {"content": {"application/json": {"schema": GradeRequest.model_json_schema()}}}
 
     @app.post("/v1/grade", openapi_extra={"requestBody": {"required": True, **body}})
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
-        jobs = _jobs(_parsed(await _body(request, config)), scoring(), config)
+        jobs = _jobs(_asked(await _body(request, config)), scoring(), config)
         scoring().sandbox.cores.refuse_if_full()
         caller.set(request.scope.get(KEY_NAME, ""))
         return StreamingResponse(_lines(scoring(), jobs), media_type="application/x-ndjson")
@@ -104,7 +103,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         }
 
     @app.get("/health")
-    async def health() -> JSONResponse:
+    async def health() -> AsciiJson:
         """Whether answers can be graded, and how well they are held."""
         sandbox = scoring().sandbox
         state = {
@@ -113,7 +112,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
             "landlock_abi": sandbox.landlock_abi,
             "queued_cpu_s": round(sandbox.cores.queued_s, 3),
         }
-        return JSONResponse(state, status_code=200 if scoring().healthy else 503)
+        return AsciiJson(state, status_code=200 if scoring().healthy else 503)
 
     return app
 
@@ -134,30 +133,11 @@ def score_json(score: Score) -> str:
 
 
 async def _body(request: Request, config: RewardServiceConfig) -> bytes:
-    """Read no more than is allowed, whatever the client says of its length, and not for ever."""
-    most = config.max_request_mb << 20
-    parts, size = [], 0
-    try:
-        async with asyncio.timeout(config.request_body_s):
-            async for part in request.stream():
-                size += len(part)
-                if size > most:
-                    raise _TooLarge(f"more than {config.max_request_mb} MiB")
-                parts.append(part)
-    except TimeoutError:
-        raise _TooSlow(f"{size} bytes in {config.request_body_s:g} s") from None
-    return b"".join(parts)
+    return await read_body(request, most_mb=config.max_request_mb, within_s=config.request_body_s)
 
 
-def _parsed(text: bytes) -> GradeRequest:
-    try:
-        data = strict_json(text.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        fix = f"It is not UTF-8 at byte {error.start}."
-        raise InvalidInput("body", "(not text)", fix) from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput("body", "(not JSON)", f"Send JSON: {error}.") from None
-    return GradeRequest.from_data(data, source="request")
+def _asked(body: bytes) -> GradeRequest:
+    return GradeRequest.from_data(parsed_body(body), source="request")
 
 
 def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) -> list[ScoreJob]:
@@ -209,21 +189,21 @@ def _python_names(config: RewardServiceConfig) -> list[str]:
     return sorted({*config.graders, *named_in(config.grader_modules)})
 
 
-def _invalid_input(_: Request, error: Exception) -> JSONResponse:
+def _invalid_input(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, InvalidInput)
     return _answer(400, error.field, error.value, error.fix)
 
 
-def _unknown_test_set(_: Request, error: Exception) -> JSONResponse:
+def _unknown_test_set(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, InvalidInput)
     return _answer(404, error.field, error.value, error.fix)
 
 
-def _too_large(_: Request, error: Exception) -> JSONResponse:
+def _too_large(_: Request, error: Exception) -> AsciiJson:
     return _answer(413, "body", str(error), "Send fewer jobs at a time, or a test set.")
 
 
-def _too_slow(_: Request, error: Exception) -> JSONResponse:
+def _too_slow(_: Request, error: Exception) -> AsciiJson:
     return _answer(408, "body", str(error), "Send it faster, or fewer jobs at a time.")
 
 
@@ -232,7 +212,7 @@ def _gone(_: Request, error: Exception) -> Response:
     return Response(status_code=400)
 
 
-def _queue_full(_: Request, error: Exception) -> JSONResponse:
+def _queue_full(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, QueueFull)
     RewardMetrics.refusals.inc()
     response = _answer(429, "jobs", str(error), "Try again later.")
@@ -240,8 +220,8 @@ def _queue_full(_: Request, error: Exception) -> JSONResponse:
     return response
 
 
-def _answer(code: int, field: str, value: object, fix: str) -> JSONResponse:
+def _answer(code: int, field: str, value: object, fix: str) -> AsciiJson:
     shown = repr(value)[:200]
     message = f"{field}: {shown} is not usable. {fix}"
     error = {"field": field, "value": shown, "fix": fix, "message": message}
-    return JSONResponse({"error": error}, status_code=code)
+    return AsciiJson({"error": error}, status_code=code)

@@ -1,13 +1,12 @@
 """Tests that were handed over once, by the hash of their text, so that jobs only name them."""
 
 import hashlib
-import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from services.access.json_body import strict_json
 from services.protocol.code_tests import CodeTest
 from services.protocol.errors import InvalidInput
 
@@ -81,17 +80,3 @@ def _read(text: bytes) -> list[CodeTest]:
     if not tests:
         raise InvalidInput("tests", [], "Give at least one test.")
     return tests
-
-
-def strict_json(text: str) -> Any:
-    """Parse JSON, without the constants NaN and Infinity that Python's parser adds to it.
-
-    Raises:
-        ValueError: it is no JSON.
-        RecursionError: it is nested too deeply.
-    """
-    return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from services.access.access_control import protect
+from services.access.json_body import AsciiJson
 from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
@@ -83,8 +83,9 @@ def _add_routes(
         for known in (replicas, external):
             known.seats.chooser.homes.forget(session)
 
-    app.include_router(session_routes(sessions, forget_home))
-    app.include_router(interrupt_route(replicas.seats.interruptions))
+    read_s = replicas.config.client_read_s
+    app.include_router(session_routes(sessions, forget_home, read_s=read_s))
+    app.include_router(interrupt_route(replicas.seats.interruptions, read_s=read_s))
     app.include_router(status_routes(replicas, external))
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)
@@ -95,8 +96,8 @@ def _add_routes(
     describe_answers(app)
 
 
-async def _refused(_: Request, failure: Exception) -> JSONResponse:
+async def _refused(_: Request, failure: Exception) -> AsciiJson:
     assert isinstance(failure, RequestFailed)
     after = failure.retry_after_s
     headers = {"retry-after": str(after)} if after else None
-    return JSONResponse(failure.body, status_code=failure.status, headers=headers)
+    return AsciiJson(failure.body, status_code=failure.status, headers=headers)

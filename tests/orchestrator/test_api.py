@@ -136,7 +136,7 @@ async def test_a_body_that_is_not_json_gets_the_same_shape(tmp_path: Path) -> No
     async with serving(tmp_path) as (_, http):
         answer = await http.post("/v1/runs", content=b"{")
         assert answer.status_code == 400
-        assert answer.json()["error"]["field"] == "request body"
+        assert answer.json()["error"]["field"] == "body"
 
 
 @pytest.mark.parametrize(

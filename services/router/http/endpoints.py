@@ -86,7 +86,9 @@ class AnswerEndpoint:
         headers = dict(Headers(scope=scope))
         TRACE.set(trace_headers(headers, begin=config.tracing))
         try:
-            raw = await read_body(receive, config)
+            raw = await read_body(
+                receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
+            )
             status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
         except RequestFailed as refusal:
             status = refusal.kind

@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.types import Receive
 
-from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, unreadable_body
 
 _NESTED = (dict, list)
@@ -14,17 +13,17 @@ _DEEPEST = 500
 """What is deeper can be read, but not by those who look at it after us: Python has a limit."""
 
 
-async def read_body(receive: Receive, config: RouterConfig) -> bytes:
+async def read_body(receive: Receive, *, most_bytes: int, within_s: float) -> bytes:
     """All of it.
 
     Raises:
         RequestFailed: 413 for too much, 408 for too slow, 499 if the client has gone.
     """
     try:
-        async with asyncio.timeout(config.client_read_s):
-            return await _whole(receive, config.max_body_bytes)
+        async with asyncio.timeout(within_s):
+            return await _whole(receive, most_bytes)
     except TimeoutError:
-        message = f"the body did not come within {config.client_read_s:g} s"
+        message = f"the body did not come within {within_s:g} s"
         raise RequestFailed(408, "body_too_slow", message) from None
 
 

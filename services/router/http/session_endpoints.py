@@ -17,8 +17,9 @@ from services.protocol.session import (
     SessionSummary,
 )
 from services.protocol.strict import StrictModel, first_problem
-from services.router.errors import RequestFailed, bad_request
+from services.router.errors import bad_request
 from services.router.http.openapi import ERRORS, json_body, query
+from services.router.http.request_body import read_body
 from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.sessions import SessionRecords
 
@@ -63,8 +64,14 @@ class _Listing(StrictModel):
     wait_s: float = Field(default=0.0, ge=0)
 
 
-def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None]) -> APIRouter:
-    """The routes; `forget_home` is told of every session that ends."""
+def session_routes(
+    sessions: SessionRecords, forget_home: Callable[[str], None], *, read_s: float
+) -> APIRouter:
+    """The routes; `forget_home` is told of every session that ends.
+
+    Args:
+        read_s: how long a client may take to send a body, here and below.
+    """
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
 
     made_of = json_body(_NewSession.model_json_schema())
@@ -75,7 +82,7 @@ def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None])
     @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
     async def make(request: Request) -> Response:
         """Make a session; its id goes into the session header of every call."""
-        asked = _checked(_NewSession, await _body(request))
+        asked = _checked(_NewSession, await _body(request, read_s))
         return _json(await sessions.create(asked.metadata))
 
     @routes.get("", response_model=SessionList, openapi_extra=chosen_by)
@@ -96,7 +103,7 @@ def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None])
     )
     async def finish(name: str, request: Request) -> Response:
         """Close a session, with or without a reward; again, it changes nothing."""
-        asked = _checked(_Finish, await _body(request))
+        asked = _checked(_Finish, await _body(request, read_s))
         finished = await sessions.finish(name, asked.reward)
         forget_home(name)
         if asked.return_trajectories:
@@ -113,7 +120,7 @@ def session_routes(sessions: SessionRecords, forget_home: Callable[[str], None])
     return routes
 
 
-def interrupt_route(interruptions: Interruptions) -> APIRouter:
+def interrupt_route(interruptions: Interruptions, *, read_s: float) -> APIRouter:
     """The route; a session that is interrupted needs no record."""
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
     interrupted_by = json_body(_Interrupt.model_json_schema())
@@ -126,21 +133,16 @@ def interrupt_route(interruptions: Interruptions) -> APIRouter:
 
         It is any value of the session header.
         """
-        asked = _checked(_Interrupt, await _body(request))
+        asked = _checked(_Interrupt, await _body(request, read_s))
         stopped = interruptions.interrupt(name, asked.min_version)
         return _json(SessionInterrupted(id=name, stopped=stopped))
 
     return routes
 
 
-async def _body(request: Request) -> Any:
+async def _body(request: Request, within_s: float) -> Any:
     """The parsed body; none at all means no fields."""
-    raw = b""
-    async for part in request.stream():
-        raw += part
-        if len(raw) > _MAX_BODY_BYTES:
-            message = f"the body is larger than {_MAX_BODY_BYTES} bytes"
-            raise RequestFailed(413, "body_too_large", message)
+    raw = await read_body(request.receive, most_bytes=_MAX_BODY_BYTES, within_s=within_s)
     try:
         return json.loads(raw) if raw else {}
     except (ValueError, RecursionError):

@@ -1,0 +1,177 @@
+"""The three public HTTP interfaces on real sockets, as small as they can be."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from services.orchestrator import api as runs_api
+from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.runs import Runs
+from services.reward_service.http_api import http_api as reward_api
+from services.router.config import ListenConfig
+from services.router.http import bounded_head
+from services.router.http.listener import Listener
+from tests.conformance.conftest import before, until_idle
+from tests.orchestrator.fakes import world
+from tests.reward_service.conftest import start_scoring
+from tests.router.vllm_process import MODEL
+
+PATIENCE_S = 0.3
+"""How long the services wait here for what a client still owes them."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz", type=int, default=200, help="random inputs per interface (200)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attacked:
+    """An interface and a good request of each kind that it takes.
+
+    Attributes:
+        good: method, path and body.
+        paths: paths below which a client names something.
+    """
+
+    name: str
+    port: int
+    good: list[tuple[str, str, Any]]
+    paths: list[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.asynccontextmanager
+async def _router(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
+    cluster = await before(
+        request.getfixturevalue("vllm").plain,
+        client_read_s=PATIENCE_S,
+        lease_wait_s=0.1,
+        session_poll_max_s=0.05,
+        max_body_bytes=1 << 18,
+    )
+    chat = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "n": 1,
+        "temperature": 1.0,
+        "stream": False,
+        "logprobs": True,
+        "top_logprobs": 1,
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "stream_options": {"include_usage": True},
+    }
+    good = [
+        ("POST", "/v1/chat/completions", chat),
+        ("POST", "/v1/completions", {"model": MODEL, "prompt": "hello", "max_tokens": 4}),
+        ("POST", "/v1/sessions", {"metadata": {"a": "b"}}),
+        ("POST", "/v1/sessions/s/finish", {"reward": 1.0}),
+    ]
+    async with _listening(cluster.app) as port:
+        paths = [b"/v1/sessions", b"/v1/chat/completions", b"/v1/models"]
+        yield Attacked(name="router", port=port, good=good, paths=paths)
+    await until_idle(cluster)
+    await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def _orchestrator(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
+    async with world(request.getfixturevalue("tmp_path")) as cluster:
+        cluster.bus.publish_version(1)
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        run = {
+            "config": cluster.run_config(steps=1).model_dump(mode="json"),
+            "resume": None,
+        }
+        good = [("POST", "/v1/runs", run)]
+        async with _listening(_Mounted(runs_api.http_api(runs), "/v1/runs")) as port:
+            yield Attacked(name="orchestrator", port=port, good=good, paths=[b"/v1/runs"])
+        await runs.close()
+
+
+@contextlib.asynccontextmanager
+async def _reward_service(_: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
+    scoring = await start_scoring("B", slots=1, max_request_mb=1, request_body_s=PATIENCE_S)
+    parts = [
+        {"weight": 1.0, "grader": {"kind": "exact", "expected": "4"}},
+        {"weight": 0.5, "grader": {"kind": "maths", "expected": "4"}},
+    ]
+    graders = [
+        {"kind": "exact", "expected": "4", "ignore_case": True},
+        {"kind": "weighted", "parts": parts},
+        {"kind": "maths", "expected": "\\frac{1}{2}"},
+    ]
+    jobs = [
+        {"job_id": f"j{number}", "completion": "4", "grader": grader}
+        for number, grader in enumerate(graders)
+    ]
+    good = [
+        ("POST", "/v1/grade", {"jobs": jobs}),
+        ("PUT", "/v1/test-sets/x", [{"stdin": "1", "expected": "1"}]),
+    ]
+    async with _listening(reward_api(lambda: scoring, scoring.config)) as port:
+        paths = [b"/v1/test-sets", b"/v1/grade", b"/health"]
+        yield Attacked(name="reward_service", port=port, good=good, paths=paths)
+    await scoring.tools.aclose()
+    scoring.close()
+
+
+class _Mounted:
+    """An application below a path, as Serve's proxy mounts it."""
+
+    def __init__(self, app: Any, root: str) -> None:
+        self._app, self._root = app, root
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and not scope["path"].startswith(self._root):
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        await self._app({**scope, "root_path": self._root}, receive, send)
+
+
+@contextlib.asynccontextmanager
+async def _listening(app: Any) -> AsyncIterator[int]:
+    listener = Listener(ListenConfig(port=0))
+    await listener.start(app)
+    try:
+        yield listener.port
+    finally:
+        await listener.stop()
+
+
+_INTERFACES = {"router": _router, "orchestrator": _orchestrator, "reward_service": _reward_service}
+
+
+@pytest.fixture(params=_INTERFACES)
+async def attacked(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Attacked]:
+    """One interface; after the test it still answers, and nothing of the attack is left in it."""
+    monkeypatch.setattr(bounded_head, "_HEAD_S", PATIENCE_S)
+    monkeypatch.setattr(runs_api, "_BODY_S", PATIENCE_S)
+    # Drawing takes longer than a whole run here.
+    monkeypatch.setattr(RunDirectory, "draw_learning_curve", lambda self: None)
+    async with _INTERFACES[request.param](request) as attacked:
+        before = len(asyncio.all_tasks())
+        yield attacked
+        async with asyncio.timeout(20), httpx.AsyncClient(verify=False) as http:
+            path = "/v1/runs" if attacked.name == "orchestrator" else "/health"
+            assert (await http.get(attacked.url + path)).status_code == 200
+        async with asyncio.timeout(20):
+            while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  (announced to nobody)
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def budget(request: pytest.FixtureRequest) -> int:
+    """Random inputs per interface."""
+    return int(request.config.getoption("--fuzz", default=200))

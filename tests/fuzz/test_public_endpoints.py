@@ -1,0 +1,66 @@
+"""Whatever is sent to a public interface, it answers at once, blames the sender, and lives on."""
+
+import asyncio
+import json
+import re
+
+import httpx
+
+from tests.fuzz.conftest import Attacked
+from tests.fuzz.hostile import bodies, requests
+
+SEED = 7
+AT_ONCE = 16
+ANSWERED_S = 20.0
+_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+
+
+async def test_a_body_that_is_no_good_is_the_senders_fault(attacked: Attacked, budget: int) -> None:
+    turn = asyncio.Semaphore(4)
+    async with httpx.AsyncClient(verify=False, timeout=ANSWERED_S) as http:
+
+        async def send(method: str, path: str, body: bytes) -> None:
+            headers = {"content-type": "application/json"}
+            async with turn:
+                answer = await http.request(
+                    method, attacked.url + path, content=body, headers=headers
+                )
+            sent = body[:500], answer.status_code, answer.text[:500]
+            assert answer.status_code < 500, sent
+            if answer.status_code >= 400:
+                blamed = json.loads(answer.content)
+                assert "error" in blamed or "detail" in blamed, sent
+
+        for method, path, good in attacked.good:
+            count = budget // len(attacked.good)
+            await asyncio.gather(
+                *(send(method, path, body) for body in bodies(good, seed=SEED, count=count))
+            )
+
+
+async def test_bytes_that_are_no_request_are_refused_or_cut_off(
+    attacked: Attacked, budget: int
+) -> None:
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def exchange(raw: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", attacked.port)
+        try:
+            writer.write(raw)
+            return await reader.read()
+        except ConnectionError:
+            return b""  # cut off
+        finally:
+            writer.close()
+
+    async def send(raw: bytes) -> None:
+        async with turn:
+            try:
+                answered = await asyncio.wait_for(exchange(raw), ANSWERED_S)
+            except TimeoutError:
+                raise AssertionError(f"neither answered nor cut off: {raw[:500]!r}") from None
+        for status in _STATUS.findall(answered):
+            assert int(status) < 500, (raw[:500], answered[:500])
+
+    paths = attacked.paths
+    await asyncio.gather(*(send(raw) for raw in requests(paths, seed=SEED, count=budget)))
