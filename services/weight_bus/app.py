@@ -6,6 +6,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE
@@ -46,6 +47,9 @@ class WeightBusKeeper:
 
     def _get_or_create(self) -> Any:
         actor = ray.remote(WeightBusActor)
+        # Beside the keeper, whose place a deployment file can choose; elsewhere only when that
+        # node is gone.
+        here = ray.get_runtime_context().get_node_id()
         return actor.options(
             name=BUS_ACTOR,
             namespace=NAMESPACE,
@@ -54,6 +58,7 @@ class WeightBusKeeper:
             max_restarts=-1,
             num_cpus=0,
             max_concurrency=_MAX_CONCURRENCY,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
         ).remote(self._config)
 
 

@@ -1,0 +1,35 @@
+"""Prints the weight bus's member table, and Ray's nodes, as JSON whenever the table changes."""
+
+import asyncio
+import json
+import sys
+import time
+from dataclasses import asdict
+
+import ray
+
+from services.peers import BusPeer
+from services.protocol.errors import NotReady
+from services.protocol.weight_bus import NAMESPACE
+
+_WAIT_S = 2.0
+
+
+async def watch() -> None:
+    bus, revision = BusPeer(), -1
+    while True:
+        try:
+            table = await bus.watch(revision, _WAIT_S)
+        except NotReady:
+            await asyncio.sleep(_WAIT_S)
+            continue
+        if table.revision != revision:
+            revision = table.revision
+            members = [asdict(member) for member in table.members]
+            nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+            seen = {"at": time.monotonic(), "members": members, "nodes": nodes}
+            print(json.dumps(seen), flush=True)
+
+
+ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False)
+asyncio.run(watch())
