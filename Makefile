@@ -5,7 +5,7 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
-.PHONY: demo test test-clusters test-services test-operations lint docs bench clean
+.PHONY: demo test test-clusters test-services test-operations lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
@@ -38,6 +38,13 @@ lint: .venv/ready
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
+# Known vulnerabilities of what is installed.
+audit: .venv/ready
+	$(BIN)/uv tool run pip-audit --skip-editable --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+wheel: .venv/ready
+	$(BIN)/python -m hatchling build -d dist
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/first_numbers.py
 
@@ -55,4 +62,4 @@ bench: .venv/ready
 	@touch $@
 
 clean:
-	rm -rf .venv build runs models
+	rm -rf .venv build dist runs models

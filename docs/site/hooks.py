@@ -3,6 +3,7 @@
 import posixpath
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,23 @@ ROOT_PAGES = {
 
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(^```.*?^```)", re.M | re.S)
+
+
+def on_config(config: Any) -> Any:
+    """Lead to pages that nobody has given a place."""
+    places = set(_paths(config["nav"]))
+    left = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    if further := sorted(left - places):
+        config["nav"].append({"Further": further})
+    return config
+
+
+def _paths(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for one in nav.values() if isinstance(nav, dict) else nav:
+            yield from _paths(one)
 
 
 def on_files(files: Files, config: Any) -> Files:

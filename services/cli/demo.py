@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 from rich.console import Console
 
-import services
 from services.cli.follow import follow
 from services.cli.machine import check_memory, check_port
 from services.cli.phases import Phases
 from services.cli.run_file import read_run_file
 from services.cli.run_summary import near, show_summary
 from services.cli.runs_client import RunsClient
+from services.cli.starter import is_clone, workplace, write_starter
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.strict import load_yaml
@@ -30,7 +30,7 @@ from services.protocol.strict import load_yaml
 if TYPE_CHECKING:
     from services.cli.private_cluster import PrivateCluster
 
-ROOT = Path(services.__file__).parents[1]
+ROOT = workplace()
 DEPLOY_FILE = ROOT / "deploy" / "laptop.yaml"
 RUN_FILE = ROOT / "examples" / "tiny_code" / "run.yaml"
 MEMORY_GIB = 4.0
@@ -111,10 +111,8 @@ def _check(options: DemoOptions) -> None:
     """Everything that can be known before anything is started."""
     if options.seed < 0:
         raise InvalidInput("--seed", options.seed, "Give 0 or more.")
-    for file in (DEPLOY_FILE, RUN_FILE):
-        if not file.exists():
-            fix = "The demo runs from a clone of the repository, installed with `pip install -e`."
-            raise InvalidInput("file", str(file), fix)
+    if not is_clone():
+        write_starter(ROOT)
     RunConfig.from_yaml(RUN_FILE)
     check_port(options.port)
     check_memory(MEMORY_GIB)
@@ -198,9 +196,13 @@ def _say_what_next(
 ) -> None:
     console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
     following = options.seed + 1
+    again = f"make demo SEED={following}" if is_clone() else f"millrace demo --seed {following}"
     for command, why in (
-        (f"make demo SEED={following}", "another model from the start"),
+        (again, "another model from the start"),
         (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page"),
-        ("less examples/tiny_code/README.md", "the pieces by hand: serve run, millrace run, chat"),
+        (
+            f"less {near(RUN_FILE.with_name('README.md'))}",
+            "the pieces by hand: serve run, millrace run, chat",
+        ),
     ):
         console.print(f"  {command:60} [dim]{why}[/]", highlight=False, soft_wrap=True)

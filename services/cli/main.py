@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from services.cli.dry_run import explain
 from services.cli.export import add_export_command
 from services.cli.follow import ENDED, follow_or_stop
 from services.cli.grade import add_grade_command
+from services.cli.init import add_init_command
 from services.cli.member_listing import show_members
 from services.cli.run_commands import active_run, add_commands
 from services.cli.run_file import read_run_file
@@ -185,6 +187,8 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="millrace", description="Reinforcement learning of language models on Ray."
     )
+    installed = f"%(prog)s {version('millrace')}"
+    parser.add_argument("--version", action="version", version=installed)
     commands = parser.add_subparsers(required=True, metavar="command")
     served = argparse.ArgumentParser(add_help=False)
     served.add_argument("--url", default=URL, help=f"where the router answers ({URL})")
@@ -198,6 +202,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_view_command(commands)
     add_chaos_command(commands, served)
 
+    add_init_command(commands)
     demo = commands.add_parser("demo", help="train the example on a private local cluster")
     demo.add_argument("--seed", type=int, default=0, help="of model and run (0)")
     demo.add_argument("--port", type=int, default=8000, help="of the HTTP API (8000)")

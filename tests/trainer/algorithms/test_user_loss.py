@@ -36,6 +36,12 @@ def test_a_function_of_a_file_is_the_loss(tmp_path: Path) -> None:
     assert loss.tolist() == [-1.0, 3.0]
 
 
+def test_the_loss_of_the_guide_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    source = page.split("```python\n")[1].split("```")[0]
+    assert load_user_loss(configured(tmp_path, source, "my_loss")) is not None
+
+
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     first = load_user_loss(configured(tmp_path, GOOD))
     second = load_user_loss(configured(tmp_path, GOOD.replace("return -", "return 2 * ")))

@@ -1,0 +1,278 @@
+"""Writes docs/performance.md, and the table of README, from the results of the benchmarks.
+
+`python docs/make_performance.py`, after a script of benchmarks/ has written its baseline.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+README = ROOT / "README.md"
+BASELINES = ROOT / "benchmarks" / "baselines"
+_README_TABLE = re.compile(r"(<!-- table: performance -->\n).*?(<!-- end -->)", re.S)
+
+HEAD = """# Performance
+
+Made from `benchmarks/baselines/*.json` by `python docs/make_performance.py`; change those by
+running the script that a section names, not this page. Everything was measured on shared CPU
+cores, without a GPU, each figure beside a peer or a limit in the same run: the ratios are what to
+read. A script prints the bars that it missed; they are here too.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [HEAD, _rewards(), _router(), _weights(), _training(), _schedules(), _soak()]
+    return "\n".join(parts)
+
+
+def readme(text: str) -> str:
+    """README with its table of figures made anew.
+
+    Raises:
+        ValueError: it has no place, or several, for the table.
+    """
+    filled, places = _README_TABLE.subn(lambda mark: mark[1] + _highlights() + mark[2], text)
+    if places != 1:
+        raise ValueError(f"README.md has {places} places for the table of performance, not one")
+    return filled
+
+
+def _read(name: str) -> Any:
+    return json.loads((BASELINES / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _rewards() -> str:
+    results = _read("reward_throughput")
+    rows = [["language", "way", "tests a second and core", "CPU-ms a test"]]
+    rows += [
+        [
+            language,
+            _way(way),
+            f"{one['tests_a_second_and_core']:.0f}",
+            f"{one['cpu_ms_a_test']:.1f}",
+        ]
+        for language, ways in sorted(results["medians"].items(), reverse=True)
+        for way, one in ways.items()
+    ]
+    bars = [["bar", "wanted", "found", "met"]]
+    bars += [
+        [name, f"{one['bar']:g}", f"{one['found']:.2f}", "yes" if one["met"] else "**no**"]
+        for name, one in results["bars"].items()
+    ]
+    return _section(
+        "Grading code",
+        "`benchmarks/reward_throughput.py`: one test after the other on one core, in "
+        "Millrace's jail, in a plain subprocess without any jail, and in a bubblewrap started"
+        " for each test.",
+        rows,
+        bars,
+    )
+
+
+def _way(way: str) -> str:
+    return "**Millrace**" if way == "millrace" else way
+
+
+def _router() -> str:
+    results = _read("router_overhead")
+    ways = list(next(iter(results["medians"].values())))
+    rows = [["load", *ways]]
+    rows += [
+        [load, *(f"{one[way]['cpu_ms']:.1f}" for way in ways)]
+        for load, one in results["medians"].items()
+    ]
+    return _section(
+        "Requests through the router",
+        "`benchmarks/router_overhead.py`: CPU-milliseconds of all processes a request, by "
+        "requests in flight. vLLM alone, Millrace's router on its own port, behind Serve's "
+        "proxy and behind HAProxy, and the routers of vLLM and SGLang, which keep no journal "
+        "of tokens.",
+        rows,
+        _missed(results["missed"]),
+    )
+
+
+def _weights() -> str:
+    rows = [
+        ["weights", "replicas", "Millrace", "through the driver", "checkpoint on disk", "ratio"]
+    ]
+    bars = [["weights", "replicas", "bar", "wanted", "found"]]
+    for one in _read("weight_push"):
+        size, idle = f"{one['bytes'] / 1e6:.0f} MB", one["idle"]
+        ours, driver, disk = (_middle(idle[way]) for way in ("ours", "driver", "checkpoint"))
+        named = [size, str(one["replicas"])]
+        rows.append([*named, _ms(ours), _ms(driver), _ms(disk), f"{driver / ours:.1f}x"])
+        bars += [
+            [*named, name, f"{abs(bar['bar']):g}", f"{bar['reached']:.2f}"]
+            for name, bar in one["bars"].items()
+            if not bar["met"]
+        ]
+    return _section(
+        "Weights to rollout servers",
+        "`benchmarks/weight_push.py`: from publish to the last commit, engines idle, median; "
+        "the ratio is that of the way through the driver and the object store. Below it the "
+        "bars that were missed.",
+        rows,
+        bars,
+    )
+
+
+def _middle(runs: Sequence[Mapping[str, float]]) -> float:
+    return median(run["total"] for run in runs)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms"
+
+
+def _training() -> str:
+    step = _read("train_step")["ratios"]["wall"]
+    names = {
+        "trl": "TRL's GRPO trainer",
+        "padded": "bare forward and backward passes, rows padded",
+        "behaviour": "bare passes without padding; the ratio's anchor is the behaviour policy",
+        "proximal": "bare passes and one more forward; the anchor is the proximal policy",
+    }
+    steps = [["beside", "its time over Millrace's, median", "lowest and highest"]]
+    steps += [
+        [
+            names[name],
+            f"{one['median']:.2f}x",
+            f"{one['low']:.2f}x to {one['high']:.2f}x",
+        ]
+        for name, one in step.items()
+    ]
+    reward = _read("time_to_reward")
+    goal = [["TRL with its reward", "wall time to the goal", "with start-up", "CPU time"]]
+    goal += [
+        [
+            f"{name.removeprefix('trl ')}, in its own process"
+            if name == "trl inline"
+            else "in a process a test",
+            *(f"{one[key]:.2f}x" for key in ("wall", "wall with start-up", "CPU")),
+        ]
+        for name, one in reward["ratios"].items()
+    ]
+    return _section(
+        "Training beside TRL",
+        "`benchmarks/train_step.py`: one train step of the example's model. Above 1 the other"
+        " takes longer.",
+        steps,
+        "`benchmarks/time_to_reward.py`: until a held-out pass rate of "
+        f"{reward['goal']['pass_rate']:.0%}, TRL's time over Millrace's. Below 1 TRL is there "
+        "sooner: with a model so small, six services cost more than they overlap, and a "
+        "reward without a sandbox costs nothing.",
+        goal,
+    )
+
+
+def _schedules() -> str:
+    cases = _read("schedules")["cases"]
+    chosen = [one for one in cases if one["tail"] == "heavy" and one["share"] == 0.78]
+    names = list(chosen[0]["schedules"])
+    rows = [["replicas", *names]]
+    for one in chosen:
+        base = one["schedules"]["sync, barrier"]["tokens_per_s"]
+        speeds = (one["schedules"][name]["tokens_per_s"] / base for name in names)
+        rows.append([f"{one['replicas']:,}", *(f"{speed:.2f}x" for speed in speeds)])
+    return _section(
+        "Schedules",
+        "`benchmarks/schedules.py`: the real orchestrator in virtual time on a simulated "
+        "cluster, answers of a heavy tail, grading 0.78 of the rollout. Trained tokens a "
+        "second over `sync` with a barrier; the whole table and what is ideal: [How fast the "
+        "schedules are](schedule-speed.md).",
+        rows,
+    )
+
+
+def _soak() -> str:
+    soak = _read("soak")
+    rows = [
+        [
+            "minutes",
+            "pushes",
+            "commits",
+            "requests",
+            "judged by the canary",
+            "largest gap",
+            "breaches",
+        ],
+        [
+            f"{soak['seconds'] / 60:.0f}",
+            f"{soak['pushes']:,}",
+            f"{soak['commits']:,}",
+            f"{soak['requests']:,}",
+            f"{soak['judged']:,}",
+            f"{soak['gap']:.0e} nats",
+            str(sum(soak["breaches"].values())),
+        ],
+    ]
+    return _section(
+        "Under faults",
+        "`benchmarks/soak.py`: a fault every 20 seconds in the midst of weight pushes.",
+        rows,
+    )
+
+
+def _highlights() -> str:
+    """The figures of README: one of each section, each with what it was measured beside."""
+    code = _read("reward_throughput")["medians"]["python"]
+    unjailed = code["subprocess a test"]["tests_a_second_and_core"]
+    push = next(
+        one for one in _read("weight_push") if (one["size_mb"], one["replicas"]) == (150, 2)
+    )
+    ours, driver = _middle(push["idle"]["ours"]), _middle(push["idle"]["driver"])
+    chat = _read("router_overhead")["medians"]["chat c64"]
+    step = _read("train_step")["ratios"]["wall"]["trl"]["median"]
+    rows = [
+        ["measure", "value", "beside it, in the same run"],
+        [
+            "sandboxed Python tests, one core",
+            f"{code['millrace']['tests_a_second_and_core']:.0f}/s",
+            f"{unjailed:.0f}/s with an unjailed process a test",
+        ],
+        [
+            f"{push['bytes'] / 1e6:.0f} MB of weights to 2 rollout servers",
+            _ms(ours),
+            f"{_ms(driver)} through the driver and the object store: {driver / ours:.1f}x",
+        ],
+        [
+            "CPU of a short chat, 64 at once",
+            f"{chat['router, own port']['cpu_ms']:.1f} ms",
+            f"{chat['plain vLLM']['cpu_ms']:.1f} ms with vLLM alone",
+        ],
+        ["train step", "1", f"{step:.1f} with TRL's GRPO trainer"],
+    ]
+    return _table(rows)
+
+
+def _missed(missed: Sequence[str]) -> str:
+    return (
+        "Missed:\n\n" + "".join(f"* {one}\n" for one in missed)
+        if missed
+        else "No bar was missed.\n"
+    )
+
+
+def _section(title: str, *parts: str | Sequence[Sequence[str]]) -> str:
+    texts = [one if isinstance(one, str) else _table(one) for one in parts if one]
+    return "\n\n".join([f"## {title}", *(text.strip() for text in texts)]) + "\n"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    if len(rows) < 2:
+        return ""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,59 @@
+"""Who runs which blocks of the guides, beside the walk; and what nobody runs, and why."""
+
+COMMANDS_RUN_BY = {
+    "make demo": "tests/demo/test_demo.py",
+    "make test": ".ci/run",
+    "make lint": "tests/contracts/test_house_rules.py",
+    "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
+    "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
+    "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",
+    "curl -sN http://127.0.0.1:8000/v1/grade": "tests/reward_service/test_rewards_doc.py",
+    "millrace grade answer.py": "tests/cli/test_grade.py",
+    "millrace export RUN_DIR adapters/mine --adapter": "tests/trainer/test_lora.py",
+    "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
+    "millrace doctor": "tests/cli/doctor",
+    "uv pip install millrace[cpu]": "tests/operations/test_wheel.py",
+    "millrace init": "tests/operations/test_wheel.py",
+    "millrace view": "tests/page",
+    "millrace logs": "tests/cli/test_run_commands.py",
+    "millrace status": "tests/cli/test_status.py",
+    "promtool check config": "tests/deploy/test_prometheus.py",
+    "python -m deploy.grafana.make_dashboards": "tests/deploy/test_dashboards.py",
+    "export OPENAI": "tests/conformance/test_agents_doc.py",
+}
+"""By the beginning of a command."""
+
+PYTHON_RUN_BY = {
+    "docs/agents.md": "tests/conformance/test_agents_doc.py",
+    "docs/algorithms.md": "tests/trainer/algorithms/test_user_loss.py",
+    "docs/environments.md": "tests/examples/test_environments_doc.py",
+    "docs/rewards.md": "tests/reward_service/test_rewards_doc.py",
+    "docs/your-own-tasks.md": "tests/examples/test_your_own_tasks_doc.py",
+}
+"""By page; its C++ too."""
+
+NOT_RUN = {
+    ".venv/bin/pre-commit install": "it writes hooks into the clone",
+    "pip install": "it fetches packages; that the extras exist is tested",
+    "python -m venv /tmp/peers": "it makes an environment for a peer",
+    "/tmp/peers/bin/pip install": "it fetches a peer's packages",
+    "python benchmarks/": "it measures, for minutes to hours; its options are tested",
+    "python -m services.orchestrator.verifiers_environment": "it needs an environment of the hub",
+    "docker run": "no Docker in the tests",
+    "apt-get install": "it installs a program of the operating system",
+    "prometheus --config.file": "it writes below /var/lib",
+    "sed -i": "it edits files of the clone",
+    "export PROMETHEUS_URL": "no Grafana in the tests",
+    "grafana server": "no Grafana in the tests",
+    "serve status": "it only looks",
+    "ray status": "it only looks",
+    "ray logs cluster": "it only looks",
+    "jq": "it edits a file of Docker's",
+    "ray start --head": "docs/graders.md starts a second Ray; the walk starts the first",
+    "serve run deploy/reward.yaml": "as above; tests/deploy checks the file",
+    "curl -N http://127.0.0.1:8000/v1/grade": "as above; docs/rewards.md has the same call",
+}
+"""Commands that no test runs, by their beginning, and why. Their arguments are checked."""
+
+NOT_READ = {"caddy": "no Caddy in the tests"}
+"""Languages of blocks that no test reads, and why."""
