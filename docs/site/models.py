@@ -54,7 +54,9 @@ def section(model: type[BaseModel], link: Link) -> str:
     meanings = meanings_of(model)
     for name, field in model.model_fields.items():
         kind = describe(schema["properties"][field.alias or name], link)
-        rows.append(f"| `{name}` | {kind} | {_default(field)} | {_cell(meanings[name])} |")
+        rows.append(
+            f"| `{field.alias or name}` | {kind} | {_default(field)} | {_cell(meanings[name])} |"
+        )
     about = cleandoc(model.__doc__ or "").partition("\n\nAttributes:")[0]
     table = "\n".join(rows) if model.model_fields else ""
     return f"### {model.__name__}\n\n{about}\n\n{table}\n"

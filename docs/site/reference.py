@@ -33,6 +33,7 @@ MODEL_PAGES = {
             "Orchestrator": ("services.orchestrator.config",),
             "Trainer": ("services.trainer.config",),
             "Weight bus": ("services.weight_bus.config",),
+            "Page": ("services.page.config",),
             "API keys": ("services.access.config", "services.access.key_ring"),
         },
     ),
@@ -57,6 +58,11 @@ MODEL_PAGES = {
             "Graders": ("services.protocol.grader",),
             "Tests of code": ("services.protocol.code_tests",),
         },
+    ),
+    "reference/chaos.md": (
+        "Scripts of faults",
+        "What `millrace chaos --script FILE` takes; see [chaos](../chaos.md).",
+        {"The script": ("services.chaos.script",)},
     ),
     "reference/sessions.md": (
         "Sessions and loads",

@@ -92,7 +92,11 @@ class Deed(StrictModel):
 
 
 class Script(StrictModel):
-    """A file of `millrace chaos --script`."""
+    """A file of `millrace chaos --script`.
+
+    Attributes:
+        faults: what is done; in order of time, not of the file.
+    """
 
     faults: tuple[Deed, ...] = Field(min_length=1)
 

@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from ray.serve.schema import ServeDeploySchema
 
 from services.access.key_ring import ApiKey
+from services.chaos.script import Script
 from services.cli.unknown_keys import unknown_keys
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.code_tests import CodeTest
@@ -49,6 +50,8 @@ def check_yaml(text: str) -> None:
             check_application(one)
     elif isinstance(data, list):
         TypeAdapter(list[ApiKey]).validate_python(data)
+    elif set(data) <= set(Script.model_fields):
+        Script.from_data(data, source="guide")
     elif set(data) <= set(RunConfig.model_fields):
         tasks = {} if "tasks" in data or "task_file" in data else {"task_file": "tasks.jsonl"}
         RunConfig.from_data(RUN | tasks | data, source="guide")
@@ -65,11 +68,12 @@ def check_application(one: dict[str, Any]) -> None:
     model = ARGUMENTS[one["name"]]
     left_out = {"model": "m"} if model in (RolloutServerConfig, TrainerConfig) else {}
     model.from_data(left_out | one.get("args", {}), source=one["name"])
-    _check_deployment({"applications": [{"import_path": "a.b:c", **one}]})
+    _check_deployment({"applications": [one]})
 
 
 def _check_deployment(data: dict[str, Any]) -> None:
-    whole = {"applications": []} | data
+    applications = [{"import_path": "a.b:c", **one} for one in data.get("applications", [])]
+    whole = data | {"applications": applications}
     assert list(unknown_keys(whole, ServeDeploySchema)) == []
     ServeDeploySchema.model_validate(whole)
 

@@ -95,6 +95,12 @@ def _pip(arguments: list[str]) -> None:
         assert set(wanted.split(",")) <= set(known), f"extras: {wanted}"
 
 
+def _pytest(arguments: list[str]) -> None:
+    options = (ROOT / "tests" / "fuzz" / "conftest.py").read_text(encoding="utf-8")
+    for option in (word for word in arguments if word.startswith("--")):
+        assert f'"{option}"' in options, f"tests/fuzz/conftest.py knows no {option}"
+
+
 def _curl(arguments: list[str]) -> None:
     (url,) = (word for word in arguments if word.startswith(("http://", "https://")))
     path = urlsplit(url).path
@@ -117,5 +123,6 @@ _CHECKS: dict[str, Callable[[list[str]], None]] = {
     "serve": _clicked(serve_cli),
     "pip": _pip,
     "uv": _pip,
+    "pytest": _pytest,
     "curl": _curl,
 }

@@ -13,7 +13,17 @@ from tests.guides.shell import check_command
 from tests.guides.walk import walked
 
 UNCHECKED = (
-    *("apt-get", "docker", "grafana", "jq", "pre-commit", "prometheus", "promtool", "sed"),
+    *(
+        "apt-get",
+        "docker",
+        "grafana",
+        "jq",
+        "kubectl",
+        "pre-commit",
+        "prometheus",
+        "promtool",
+        "sed",
+    ),
     "sqlite3",
 )
 """Programs that tests cannot ask what they would accept."""
