@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
-(INSTALL,) = re.findall(r"^uv pip install 'millrace\[cpu\]'.*?(?=^```)", PAGE, re.M | re.S)
+(INSTALL,) = re.findall(r"^uv pip install 'millrace\[cpu\]'.*$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uv = Path(sys.executable).parent / "uv"
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, folder / "env"], check=True)
     command = INSTALL.replace("millrace[cpu]", f"millrace[cpu] @ file://{wheel}")
+    # As in the Makefile: an index that has the CPU build of torch is asked first.
+    command = f"{command.replace('--torch-backend cpu ', '')} ||\n{command}"
     environment = os.environ | {
         "VIRTUAL_ENV": str(folder / "env"),
         "UV_FIND_LINKS": os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS", ""),
