@@ -3,6 +3,7 @@
 The changes are those of docs/operating.md, made as `serve deploy` of the changed file makes them.
 """
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,11 +36,12 @@ def live(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     args["trainer"] |= {"model": str(model_dir), "world_size": 1, "ranks_per_node": 1}
     args["rollout_server"] |= {"model": str(model_dir), "replicas": 1}
     args["orchestrator"] |= {"router_url": url}
-    with PrivateCluster(num_cpus=4) as cluster:
+    folder = tmp_path_factory.mktemp("live")
+    # Ray puts the folder it is started from first on every worker's path, before PYTHONPATH.
+    with contextlib.chdir(folder), PrivateCluster(num_cpus=4) as cluster:
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
         cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
-        folder = tmp_path_factory.mktemp("live")
         seen = Cluster(url=url, metrics_url=cluster.metrics_url, model_dir=model_dir, folder=folder)
         yield LiveCluster(seen, content)
 
