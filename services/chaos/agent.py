@@ -10,7 +10,12 @@ import openai
 
 from services.chaos.observation import Call
 
-ASK_AGAIN = (openai.APIConnectionError, openai.InternalServerError, httpx.HTTPError)
+ASK_AGAIN = (
+    openai.APIConnectionError,
+    openai.InternalServerError,
+    openai.NotFoundError,  # of a session that ended with its router: the agent makes another
+    httpx.HTTPError,
+)
 """What says nothing about the request itself: a client may ask again."""
 
 PATIENCE_S = 180.0

@@ -25,8 +25,9 @@ MENU: tuple[tuple[Fault, Target], ...] = (
     (Fault.SLOW, Target.RANK),
     (Fault.SLOW, Target.REWARD),
 )
-"""What a client need not notice. Not here, but in scripts: the router and Serve's proxy, whose
-end breaks the connections through them, and the raylet, whose end is the node's."""
+"""What a client need not notice. Not here, but in scripts: the end of a router or of Serve's
+proxy, which breaks the connections through them, of the recorded sessions, and of a raylet, which
+is its node's."""
 
 LASTS_S = (1.0, 3.0, 8.0)
 

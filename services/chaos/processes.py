@@ -14,7 +14,8 @@ from services.chaos.start_time import started
 _SERVE = "ray::ServeReplica:"
 _TITLES = {
     Target.REPLICA: f"{_SERVE}rollout_server:",
-    Target.ROUTER: f"{_SERVE}router:",
+    Target.ROUTER: f"{_SERVE}router:router",
+    Target.SESSIONS: f"{_SERVE}router:sessions",
     Target.ORCHESTRATOR: f"{_SERVE}orchestrator:",
     Target.TRAINER: f"{_SERVE}trainer:",
     Target.REWARD: f"{_SERVE}reward_service:",

@@ -26,6 +26,7 @@ class Target(StrEnum):
     REPLICA = "replica"
     ENGINE = "engine"
     ROUTER = "router"
+    SESSIONS = "sessions"
     ORCHESTRATOR = "orchestrator"
     TRAINER = "trainer"
     RANK = "rank"
