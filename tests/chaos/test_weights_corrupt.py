@@ -1,4 +1,4 @@
-"""A wrong bit on the wire, with requests in flight."""
+"""A wrong bit on the wire, and a send that ends early, with requests in flight."""
 
 import pytest
 
@@ -25,3 +25,13 @@ async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge:
     tokens = max(scene.client.journals[receiver], key=lambda one: len(one.token_ids)).token_ids
     moved = (judge.logprobs(version, tokens) - judge.logprobs(before, tokens)).abs().max()
     assert moved > 100 * TOLERANCE
+
+
+async def test_a_send_that_ends_half_way_is_made_again(scene: Scene) -> None:
+    other, receiver = scene.replicas
+    before = (await scene.member(receiver)).last_error
+    await scene.ranks.ranks[0].spoil.remote("drop", receiver)
+    version = await scene.train()
+    await scene.until_served(version, [other, receiver])
+    assert (await scene.member(receiver)).last_error not in ("", before)
+    await scene.client.served(receiver, version)
