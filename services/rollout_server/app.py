@@ -20,6 +20,7 @@ from services.rollout_server.engine_environment import environment
 from services.rollout_server.engine_sockets import engine_sockets
 from services.rollout_server.placement import resources
 from services.rollout_server.preflight import available_memory, check_memory, check_model
+from services.rollout_server.serve_log import serve_log_kept
 
 _UNBOUNDED = 1_000_000
 WANTED = "millrace_wanted_replicas"
@@ -41,7 +42,7 @@ class RolloutServer:
         os.environ.update(environment(config))
         # Heavy, and only after the environment is set: Serve imports this module wherever
         # the application is built.
-        with heavy_imports():
+        with serve_log_kept(), heavy_imports():
             from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
             from services.rollout_server.pressure_gauges import PressureGauges
@@ -55,7 +56,7 @@ class RolloutServer:
             on_end=_end_process,
             began_at=began_at,
         )
-        with engine_sockets():
+        with serve_log_kept(), engine_sockets():
             await self._replica.start(stat_loggers=[RayPrometheusStatLogger, PressureGauges])
 
     async def check_health(self) -> None:
