@@ -3,6 +3,7 @@
 import socket
 
 import uvicorn
+from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from services.page.http_app import page_app
@@ -12,15 +13,20 @@ _NAMES = ["127.0.0.1", "localhost"]
 _GRACE_S = 1
 
 
-def serve_locally(shelf: RunShelf, listener: socket.socket) -> None:
-    """Serve until interrupted.
+def local_app(shelf: RunShelf) -> FastAPI:
+    """The page, for requests under this machine's own names.
 
-    Requests under any other name than this machine's are refused: a web page elsewhere could
-    have its own name lead here, and read what it is answered.
+    Any other is refused: a web page elsewhere could have its own name lead here, and read what
+    it is answered.
     """
     app = page_app(shelf)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_NAMES)
+    return app
+
+
+def serve_locally(shelf: RunShelf, listener: socket.socket) -> None:
+    """Serve until interrupted."""
     config = uvicorn.Config(
-        app, log_level="warning", lifespan="off", timeout_graceful_shutdown=_GRACE_S
+        local_app(shelf), log_level="warning", lifespan="off", timeout_graceful_shutdown=_GRACE_S
     )
     uvicorn.Server(config).run(sockets=[listener])

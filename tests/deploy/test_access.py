@@ -9,7 +9,7 @@ from services.cli.deployment import Deployment
 from services.protocol.errors import InvalidInput
 
 CLUSTER = Path(__file__).parents[2] / "deploy" / "cluster.yaml"
-HTTP = ("router", "orchestrator")
+HTTP = ("router", "orchestrator", "page")
 
 
 def _listening(host, **access):

@@ -27,6 +27,7 @@ APPLICATIONS = {
     "rollout_server": None,
     "router": "/",
     "orchestrator": "/v1/runs",
+    "page": "/page",
 }
 
 
@@ -52,7 +53,7 @@ def _problem(data: Any) -> InvalidInput:
     return caught.value
 
 
-def test_the_laptop_file_builds_all_six_services(laptop: dict[str, Any]) -> None:
+def test_the_laptop_file_builds_all_services(laptop: dict[str, Any]) -> None:
     deployment = Deployment.check(laptop, source="laptop.yaml")
     routes = {app.name: app.route_prefix for app in deployment.schema.applications}
     assert routes == APPLICATIONS
@@ -338,7 +339,7 @@ def test_services_that_are_left_out_are_listed(
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().out == (
         f"{file} is good: router, orchestrator\n"
-        "not in this file: weight_bus, reward_service, trainer, rollout_server\n"
+        "not in this file: weight_bus, reward_service, trainer, rollout_server, page\n"
     )
 
 

@@ -86,7 +86,7 @@ def test_every_view_draws_without_an_error_and_fits_the_screen(
     page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
     for view in (*VIEWS, "replicas"):
         page.goto(f"{url}{RUN}/{view}")
-        expect(page.locator("main .panel").first).to_be_visible()
+        expect(page.locator("main[aria-busy=false] .panel").first).to_be_visible()
         expect(page.locator("h1")).to_have_text("test-1")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
     assert troubles == []

@@ -2,6 +2,8 @@
 
 import asyncio
 import shutil
+import socket
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +83,21 @@ async def test_a_cpp_program_meets_its_limits_and_reaches_nothing(scoring: Scori
     )
     assert {name: t.verdict for name, t in zip(outcomes, score.tests, strict=True)} == outcomes
     assert score.reward == pytest.approx(3 / 7)
+
+
+async def test_a_score_names_the_sandboxes_that_it_took_and_when(scoring: Scoring) -> None:
+    began = time.time()
+    score = await graded(
+        scoring, "```python\nprint(sum(map(int, input().split())))\n```", tests=SUM
+    )
+    ended = time.time()
+    assert score.verdict is Verdict.ACCEPTED
+    assert score.uses
+    for use in score.uses:
+        host, _, number = use.sandbox.rpartition("/")
+        assert host.startswith(socket.gethostname())
+        assert 0 <= int(number) < scoring.config.slots
+        assert began - 0.1 <= use.began_at <= use.began_at + use.seconds <= ended + 0.1
 
 
 CALLS = """

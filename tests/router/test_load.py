@@ -6,6 +6,12 @@ from services.router.placement.sequence_cap import Pressure
 from tests.router.test_failover import _whole
 
 
+async def test_the_address_alone_leads_to_the_page(cluster):
+    await cluster.start()
+    answer = await cluster.http.get(f"{cluster.url}/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "page/")
+
+
 async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(cluster, fault):
     await cluster.start(max_sequences=1, min_sequences=1, max_choices=7)
     url = f"{cluster.url}/v1/load"
@@ -18,6 +24,7 @@ async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(clu
         "queued": 0.0,
         "kv_usage": None,
         "max_choices": 7,
+        "by_replica": {"replica-0": 0, "replica-1": 0},
     }
     cluster.faults.extend([fault("stall", 2), fault("stall", 2)])
     answers = [asyncio.create_task(_whole(cluster)) for _ in range(3)]
@@ -25,6 +32,7 @@ async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(clu
         while (load := (await cluster.http.get(url)).json())["waiting"] < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     assert (load["full"], load["in_flight"], load["kv_usage"]) == (2, 2, None)
+    assert load["by_replica"] == {"replica-0": 1, "replica-1": 1}
     for name, usage in (("replica-0", 0.5), ("replica-1", 1.0)):
         cluster.seats.cap(name).observe(Pressure(running=1, waiting=3, kv_usage=usage), 1)
     load = (await cluster.http.get(url)).json()

@@ -38,6 +38,11 @@ async def test_a_version_is_accounted_for_from_its_publishing_to_its_commits(wor
     assert (second.commits, second.failures) == (1, 1)
     errors = [one.error for one in second.outcomes]
     assert errors == ["stage: digest of bucket 0", None]
+    failed, committed = second.outcomes
+    assert (failed.seconds, failed.stage_s, failed.commit_s) == (None, None, None)
+    assert committed.seconds is not None
+    phases = committed.stage_s, committed.commit_s, committed.paused_s
+    assert phases == (0.01, 0.01, 0.01)  # as the replica reported
 
 
 async def test_a_restarted_bus_begins_with_what_its_members_tell(world: World) -> None:

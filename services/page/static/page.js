@@ -42,6 +42,7 @@ async function go() {
   const mine = (turn += 1);
   const before = here;
   here = place();
+  main.setAttribute("aria-busy", "true");
   try {
     if (!here.run) {
       const found = await ask("runs");
@@ -64,6 +65,8 @@ async function go() {
     else made.destroy();
   } catch (problem) {
     if (mine === turn) fail(problem);
+  } finally {
+    if (mine === turn) main.setAttribute("aria-busy", "false");
   }
 }
 

@@ -24,7 +24,7 @@ function members(live) {
     el("thead", {}, el("tr", {}, el("th", {}, "replica"), el("th", {}, "state"), el("th", {}, "lease"), el("th", { class: "number" }, "version"), el("th", { class: "number" }, "answers in flight"), el("th", {}, ""), el("th", {}, "last trouble"))),
     el("tbody", {}, live.members.map((one) => el("tr", {}, el("td", {}, one.replica_id), el("td", {}, one.state), el("td", {}, el("span", { class: `verdict ${one.leased ? "good" : "bad"}` }, one.leased ? "leased" : "no lease")),
       el("td", { class: "number" }, one.committed_version === null ? "–" : `${one.committed_version}${one.committed_version === live.newest_version ? "" : ` of ${live.newest_version}`}`),
-      el("td", { class: "number" }, count(load[one.replica_id] ?? 0)), el("td", {}, el("meter", { min: 0, max: most, value: load[one.replica_id] ?? 0, "aria-label": "load" })), el("td", { class: "text" }, one.last_error || "–")))))),
+      el("td", { class: "number" }, count(load[one.replica_id] ?? 0)), el("td", {}, el("span", { class: "load" }, el("span", { style: { width: `${(100 * (load[one.replica_id] ?? 0)) / most}%` } }))), el("td", { class: "text" }, one.last_error || "–")))))),
     el("p", { class: "muted" }, live.load ? `${count(live.load.waiting)} requests wait in the router; KV cache ${live.load.kv_usage === null ? "idle" : `${Math.round(100 * live.load.kv_usage)}% used`}.` : "")];
 }
 

@@ -1,0 +1,110 @@
+"""How long a page over 100,000 trajectories takes to open, beside reading their bytes once.
+
+    python benchmarks/page_open.py [--trajectories 100000] [--tokens 64]
+
+makes a run directory, and measures what a browser waits for: the first answer of each view, and
+the same again. The limit is that of the machine: reading the same bytes once.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from services.orchestrator.ledger import Ledger, Prompt
+from services.orchestrator.run_directory import RunDirectory
+from services.page.ledger_reading import GroupQuery
+from services.page.run_folder import RunFolder
+from services.page.trajectory_index import TrajectoryQuery
+from services.protocol.orchestrator import RunConfig
+
+GROUP_SIZE, BATCH_GROUPS = 16, 16
+
+
+def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
+    """A run directory whose files have the shape of a real one's."""
+    groups = trajectories // GROUP_SIZE
+    steps = groups // BATCH_GROUPS
+    config = RunConfig(
+        name="many",
+        task_file="tasks.jsonl",
+        run_root=str(folder),
+        model="m",
+        steps=steps,
+        batch_groups=BATCH_GROUPS,
+        group_size=GROUP_SIZE,
+    )
+    directory = RunDirectory.create(config, "many-1")
+    ledger = Ledger(directory.ledger)
+    chance = random.Random(0)
+    with directory.tokens.open("w") as kept, directory.groups.open("w") as lines:
+        for step in range(1, steps + 1):
+            first = (step - 1) * BATCH_GROUPS
+            prompts = [
+                Prompt(position=first + i, epoch=0, task_id=f"task-{i}")
+                for i in range(BATCH_GROUPS)
+            ]
+            admitted = ledger.admit(prompts, version=step)
+            ledger.close_batch(step, train=[one.group_id for one in admitted], filtered=())
+            directory.append_metrics({"step": step, "reward": chance.random(), "elapsed_s": step})
+            for one in admitted:
+                _write_group(kept, lines, one.group_id, step, tokens, chance)
+    ledger.close()
+    return directory.path
+
+
+def _write_group(
+    kept: Any, lines: Any, group: int, step: int, tokens: int, chance: random.Random
+) -> None:
+    rewards = [float(chance.random() < 0.5) for _ in range(GROUP_SIZE)]
+    lines.write(json.dumps({"group": group, "step": step, "rewards": rewards}) + "\n")
+    numbers = [round(-chance.random(), 4) for _ in range(tokens)]
+    for index, reward in enumerate(rewards):
+        line = {"step": step, "group": group, "trajectory": index, "task_id": "t"}
+        line |= {"reward": reward, "verdict": "accepted", "tokens": tokens}
+        line |= {"policy_versions": [step], "messages": [], "answer": "word " * tokens}
+        line |= {"token_ids": list(range(tokens)), "behaviour": numbers, "trainer": numbers}
+        kept.write(json.dumps(line | {"spans": [[step, 0, tokens, "a"]]}) + "\n")
+
+
+def timed(ask: Callable[[], object]) -> tuple[float, float]:
+    """Wall and processor seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    ask()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> None:
+    """Print a line for each view, and the ratio of opening to reading the bytes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trajectories", type=int, default=100_000)
+    parser.add_argument("--tokens", type=int, default=64)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = make_run(Path(folder), asked.trajectories, asked.tokens)
+        files = list(path.glob("*.jsonl"))
+        size = sum(file.stat().st_size for file in files)
+        limit, _ = timed(lambda: [file.read_bytes() for file in files])
+        print(f"{asked.trajectories} trajectories, {size / 1e6:.0f} MB; read in {limit:.3f} s")
+        run = RunFolder(path)
+        questions: dict[str, Callable[[], object]] = {
+            "overview": run.overview,
+            "curves": lambda: run.curves(800),
+            "groups": lambda: run.groups(GroupQuery()),
+            "trajectories of a step": lambda: run.trajectories(TrajectoryQuery(step=5)),
+            "one trajectory": lambda: run.trajectory(asked.trajectories // 2),
+        }
+        opening = 0.0
+        for name, question in questions.items():
+            (first, cpu), (again, _) = timed(question), timed(question)
+            opening += first
+            print(f"{name:24} first {first:.3f} s ({cpu:.3f} CPU-s), again {again:.3f} s")
+        print(f"opening over reading: {opening / limit:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Draws docs/images/page_*.png: the page over a real run, in Debian's chromium.
+
+    millrace demo
+    python docs/make_screenshots.py runs/tiny_code-...
+
+Needs chromium (apt-get install --no-install-recommends chromium) and the extra `dev`.
+"""
+
+import argparse
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from playwright.sync_api import Browser, expect, sync_playwright
+
+from services.page.http_app import page_app
+from services.page.run_folder import RunFolder
+from services.page.run_shelf import FolderShelf
+from services.page.trajectory_index import TrajectoryQuery
+
+IMAGES = Path(__file__).parent / "images"
+DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
+
+
+@contextmanager
+def served(run_dir: Path) -> Iterator[str]:
+    """The page, on a port of its own."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        page_app(FolderShelf(run_dir)), log_level="warning", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+def telling(run: RunFolder) -> tuple[int, int]:
+    """A group whose rewards differ, and one of its trajectories with several policy versions."""
+    mixed = run.trajectories(TrajectoryQuery(mixed=True, limit=200))["trajectories"]
+    anyone = run.trajectories(TrajectoryQuery(limit=200))["trajectories"]
+    chosen = max(mixed or anyone, key=lambda one: (abs(one["advantage"] or 0), one["tokens"]))
+    return chosen["group"], chosen["number"]
+
+
+def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any) -> None:
+    """One picture of one view, when all of it is there."""
+    page = browser.new_context(**context).new_page()
+    page.goto(url)
+    expect(page.locator("main[aria-busy=false] .panel").first).to_be_visible()
+    expect(page.locator("#link")).to_have_text("following")
+    if press:
+        page.get_by_role("button", name=press).click()
+    page.evaluate("document.fonts.ready")
+    page.screenshot(path=IMAGES / f"page_{name}.png")
+    page.context.close()
+
+
+def main() -> None:
+    """Draw all pictures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    run = RunFolder.open(parser.parse_args().run_dir)
+    group, trajectory = telling(run)
+    with served(run.path) as root, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        here = f"{root}#/{run.run_id}"
+        draw(browser, f"{here}/learning", "learning", viewport=DESK)
+        draw(browser, f"{here}/timeline", "timeline", viewport=DESK)
+        draw(browser, f"{here}/groups/{group}", "group", viewport=DESK)
+        draw(
+            browser,
+            f"{here}/trajectories/{trajectory}",
+            "trajectory",
+            press="logprob gap",
+            viewport=DESK,
+            color_scheme="dark",
+        )
+        draw(browser, f"{here}/ledger", "ledger", viewport=DESK, color_scheme="dark")
+        draw(browser, f"{here}/timeline", "phone", viewport=PHONE)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
