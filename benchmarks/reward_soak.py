@@ -10,6 +10,7 @@ descriptors and processes of the service must not grow.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -20,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import psutil
@@ -97,17 +97,21 @@ async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
         RewardServiceConfig(slots=cores_here(), cache_entries=500, program_cache_mb=8)
     )
     await scoring.start()
-    killer = asyncio.create_task(_kill(random.Random(seed), kill_every, seen), name="killer")
+    names = frozenset(seat.answers.name for seat in scoring.sandbox._seats)
+    killer = asyncio.create_task(_kill(random.Random(seed), kill_every, names, seen), name="killer")
     try:
         draws = random.Random(seed + 1)
         await asyncio.gather(*(_caller(scoring, numbers, draws, seen) for _ in range(CALLERS)))
     finally:
         killer.cancel()
-        await asyncio.gather(killer, return_exceptions=True)
+        (ended,) = await asyncio.gather(killer, return_exceptions=True)
         await scoring.tools.aclose()
     seen.judge(jobs)
-    if left := psutil.Process().children(recursive=True):
-        seen.problems.append(f"processes left: {[one.pid for one in left]}")
+    if not isinstance(ended, asyncio.CancelledError):
+        seen.problems.append(f"nothing was killed any more: {ended!r}")
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    if left := {*children, *itertools.chain(*_victims(names).values())}:
+        seen.problems.append(f"processes left: {sorted(left)}")
     return seen
 
 
@@ -116,7 +120,7 @@ async def _caller(
 ) -> None:
     """One batch after the other until there are no more jobs."""
     while True:
-        drawn = [draw(draws, number) for number in islice(numbers, BATCH)]
+        drawn = [draw(draws, number) for number in itertools.islice(numbers, BATCH)]
         if not drawn:
             return
         kinds = {job.job_id: kind for kind, job in drawn}
@@ -124,26 +128,38 @@ async def _caller(
             seen.take(kinds[score.job_id], score)
 
 
-async def _kill(chance: random.Random, every: float, seen: Soak) -> None:
-    """Kill a sandbox or a compiler, whichever process of it, after so many jobs, about."""
+def _victims(names: frozenset[str]) -> dict[str, list[int]]:
+    """Processes of the sandboxes with these names, wherever they are, and of compilers.
+
+    What was behind a bubblewrap that is gone lives on as a child of nobody's.
+    """
+    own = {child.pid for child in psutil.Process().children(recursive=True)}
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line = process.cmdline()
+            if not names.isdisjoint(line):
+                found.setdefault("slot", []).append(process.pid)
+            elif process.pid in own and "millrace-build" in line:
+                found.setdefault("compiler", []).append(process.pid)
+    return found
+
+
+async def _kill(chance: random.Random, every: float, names: frozenset[str], seen: Soak) -> None:
+    """Kill a process of a sandbox or of a compiler, as likely, after so many jobs, about."""
     due = every
     while True:
         await asyncio.sleep(0.02)
         if len(seen.done) < due:
             continue
+        found = _victims(names)
+        if not found:
+            continue  # every sandbox is just being started again
         due = len(seen.done) + chance.uniform(0.5, 1.5) * every
-        found = []
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                line = " ".join(child.cmdline())
-                kinds = [name for name in ("millrace-slot", "millrace-build") if name in line]
-                found += [(child.pid, kind) for kind in kinds]
-        compilers = [one for one in found if one[1] == "millrace-build"]
-        if victims := (compilers if compilers and chance.random() < 0.3 else found):
-            process, kind = chance.choice(victims)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-                seen.kills[kind] += 1
+        kind = chance.choice(sorted(found))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(found[kind]), signal.SIGKILL)
+            seen.kills[kind] += 1
 
 
 def main() -> int:
