@@ -12,12 +12,14 @@ go first, and every run must end. Exit code 1 and the number of each schedule th
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,8 @@ from services.orchestrator.run_directory import RunDirectory
 from tests.orchestrator.random_schedule import RandomSchedule, draw, play
 
 CHUNK = 50
+MOST_CPU_S = 60.0
+"""A schedule that takes more goes round and round: virtual time cannot end it."""
 
 
 @dataclass
@@ -54,7 +58,8 @@ class Findings:
         self.schedules += 1
         with tempfile.TemporaryDirectory() as folder:
             try:
-                life, status = play(plan, Path(folder))
+                with _limited(MOST_CPU_S):
+                    life, status = play(plan, Path(folder))
             except Exception as error:  # noqa: BLE001  one that breaks must not hide the others
                 self.problems.append(f"schedule {plan.seed}: {error!r}")
                 return
@@ -65,6 +70,21 @@ class Findings:
         closed = status.ledger.model_dump(exclude={"admitted", "in_flight"})
         self.endings += Counter(closed)
         self.problems += [f"schedule {plan.seed}: {what}" for what in life.witness.problems]
+
+
+@contextmanager
+def _limited(cpu_s: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"it took more than {cpu_s:g} s of processor time")
+
+    signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 def some(first: int, count: int) -> Findings:

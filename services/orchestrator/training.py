@@ -256,14 +256,15 @@ class TrainingLoop:
     def _deal_with_overdue(self) -> None:
         """Groups above the staleness bound are never trained."""
         overdue = self._schedule.overdue(self._trainer_version)
-        if not overdue:
-            return
+        closes = self._run.schedule.on_stale in ("drop", "mask")
         version = self._fleet.live_version
+        if not overdue or (version is None and not closes):
+            return  # without a replica there is nothing to sample them again
         open_groups = {group.group_id: group for group in self._ledger.in_flight()}
         for group_id in overdue:
-            if self._run.schedule.on_stale in ("drop", "mask"):
+            if closes or version is None:
                 self._groups.close(group_id, "expired", reason="stale")
-            elif version is not None:
+            else:
                 self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
                 self._moved_at = time.monotonic()
         self._changes.notify()

@@ -50,6 +50,12 @@ def test_a_batch_whose_places_are_filled_again_and_again_is_no_stall(tmp_path: P
     assert status.state is RunState.FINISHED
 
 
+def test_nothing_hangs_while_overdue_groups_wait_for_a_replica(tmp_path: Path) -> None:
+    life, status = play(draw(2930), folder_of(tmp_path, 2930))
+    assert life.witness.problems == []
+    assert status.ledger.in_flight == 0
+
+
 def test_the_same_schedule_in_the_same_weather_is_the_same_to_the_last_event(
     tmp_path: Path,
 ) -> None:
