@@ -42,14 +42,15 @@ class Draw:
 
     def next(self, at_s: float, may_hit: Callable[[Fault, Target], bool]) -> Deed | None:
         """The next fault that may be done now; None: none may."""
-        for _ in range(2):
+        while True:
             for drawn in self._bag:
                 if may_hit(*drawn):
                     self._bag.remove(drawn)
                     return self._deed(at_s, *drawn)
+            if len(self._bag) >= len(self._menu):
+                return None
             # What was passed over comes first in the next round.
             self._bag += self._random.sample(self._menu, len(self._menu))
-        return None
 
     def choose(self, count: int) -> int:
         """One of so many."""

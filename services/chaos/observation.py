@@ -88,7 +88,7 @@ class Observation:
 
     Attributes:
         expected: replicas with a lease before the first fault.
-        silent_s: longest that the orchestrator, and the bus, did not answer.
+        ended_s: when the last look was taken.
     """
 
     expected: int
