@@ -26,6 +26,7 @@ from services.cli.run_listing import show_run, show_runs
 from services.cli.run_summary import near, show_how_to_go_on, show_summary
 from services.cli.runs_client import URL, RunsClient
 from services.cli.served import Served
+from services.cli.top.command import add_top_command
 from services.cli.version_listing import show_versions
 from services.cli.view import add_view_command
 from services.protocol.errors import InvalidInput, NotReady
@@ -201,6 +202,7 @@ def command_parser() -> argparse.ArgumentParser:
     add_doctor_command(commands)
     add_view_command(commands)
     add_chaos_command(commands, served)
+    add_top_command(commands, served)
 
     add_init_command(commands)
     demo = commands.add_parser("demo", help="train the example on a private local cluster")

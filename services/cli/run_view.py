@@ -68,7 +68,7 @@ class RunView:
         table.add_row("state", f"[bold]{status.state}[/] {status.detail}")
         bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
         table.add_row("step", bar, f"{status.step}/{status.steps}")
-        table.add_row("reward", _sparkline(list(self._rewards.values())), _rate(status.reward))
+        table.add_row("reward", sparkline(list(self._rewards.values())), _rate(status.reward))
         for one in status.evaluations:
             table.add_row(f"held-out, {one.name}", evaluation_text(one), f"step {one.step}")
         table.add_row(
@@ -79,19 +79,19 @@ class RunView:
         )
         for side, causes in status.idle.items():
             if causes:
-                table.add_row(f"{side} idle", _idle(causes))
+                table.add_row(f"{side} idle", idle_text(causes))
         table.add_row("replicas", f"{status.live_replicas} leased")
         table.add_row("ledger", ledger_text(status.ledger))
         if self._seconds:
             table.add_row("last step", _phases(self._seconds))
         if status.seconds_left is not None:
-            table.add_row("time left", _duration(status.seconds_left))
+            table.add_row("time left", duration_text(status.seconds_left))
         if status.failures:
             table.add_row("failures", Text(failures_text(status.failures)))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
 
 
-def _idle(causes: Mapping[str, float]) -> str:
+def idle_text(causes: Mapping[str, float]) -> str:
     """Idle shares in one line, the largest first."""
     parts = sorted(causes.items(), key=lambda item: -item[1])
     return ", ".join(f"{share:.0%} {cause}" for cause, share in parts if share >= 0.005)
@@ -124,7 +124,8 @@ def _phases(seconds: Mapping[str, float]) -> str:
     return f"{whole:.1f} s: " + ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
@@ -138,7 +139,8 @@ def _line(step: Step, steps: int, heldout: float | None) -> str:
     )
 
 
-def _sparkline(values: list[float]) -> str:
+def sparkline(values: list[float]) -> str:
+    """The newest values, each from 0 to 1, as bars."""
     shown = values[-_WIDTH:]
     top = len(_SPARKS) - 1
     return "".join(_SPARKS[round(min(max(value, 0.0), 1.0) * top)] for value in shown)
