@@ -214,6 +214,9 @@ class RunMetrics:
         "run_interruptions_missed", "Sessions that went on instead, with older weights", "run"
     )
     ungraded = _counter("run_ungraded", "Trajectories left out: grading itself failed", "run")
+    tracker_losses = _counter(
+        "run_tracker_losses", "Figures that did not reach a tracker", "run", "tracker", "reason"
+    )
     recoveries = _counter("run_recoveries", "Times the trainer was brought back", "run")
     ended = _counter("run_ended", "Runs that ended: finished, stopped, failed", "run", "state")
     end_failures = _counter("run_end_failures", "Last steps of a run that failed", "run", "part")

@@ -16,6 +16,7 @@ from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import TrainerLost, ask
 from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.orchestrator import LedgerCounts, RunState, RunSummary
 from services.protocol.trainer import Trainer
 
@@ -35,6 +36,7 @@ class RunEnding:
         record: RunRecord,
         directory: RunDirectory,
         progress: Progress,
+        trackers: Trackers,
     ) -> None:
         self._trainer = trainer
         self._fleet = fleet
@@ -42,6 +44,7 @@ class RunEnding:
         self._record = record
         self._directory = directory
         self._progress = progress
+        self._trackers = trackers
 
     async def save(self) -> None:
         """Write a checkpoint if there are train steps that none holds."""
@@ -80,6 +83,7 @@ class RunEnding:
             self._progress.summary = summary
             await self._draw()
         counts = self._close_ledger()
+        await asyncio.to_thread(self._trackers.close, state)
         self._record.forget()
         self._progress.enter(state, detail)
         RunMetrics.ended.inc(1, self._record.tags | {"state": str(state)})

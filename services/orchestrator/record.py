@@ -15,6 +15,7 @@ from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.schedule import Selection
 from services.orchestrator.stale_tokens import tokens_before
 from services.orchestrator.timeline import Timeline
+from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
@@ -26,7 +27,13 @@ class RunRecord:
     """Brings what happened to the run directory, the ledger's facts, metrics and log."""
 
     def __init__(
-        self, *, directory: RunDirectory, ledger: Ledger, progress: Progress, samples: int
+        self,
+        *,
+        directory: RunDirectory,
+        ledger: Ledger,
+        progress: Progress,
+        samples: int,
+        trackers: Trackers,
     ) -> None:
         self._directory = directory
         self._ledger = ledger
@@ -34,6 +41,7 @@ class RunRecord:
         self._samples = samples
         self._groups = GroupRecord(directory.groups, directory.tokens)
         self.timeline = Timeline(directory.timeline)
+        self._trackers = trackers
         self._fresh: list[Evaluation] = []
         self.tags = {"run": progress.run_id}
 
@@ -56,6 +64,7 @@ class RunRecord:
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
+        self._trackers.step(line)
         self._fresh.clear()
         kept = results[: len(self.detailed(batch))]
         self.show(kept, step=report.step)
@@ -90,6 +99,7 @@ class RunRecord:
         self.timeline.span(
             "evaluation", "evaluate", *span, set=evaluation.name, step=evaluation.step
         )
+        self._trackers.evaluated(evaluation)
         self._fresh.append(evaluation)
 
     def show(self, results: list[GroupResult], *, step: int) -> None:
@@ -177,7 +187,8 @@ class RunRecord:
 
     def rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
-        self._directory.truncate_metrics(step)
+        if self._directory.truncate_metrics(step):
+            self._trackers.rolled_back(step)
         self._fresh = [one for one in self._fresh if one.step <= step]
         before, after = self._evaluations()
         self._progress.evaluations = before | after

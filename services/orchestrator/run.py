@@ -32,6 +32,7 @@ from services.orchestrator.sampler import RunSampler, run_sampler
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
 from services.orchestrator.task_table import TaskTable
+from services.orchestrator.trackers.trackers import Trackers
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import (
@@ -92,11 +93,13 @@ class Run:
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
         self._client = peers.rollouts(run, config, run_id)
+        trackers = Trackers(run, run_id=run_id, run_dir=directory.path)
         self._record = RunRecord(
             directory=directory,
             ledger=self._ledger,
             progress=self.progress,
             samples=config.sample_trajectories,
+            trackers=trackers,
         )
         self._start = RunStart(
             run_id=run_id,
@@ -126,6 +129,7 @@ class Run:
             record=self._record,
             directory=directory,
             progress=self.progress,
+            trackers=trackers,
         )
         self._stop = asyncio.Event()
         self._keep_progress = True

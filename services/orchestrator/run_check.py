@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.orchestrator.task_table import TaskTable
+from services.orchestrator.trackers.kinds import missing_packages
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig
 from services.protocol.router import RouterLoad
@@ -101,6 +102,7 @@ def problems(run: RunConfig, tasks: TaskTable, around: Surroundings) -> Iterator
     yield from _of_rollout(run, around)
     yield from _of_orchestrator(run, around)
     yield from _of_trainer(run, around)
+    yield from missing_packages(run.trackers)
 
 
 def trajectories(run: RunConfig) -> int:

@@ -66,7 +66,7 @@ class RunDirectory:
 
     @classmethod
     def reopen(cls, config: RunConfig, run_id: str) -> Self:
-        """Find the folder of an earlier run; only `steps` may differ from its file.
+        """Find the folder of an earlier run; only `steps` and `trackers` may differ.
 
         Raises:
             InvalidInput: there is no such run, or the run file is another one.
@@ -76,9 +76,10 @@ class RunDirectory:
             fix = f"There is no such run under {config.run_root}."
             raise InvalidInput("resume", run_id, fix)
         before = RunConfig.from_yaml(directory._config)
+        may_differ = ("steps", "run_root", "task_file", "environment", "trackers")
         for name in RunConfig.model_fields:
             now, then = getattr(config, name), getattr(before, name)
-            if now != then and name not in ("steps", "run_root", "task_file", "environment"):
+            if now != then and name not in may_differ:
                 fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
                 raise InvalidInput(name, now, fix)
         return directory
@@ -95,10 +96,14 @@ class RunDirectory:
         """All train steps so far."""
         return _lines(self._metrics)
 
-    def truncate_metrics(self, step: int) -> None:
-        """Remove what is of steps above `step`: their weights are gone; they are done again."""
-        _truncate(self._metrics, step)
-        _truncate(self._evaluations, step)
+    def truncate_metrics(self, step: int) -> bool:
+        """Remove what is of steps above `step`: their weights are gone; they are done again.
+
+        Returns:
+            Whether there was any.
+        """
+        cut = [_truncate(path, step) for path in (self._metrics, self._evaluations)]
+        return any(cut)
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Add one evaluation."""
@@ -162,10 +167,12 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.split("\n")[:-1]]
 
 
-def _truncate(path: Path, step: int) -> None:
+def _truncate(path: Path, step: int) -> bool:
+    lines = _lines(path)
+    kept = [line for line in lines if line["step"] <= step]
     if path.exists():
-        kept = [line for line in _lines(path) if line["step"] <= step]
         _replace(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return len(kept) < len(lines)
 
 
 def _replace(path: Path, text: str) -> None:

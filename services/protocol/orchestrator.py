@@ -10,6 +10,7 @@ from services.protocol.evaluation import DEFAULT_SET, Evaluation, EvaluationConf
 from services.protocol.schedule import ScheduleConfig
 from services.protocol.strict import StrictModel
 from services.protocol.task import TaskSource
+from services.protocol.tracker import TrackerConfig
 
 
 class SamplingConfig(StrictModel):
@@ -55,6 +56,8 @@ class RunConfig(StrictModel):
         environment: `file.py:function` of an own `async def rollout(client, task)`, in place
             of one answer a trajectory; a relative path counts from the run file.
         curriculum: prefer tasks by their pass rate; None takes all alike.
+        trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
+            of `metrics.jsonl` go as well.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
@@ -74,6 +77,7 @@ class RunConfig(StrictModel):
     evaluation: EvaluationConfig = EvaluationConfig()
     curriculum: CurriculumConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: list[TrackerConfig] = Field(default=[])
 
     @model_validator(mode="after")
     def _tasks_once(self) -> "RunConfig":
@@ -100,6 +104,13 @@ class RunConfig(StrictModel):
                     f"evaluation.sets.{name}: no source has this evaluation_set, only "
                     f"{', '.join(dict.fromkeys(known))}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _each_tracker_once(self) -> "RunConfig":
+        kinds = [tracker.kind for tracker in self.trackers]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("trackers: name each at most once")
         return self
 
     @property

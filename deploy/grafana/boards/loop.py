@@ -217,6 +217,20 @@ _FAULTS = Row(
             width=8,
             runbook="MillraceEvaluationNotMade",
         ),
+        Panel(
+            "Figures that did not reach a tracker",
+            "none",
+            "In the last ten minutes, by tracker: it failed (error), does not keep up (full) or "
+            "hung at the end (late). The run goes on; metrics.jsonl has everything.",
+            (
+                Query(
+                    "{{tracker}}: {{reason}}",
+                    recent("run_tracker_losses", RUN, "run, tracker, reason"),
+                    empty="no tracker lost anything",
+                ),
+            ),
+            warn=1,
+        ),
     ),
 )
 

@@ -1,0 +1,122 @@
+"""Brings a run's figures to its trackers, each over a thread of its own.
+
+A tracker is somebody else's code before somebody else's server: it may fail and it may hang.
+Nothing here waits for it but the end of a run, and that within a deadline.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.trackers.figures import of_evaluation, of_step
+from services.orchestrator.trackers.kinds import open_tracker
+from services.orchestrator.trackers.tracker import TrackedRun, Tracker
+from services.protocol.evaluation import Evaluation
+from services.protocol.orchestrator import RunConfig, RunState
+from services.protocol.tracker import TrackerConfig
+
+CLOSE_S = 20.0
+_QUEUE = 1024
+_log = Log("orchestrator")
+
+Open = Callable[[TrackerConfig, TrackedRun], Tracker]
+_Send = Callable[[Tracker], None]
+
+
+class TrackerFeed:
+    """One tracker: a bounded queue, and the thread that empties it.
+
+    Args:
+        open_it: makes the tracker, in the thread; tried again at the next figures if it fails.
+    """
+
+    def __init__(self, kind: str, open_it: Callable[[], Tracker], run_id: str) -> None:
+        self._kind, self._open = kind, open_it
+        self._run_id = run_id
+        self._queue: queue.Queue[tuple[_Send, bool]] = queue.Queue(_QUEUE)
+        self._told: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name=f"tracker-{kind}", daemon=True)
+        self._thread.start()
+
+    def put(self, send: _Send) -> None:
+        """Have it sent when its turn comes; where the queue is full it is lost and counted."""
+        try:
+            self._queue.put_nowait((send, False))
+        except queue.Full:
+            self._lost("full", "the queue is full: it does not keep up, or hangs")
+
+    def close(self, state: RunState, deadline: float) -> None:
+        """Send what waits, and end; after the deadline, on the monotonic clock, let it be."""
+        try:
+            timeout = max(0.0, deadline - time.monotonic())
+            self._queue.put((lambda tracker: tracker.close(state), True), timeout=timeout)
+        except queue.Full:
+            self._lost("late", "it still hangs at the end of the run")
+            return
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._lost("late", "it has not taken the last figures in time")
+
+    def _run(self) -> None:
+        tracker: Tracker | None = None
+        last = False
+        while not last:
+            send, last = self._queue.get()
+            try:
+                if tracker is None:
+                    tracker = self._open()
+                send(tracker)
+            except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
+                self._lost("error", f"{type(error).__name__}: {error}")
+
+    def _lost(self, reason: str, why: str) -> None:
+        tags = {"run": self._run_id, "tracker": self._kind}
+        RunMetrics.tracker_losses.inc(1, tags | {"reason": reason})
+        if reason not in self._told:  # the metric goes on counting
+            self._told.add(reason)
+            _log.warning("tracker_failed", **tags, reason=reason, error=why[:500])
+
+
+class Trackers:
+    """All trackers of one run; none of the methods but `close` waits or raises."""
+
+    def __init__(
+        self, run: RunConfig, *, run_id: str, run_dir: Path, open_it: Open = open_tracker
+    ) -> None:
+        told = TrackedRun(
+            run_id=run_id, run_dir=run_dir, config=run.model_dump(mode="json", exclude={"trackers"})
+        )
+        self._feeds = [_feed(config, told, open_it) for config in run.trackers]
+
+    def step(self, line: Mapping[str, Any]) -> None:
+        """One line of `metrics.jsonl`."""
+        step, values = int(line["step"]), of_step(line)
+        self._put(lambda tracker: tracker.log(step, values))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """One evaluation, at the step at which it began."""
+        step, values = evaluation.step, of_evaluation(evaluation)
+        self._put(lambda tracker: tracker.log(step, values))
+
+    def rolled_back(self, step: int) -> None:
+        """Steps above `step` are done again."""
+        self._put(lambda tracker: tracker.rolled_back(step))
+
+    def close(self, state: RunState, *, timeout_s: float = CLOSE_S) -> None:
+        """Wait until they have taken what waits, all together at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        for feed in self._feeds:
+            feed.close(state, deadline)
+
+    def _put(self, send: _Send) -> None:
+        for feed in self._feeds:
+            feed.put(send)
+
+
+def _feed(config: TrackerConfig, run: TrackedRun, open_it: Open) -> TrackerFeed:
+    return TrackerFeed(config.kind, lambda: open_it(config, run), run.run_id)
