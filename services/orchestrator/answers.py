@@ -1,12 +1,15 @@
 """The answers of one attempt at a sample group."""
 
 import asyncio
+from collections.abc import Mapping
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.observability.tracing import Span
 from services.orchestrator.results import Graded
 from services.orchestrator.scoring import Scorer
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.protocol.task import Task
 from services.protocol.trajectory import Trajectory
 
@@ -16,14 +19,25 @@ _log = Log("orchestrator")
 class Answers:
     """Trajectories as they arrive, each on its way to a score.
 
+    Args:
+        trace: headers of the group's span.
+
     Attributes:
         tokens: sampled tokens so far.
     """
 
     def __init__(
-        self, task: Task, *, run_id: str, name: str, scorer: Scorer, barrier: bool
+        self,
+        task: Task,
+        *,
+        run_id: str,
+        name: str,
+        scorer: Scorer,
+        barrier: bool,
+        trace: Mapping[str, str],
     ) -> None:
         self._task = task
+        self._trace = trace
         self._run_id = run_id
         self._name = name
         self._scorer = scorer
@@ -83,6 +97,25 @@ class Answers:
     def _submit(self, index: int, trajectory: Trajectory) -> asyncio.Future[Score]:
         assert self._task.grader is not None, "checked when the tasks were read"
         name = f"{self._run_id}/{self._name}/{index}"
-        return self._scorer.submit(
-            ScoreJob(job_id=name, completion=trajectory.text, grader=self._task.grader)
+        span = tracing.begin("score", self._trace, trajectory=index)
+        job = ScoreJob(
+            job_id=name,
+            completion=trajectory.text,
+            grader=self._task.grader,
+            trace=span.traceparent,
         )
+        scored = self._scorer.submit(job)
+        if tracing.is_on():
+            scored.add_done_callback(lambda future: _scored(span, future))
+        return scored
+
+
+def _scored(span: Span, future: asyncio.Future[Score]) -> None:
+    if future.cancelled():
+        span.fail("cancelled")
+    else:
+        verdict = future.result().verdict
+        span.set(verdict=str(verdict))
+        if verdict is Verdict.INFRA_ERROR:
+            span.fail(str(verdict))
+    span.end()

@@ -5,6 +5,7 @@ from ray import serve
 
 from services.access.access_control import protect
 from services.notes import ClusterNote
+from services.observability import tracing
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
@@ -18,6 +19,7 @@ class Orchestrator:
 
     def __init__(self, config: OrchestratorConfig) -> None:
         config.access.check(http_host(), service="orchestrator")
+        tracing.start(config.tracing, service="orchestrator")
         self._access = config.access
         open_run = OpenRun(ClusterNote("open_run"), returns=config.recoveries_in_row)
         self._runs = Runs(config, lambda: _peers(config), open_run)

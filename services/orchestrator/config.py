@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from services.access.config import AccessConfig
+from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
 
 
@@ -11,6 +12,7 @@ class OrchestratorConfig(StrictModel):
 
     Attributes:
         access: who may start, see and stop runs.
+        tracing: a collector for spans, None for none (docs/tracing.md).
         num_cpus: processors Ray reserves for the service.
         router_url: where the router answers, without a path.
         router_key_env: environment variable with the API key that is shown to the router, None
@@ -48,6 +50,7 @@ class OrchestratorConfig(StrictModel):
     """
 
     access: AccessConfig = AccessConfig()
+    tracing: TracingConfig | None = None
     num_cpus: float = Field(default=0.1, ge=0)
     router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
     router_key_env: str | None = None

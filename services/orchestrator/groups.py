@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.answers import Answers
@@ -16,6 +17,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.curriculum import PassRates
 from services.orchestrator.failures import one_line
 from services.orchestrator.fleet import Fleet
+from services.orchestrator.group_traces import GroupTraces
 from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
 from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
@@ -98,9 +100,11 @@ class Groups:
         self._interrupting: set[asyncio.Task[None]] = set()
         self.barren = BarrenRow(config, batch_groups=run.batch_groups)
         self.defect: BaseException | None = None
+        self.traces = GroupTraces(progress.run_id)
 
     def start(self, group: LedgerGroup) -> None:
         """Begin a rollout of a group that the schedule has admitted."""
+        self.traces.admitted(group.group_id, task_id=group.prompt.task_id, attempt=group.attempt)
         rolling = _Rolling()
         work = self._work(group, rolling)
         rolling.task = asyncio.create_task(work, name=f"group-{group.group_id}")
@@ -135,6 +139,7 @@ class Groups:
 
     def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
         """Hand over the results of these groups."""
+        self.traces.taken(group_ids)
         return [self._results.pop(group_id) for group_id in group_ids]
 
     def put_back(self, results: Iterable[GroupResult]) -> None:
@@ -150,6 +155,7 @@ class Groups:
         self._abandon(group_id)
         self._ledger.close_group(group_id, ending, reason=reason)
         self._schedule.close(group_id)
+        self.traces.closed(group_id, ending, reason)
         RunMetrics.groups.inc(1, self._tags | {"status": ending})
 
     def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
@@ -190,6 +196,7 @@ class Groups:
             self._abandon(group_id)
         self._results.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.traces.close()
 
     def _abandon(self, group_id: int) -> None:
         self._results.pop(group_id, None)
@@ -254,6 +261,7 @@ class Groups:
         self._ledger.note(failure_example=failures.example)
         self._ledger.close_group(group.group_id, "failed", reason=reason)
         self._schedule.close(group.group_id)
+        self.traces.closed(group.group_id, "failed", reason)
         RunMetrics.groups.inc(1, self._tags | {"status": "failed"})
 
     async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
@@ -266,6 +274,7 @@ class Groups:
             name=f"{group.group_id}/{group.attempt}",
             scorer=self._scorer,
             barrier=self._run.schedule.batch_barrier,
+            trace=self.traces.of(group.group_id),
         )
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
@@ -277,11 +286,12 @@ class Groups:
             versions = trajectory.oldest_version, trajectory.newest_version
             self._schedule.sampled(group.group_id, *versions)
 
-        request = self._request(group, task)
         self._barrier.enter()
-        rolling.request = request
         try:
-            await self._sampler.sample(request, arrived)
+            with tracing.span("rollout", self.traces.of(group.group_id)) as rollout:
+                rolling.request = self._request(group, task, rollout.headers)
+                await self._sampler.sample(rolling.request, arrived)
+                rollout.set(tokens=answers.tokens)
         finally:
             rolling.request = None
             self._barrier.leave()
@@ -302,7 +312,7 @@ class Groups:
             score_s=time.monotonic() - rolled_out,
         )
 
-    def _request(self, group: LedgerGroup, task: Task) -> RolloutRequest:
+    def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
         prompt = group.prompt
         return RolloutRequest(
             session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
@@ -313,6 +323,7 @@ class Groups:
             seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
             timeout_s=self._run.rollout_timeout_s,
             task=task,
+            trace=trace,
         )
 
     def _finish(self, result: GroupResult) -> None:
@@ -340,6 +351,7 @@ class Groups:
         """Have a finished group wait for its batch."""
         group_id, trainable = result.group.group_id, result.trainable or self._takes_all
         self._results[group_id] = result
+        self.traces.finished(group_id)
         self._schedule.ready(group_id, result.oldest_version, trainable=trainable)
 
     def _refill(self, result: GroupResult) -> bool:
@@ -353,6 +365,7 @@ class Groups:
         self._progress.lengths.consumed(result.lengths)
         self._ledger.close_group(group_id, "filtered", reason="equal rewards")
         self._record.filtered(result)
+        self.traces.filtered([group_id])
         RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
         RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})
         return True

@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
@@ -101,6 +101,7 @@ class RolloutRequest:
         task: what the messages are of, for environments.
         min_version: oldest policy version that may answer, None for any.
         priority: at the router, where lower goes first.
+        trace: headers of the span that the calls belong to.
     """
 
     session: str
@@ -113,6 +114,7 @@ class RolloutRequest:
     task: Task | None = None
     min_version: int | None = None
     priority: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def routing(self) -> dict[str, str]:
@@ -120,7 +122,7 @@ class RolloutRequest:
         headers = {PRIORITY_HEADER: str(self.priority)} if self.priority else {}
         if self.min_version is not None:
             headers[MIN_VERSION_HEADER] = str(self.min_version)
-        return headers
+        return {**headers, **self.trace}
 
 
 def sampling_seed(*parts: object) -> int:

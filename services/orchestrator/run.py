@@ -101,13 +101,7 @@ class Run:
             samples=config.sample_trajectories,
             trackers=trackers,
         )
-        self._start = RunStart(
-            run_id=run_id,
-            checkpoint_dir=str(directory.checkpoints),
-            algorithm=run.algorithm,
-            temperature=run.sampling.temperature,
-            seed=run.seed,
-        )
+        self._start = _trainer_start(run_id, run, directory)
         self._heldout = HeldOut(
             tasks,
             run=run,
@@ -393,3 +387,13 @@ class Run:
         progress.step = progress.saved_step = state.step
         progress.policy_version = state.policy_version
         return state.policy_version
+
+
+def _trainer_start(run_id: str, run: RunConfig, directory: RunDirectory) -> RunStart:
+    return RunStart(
+        run_id=run_id,
+        checkpoint_dir=str(directory.checkpoints),
+        algorithm=run.algorithm,
+        temperature=run.sampling.temperature,
+        seed=run.seed,
+    )

@@ -32,7 +32,7 @@ from services.orchestrator.recovery import (
 from services.orchestrator.results import GroupResult
 from services.orchestrator.schedule import Schedule, Selection
 from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.trainer import RunStart, TrainBatch, Trainer
+from services.protocol.trainer import RunStart, TrainBatch, Trainer, TrainGroup, TrainReport
 
 _RECHECK_S = 5.0
 _log = Log("orchestrator")
@@ -115,6 +115,7 @@ class TrainingLoop:
         if version is None or self._progress.paused:
             return
         self._schedule.live(version)
+        self._groups.traces.live(version)
         if self._schedule.bound == 0 and not self._fleet.settled(self._trainer_version):
             return
         slots = self._schedule.free_slots(steps_left=self._run.steps - self._progress.step)
@@ -184,6 +185,7 @@ class TrainingLoop:
             self._window.trained(at_bound=at_bound, ready=self._schedule.slots.ready)
             if not batch.train:
                 self._ledger.close_batch(self._progress.step, train=(), filtered=batch.filtered)
+                self._groups.traces.filtered(batch.filtered)
                 self._schedule.published(None)
                 tags = self._record.tags | {"status": "filtered"}
                 RunMetrics.groups.inc(len(batch.filtered), tags)
@@ -287,14 +289,8 @@ class TrainingLoop:
         groups = tuple(result.as_train_group(batch.min_version) for result in trained)
         lost: TrainerLost | None = None
         async with self.stepping, self._busy():
-            work = TrainBatch(
-                run_id=self._progress.run_id,
-                step=step,
-                groups=groups,
-                detailed=self._record.detailed(batch),
-            )
             began_at = time.time()
-            report, train_s = await ask(self._trainer.train(work))
+            report, train_s = await self._train(step, batch, groups)
             self._record.timeline.trained(report, began_at, train_s)
             self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
             self._progress.step = step
@@ -322,6 +318,26 @@ class TrainingLoop:
         if lost is not None:
             raise lost
         self._after_step()
+
+    async def _train(
+        self, step: int, batch: Selection, groups: tuple[TrainGroup, ...]
+    ) -> tuple[TrainReport, float]:
+        """The trainer's part of a step, within the traces of its groups."""
+        traces = self._groups.traces
+        span = traces.training(batch.train, step)
+        run_id, trace = self._progress.run_id, span.traceparent
+        detailed = self._record.detailed(batch)
+        work = TrainBatch(run_id=run_id, step=step, groups=groups, detailed=detailed, trace=trace)
+        try:
+            report, train_s = await ask(self._trainer.train(work))
+        except TrainerLost:
+            span.fail("trainer_lost")
+            raise
+        finally:
+            span.end()
+        traces.trained(batch.train, report.policy_version)
+        traces.filtered(batch.filtered)
+        return report, train_s
 
     # Recovery
 

@@ -46,11 +46,13 @@ class ScoreJob:
         job_id: the caller's name for it, returned in the score.
         completion: the model's answer, decoded.
         grader: how to grade it.
+        trace: W3C `traceparent` of the caller's span, empty without one.
     """
 
     job_id: str
     completion: str
     grader: AnyGrader
+    trace: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,12 +45,14 @@ class TrainBatch:
         step: 1-based number of this train step; must be the trainer's step plus one.
         groups: at least one.
         detailed: ids of those whose `TokenDetail`s the report shall hold.
+        trace: W3C `traceparent` of the caller's span, empty without one.
     """
 
     run_id: str
     step: int
     groups: tuple[TrainGroup, ...]
     detailed: tuple[int, ...] = ()
+    trace: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,7 @@ class WeightManifest:
         digests: blake3 hex of each rank's bytes of each bucket, `digests[rank][bucket]`.
         canary: token sequences that trainer and replicas score under these weights, to prove
             the delivery; empty: nothing is asked.
+        trace: W3C `traceparent` of the publisher's span, empty without one.
         adapter: set when the tensors are a LoRA adapter's; None: they are all of the model's.
     """
 
@@ -91,6 +92,7 @@ class WeightManifest:
     digests: tuple[tuple[str, ...], ...]
     canary: tuple[tuple[int, ...], ...] = ()
     adapter: Adapter | None = None
+    trace: str = ""
 
     @property
     def world_size(self) -> int:

@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from services.access.access_control import protect
+from services.observability import tracing
 from services.peers import http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.reward_service import Score, ScoreJob
@@ -25,6 +26,7 @@ class RewardReplica:
     """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
+        tracing.start(config.tracing, service="reward_service")
         self._config = config
         self._scoring = Scoring(config)
         config.check_cores()

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from services.access.config import AccessConfig
+from services.observability.tracing import TracingConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
 
@@ -29,6 +30,7 @@ class RewardServiceConfig(StrictModel):
         replicas: Serve replicas; with `max_replicas` the fewest.
         max_replicas: most replicas; more than `replicas` are started while estimated
             CPU-seconds queue up. None for a fixed number.
+        tracing: a collector for spans, None for none (docs/tracing.md).
         access: keys for the HTTP API, which is served where the application has a route.
         max_request_mb: longest HTTP body, MiB.
         request_body_s: seconds in which an HTTP body must have arrived.
@@ -68,6 +70,7 @@ class RewardServiceConfig(StrictModel):
     node_resource: str | None = Field(default=None, min_length=1)
     replicas: int = Field(default=1, ge=1)
     max_replicas: int | None = Field(default=None, ge=1)
+    tracing: TracingConfig | None = None
     access: AccessConfig | None = None
     max_request_mb: int = Field(default=64, ge=1)
     request_body_s: float = Field(default=120.0, gt=0)

@@ -1,8 +1,9 @@
 """The service's seats: one for each core, and the proof that they hold."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
@@ -107,7 +108,9 @@ class Sandbox:
             QueueFull: none became free in time.
             SlotFailed: its slot was lost earlier and cannot be started again.
         """
-        async with self.cores.core(estimate_s):
+        async with AsyncExitStack() as held:
+            with tracing.span("queue"):
+                await held.enter_async_context(self.cores.core(estimate_s))
             seat = self._idle.pop()
             try:
                 await seat.start()

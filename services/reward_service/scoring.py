@@ -6,9 +6,10 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import QueueFull
 from services.reward_service.grade import Grade, infra_failure
@@ -74,8 +75,12 @@ class Scoring:
         self.tools.close()
 
     async def _score(self, job: ScoreJob) -> Score:
-        with noted_uses() as uses:
+        with noted_uses() as uses, tracing.span("grade", tracing.of(job.trace)) as span:
             score = await self._score_one(job)
+            span.set(kind=job.grader.kind, verdict=str(score.verdict), cached=score.cached)
+            span.set(passed=score.passed, total=score.total)
+            if score.verdict is Verdict.INFRA_ERROR:
+                span.fail(str(score.verdict))
         return replace(score, uses=tuple(uses)) if uses else score
 
     async def _score_one(self, job: ScoreJob) -> Score:

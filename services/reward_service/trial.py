@@ -1,7 +1,9 @@
 """Runs one answer's tests in a seat, in an order, as far as they matter."""
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from services.observability import tracing
 from services.protocol.code_tests import CodeTest, Limits
 from services.protocol.grader import CodeGrader
 from services.protocol.reward_service import CheckedTest, Verdict
@@ -212,6 +214,7 @@ class Trial:
     ) -> None:
         if failure is not None:
             self._failed.add(number)
+        _trace(number, outcome, failure)
         self.checked.append(
             CheckedTest(
                 test=number,
@@ -223,6 +226,18 @@ class Trial:
                 detail="" if failure is None else failure.detail,
             )
         )
+
+
+def _trace(number: int, outcome: Outcome, failure: Judgement | None) -> None:
+    """The span of a test, whose process has just ended; those of one process share its time."""
+    if not tracing.is_on():
+        return
+    ended = time.time()
+    span = tracing.begin("test", at_s=ended - outcome.wall_s, test=number)
+    span.set(cpu_ms=1000 * outcome.cpu_s)
+    if failure is not None:
+        span.fail(str(failure.verdict))
+    span.end(ended)
 
 
 def head(output: bytes) -> str:

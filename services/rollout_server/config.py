@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
 
 
@@ -44,6 +45,7 @@ class RolloutServerConfig(StrictModel):
             other requests.
         host: address to listen on; "" is the node's own, "0.0.0.0" all of them.
         engine_args: further vLLM engine or server arguments by vLLM's names.
+        tracing: a collector for spans, None for none (docs/tracing.md).
         num_cpus: CPUs that Ray reserves per replica.
         node_resource: custom Ray resource that a node must have for replicas to be put there.
     """
@@ -68,6 +70,7 @@ class RolloutServerConfig(StrictModel):
     canary_timeout_s: float = Field(default=60.0, gt=0)
     host: str = ""
     engine_args: dict[str, Any] = Field(default_factory=dict)
+    tracing: TracingConfig | None = None
     num_cpus: float = Field(default=0.1, ge=0)
     node_resource: str | None = Field(default=None, min_length=1)
 

@@ -126,6 +126,9 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "worker_extension_cls": f"{_PACKAGE}.weight_receiver.WeightReceiverExtension",
         "distributed_executor_backend": f"{_PACKAGE}.engine_process.{executor}",
     }
+    if config.tracing is not None:
+        # Its spans go below those that the router names in the headers of a request.
+        chosen["otlp_traces_endpoint"] = config.tracing.traces_url
     if config.lora_rank is not None:
         # The frozen weights do not travel, so here they are read.
         chosen |= {

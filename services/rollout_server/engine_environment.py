@@ -22,6 +22,9 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
         # several times the copy.
         "THP_MEM_ALLOC_ENABLE": "1",
     }
+    if config.tracing is not None:
+        variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
+        variables["OTEL_SERVICE_NAME"] = "millrace.rollout_server"
     if config.device == "cpu":
         cores = len(os.sched_getaffinity(0))
         threads = max(1, cores // (config.most_replicas * config.tensor_parallel_size))

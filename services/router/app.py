@@ -8,6 +8,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from services.observability import tracing
 from services.observability.garbage import collect_rarely
 from services.peers import BusPeer, SessionsPeer, http_host
 from services.router.config import RouterConfig
@@ -29,6 +30,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, sessions: DeploymentHandle[Any] | None = None) -> None:
         config.access.check(http_host(), service="router")
+        tracing.start(config.tracing, service="router")
         collect_rarely()  # the process is the router's alone
         self._config, self._sessions = config, sessions
 

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from services.access.config import AccessConfig
+from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
 
 
@@ -114,8 +115,9 @@ class RouterConfig(StrictModel):
             in one piece. So many at most are made again when the replica is lost.
         listen: a port of the router's own, beside Serve's, which costs a request less; none by
             default.
-        tracing: begin a W3C trace for requests that bring none; those that bring one always
-            have it handed on to the replica.
+        tracing: a collector for spans, None for none (docs/tracing.md).
+        begin_traces: begin a W3C trace for requests that bring none; those that bring one always
+            have it handed on to the replica. With `tracing` every request has one.
         access_log: share of the requests that end well of which a line is logged; above 0 all
             that do not end well are. 0 for none.
         replicas: routers that share the work. What they must agree on they tell each other
@@ -173,7 +175,8 @@ class RouterConfig(StrictModel):
     share_expire_s: float = Field(default=3.0, gt=0)
     journal_tokens: int = Field(default=16, ge=1)
     listen: ListenConfig | None = None
-    tracing: bool = False
+    tracing: TracingConfig | None = None
+    begin_traces: bool = False
     access_log: float = Field(default=0.0, ge=0, le=1)
     num_cpus: float = Field(default=0.1, ge=0)
 

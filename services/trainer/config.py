@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.observability.tracing import TracingConfig
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.strict import StrictModel
 
@@ -67,6 +68,7 @@ class TrainerConfig(StrictModel):
         start_timeout_s: longest from starting the ranks to a loaded model.
         call_timeout_s: longest that one train step, checkpoint or load may take.
         bus_timeout_s: longest that a publish waits for the weight bus to be up.
+        tracing: a collector for spans, None for none (docs/tracing.md).
         checkpoints_kept: newest complete checkpoints that a save leaves.
         spoilable: let whoever joins the cluster spoil what ranks send, as `millrace chaos` does
             to see it refused.
@@ -99,6 +101,7 @@ class TrainerConfig(StrictModel):
     start_timeout_s: float = Field(default=180.0, gt=0)
     call_timeout_s: float = Field(default=600.0, gt=0)
     bus_timeout_s: float = Field(default=120.0, gt=0)
+    tracing: TracingConfig | None = None
     checkpoints_kept: int = Field(default=2, ge=1)
     spoilable: bool = False
     user_losses: bool = False

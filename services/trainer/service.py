@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
@@ -124,7 +125,8 @@ class TrainerService:
         Raises:
             InvalidInput: another run, or not the next step.
         """
-        return await self._in_turn(lambda: self._train(batch))
+        with tracing.span("train_step", tracing.of(batch.trace), step=batch.step):
+            return await self._in_turn(lambda: self._train(batch))
 
     async def save(
         self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
@@ -171,12 +173,13 @@ class TrainerService:
         held, version = self._publisher.version, await self._publisher.next_version()
         self._unsettled = True
         try:
-            steps: list[RankStep] = await self._call("train", batch, held, version)
+            steps = await self._step_of_ranks(batch, held, version)
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed
             raise
         manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
-        await self._publish(manifest)
+        with tracing.span("publish", version=version) as publishing:
+            await self._publish(replace(manifest, trace=publishing.traceparent))
         checkpoint = steps[0].checkpoint
         saved_step = note_checkpoint(batch.run_id, run.saved_step, checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
@@ -196,6 +199,18 @@ class TrainerService:
         )
         note_step(batch.run_id, report)
         return report
+
+    async def _step_of_ranks(
+        self, batch: TrainBatch, held: int | None, version: int
+    ) -> list[RankStep]:
+        began = time.time()
+        with tracing.span("ranks", ranks=self._config.world_size):
+            steps: list[RankStep] = await self._call("train", batch, held, version)
+            for phase in ("forward_backward", "optimizer", "snapshot"):  # in this order
+                took = steps[0].seconds.get(phase, 0.0)
+                tracing.begin(phase, at_s=began).end(began + took)
+                began += took
+        return steps
 
     async def _save(
         self, run_id: str, frontier: LedgerFrontier | None, wait: bool

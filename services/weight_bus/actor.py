@@ -2,6 +2,7 @@
 
 import ray
 
+from services.observability import tracing
 from services.protocol.replica_control import ControlOutcome
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
@@ -19,6 +20,7 @@ class WeightBusActor:
     """
 
     def __init__(self, config: WeightBusConfig) -> None:
+        tracing.start(config.tracing, service="weight_bus")
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         store = Rendezvous(address, timeout_s=config.link_timeout_s)
         self._bus = Bus(config, store=store.address)

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
 
 
@@ -36,6 +37,7 @@ class WeightBusConfig(StrictModel):
             `retry_max_s`.
         retry_max_s: longest pause between retries.
         ledger_versions: versions that the bus remembers the fate of.
+        tracing: a collector for spans, None for none (docs/tracing.md).
         num_cpus: CPUs that Ray reserves for the deployment that keeps the actor alive.
     """
 
@@ -54,6 +56,7 @@ class WeightBusConfig(StrictModel):
     retry_s: float = Field(default=0.2, gt=0)
     retry_max_s: float = Field(default=5.0, gt=0)
     ledger_versions: int = Field(default=256, ge=1)
+    tracing: TracingConfig | None = None
     num_cpus: float = Field(default=0.1, ge=0)
 
     @model_validator(mode="after")

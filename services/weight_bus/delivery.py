@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import time
+from contextlib import AbstractContextManager
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
+from services.observability.tracing import Span
 from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import (
     CommitWeights,
@@ -120,14 +124,18 @@ class Delivery:
         started = published_at if replica is None else max(published_at, replica.registered_at)
         began = self._around.clock()
         self._open_epoch()
-        staged = await self._stage(manifest)
+        with self._span("stage", manifest):
+            staged = await self._stage(manifest)
         await self._wait_for_others(manifest.version)
-        committed = await self._commit(manifest.version)
+        with self._span("commit", manifest) as commit:
+            committed = await self._commit(manifest.version)
+            commit.set(paused_s=committed.paused_s)
         if self._senders[0] not in (self._around.trainers.current or ()):
             self._drop_links()  # a peer sends once
         is_joining = not self._in_service() and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service():
-            await self._pass_canary()
+            with self._span("canary", manifest):
+                await self._pass_canary()
         self._around.replicas.commit(self._replica_id, manifest)
         self._around.ledger.committed(
             self._replica_id,
@@ -153,6 +161,11 @@ class Delivery:
             paused_s=round(committed.paused_s, 4),
         )
         self._around.changes.announce()
+
+    def _span(self, name: str, manifest: WeightManifest) -> AbstractContextManager[Span]:
+        """A part of the update, below the span of who published the version."""
+        publisher = tracing.of(manifest.trace)
+        return tracing.span(name, publisher, replica=self._replica_id, version=manifest.version)
 
     def _note_first_lease(self, replica: Replica) -> None:
         replica.was_leased = True
@@ -231,6 +244,7 @@ class Delivery:
         proof, self._proof = self._proof, None
         assert proof is not None, "_can_judge"
         problem = self._judge(proof)
+        self._trace_canary(proof, problem)
         if problem is None:
             return
         self._around.ledger.failed(self._replica_id, proof.version, f"{Phase.CANARY}: {problem}")
@@ -239,6 +253,17 @@ class Delivery:
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
         self._around.changes.announce()
+
+    def _trace_canary(self, proof: Report, problem: str | None) -> None:
+        """The span of an answer that nobody waited for."""
+        newest = self._around.newest()
+        if not tracing.is_on() or newest is None or newest[0].version != proof.version:
+            return
+        began, publisher = time.time() - proof.seconds, tracing.of(newest[0].trace)
+        span = tracing.begin("canary", publisher, at_s=began, replica=self._replica_id)
+        if problem is not None:
+            span.fail("canary")
+        span.end()
 
     def _is_released(self) -> bool:
         replica = self._around.replicas.get(self._replica_id)

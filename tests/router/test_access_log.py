@@ -127,7 +127,7 @@ async def test_replicas_get_the_trace_and_begin_none(cluster):
 
 
 async def test_a_trace_is_begun_where_tracing_is_on(cluster, lines):
-    await cluster.start(replicas=1, access_log=1.0, tracing=True)
+    await cluster.start(replicas=1, access_log=1.0, begin_traces=True)
     await _chat(cluster)
     ((parent, _),) = cluster.replicas[0].traces
     (line,) = await lines.all(1)

@@ -1,12 +1,16 @@
 """Which tracker is made for which entry of a run file, and the package that each needs."""
 
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 
 from services.orchestrator.trackers.tracker import TrackedRun, Tracker
 from services.protocol.errors import InvalidInput
-from services.protocol.tracker import TrackerConfig
+from services.protocol.tracker import (
+    MlflowTracker,
+    TensorBoardTracker,
+    TrackerConfig,
+    WandbTracker,
+)
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -24,6 +28,16 @@ def missing_packages(trackers: Sequence[TrackerConfig]) -> Iterator[InvalidInput
 
 def open_tracker(config: TrackerConfig, run: TrackedRun) -> Tracker:
     """Begin, or go on with, a run in a tracker; importing the package may take seconds."""
-    module = import_module(f"services.orchestrator.trackers.{config.kind}_run")
-    opened: Tracker = module.open_run(config, run)
-    return opened
+    match config:
+        case TensorBoardTracker():
+            from services.orchestrator.trackers import tensorboard_run
+
+            return tensorboard_run.open_run(config, run)
+        case WandbTracker():
+            from services.orchestrator.trackers import wandb_run
+
+            return wandb_run.open_run(config, run)
+        case MlflowTracker():
+            from services.orchestrator.trackers import mlflow_run
+
+            return mlflow_run.open_run(config, run)

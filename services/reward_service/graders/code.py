@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, get_args
 
+from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.assert_tests import called_function, read_asserts
@@ -204,7 +205,11 @@ class _CodeJob:
             if self._language.with_calls is None:
                 raise SlotFailed(f"{self._language.name} is graded by whole programs only")
             source = self._language.with_calls(source, self._spec.entry_point)
-        compiled = await compiler.compile(source, self._language)
+        with tracing.span("compile", language=self._language.name) as span:
+            compiled = await compiler.compile(source, self._language)
+            span.set(cached=compiled.record.cached)
+            if not compiled.record.ok:
+                span.fail("compile_error")
         self._compiled = compiled.record
         return compiled
 

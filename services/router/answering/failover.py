@@ -15,6 +15,7 @@ from services.router.answering.continuation import (
 from services.router.answering.continued_text import ContinuedText
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens
 from services.router.answering.piece import Piece, take
+from services.router.answering.segment import Segment, request_span
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.http.client_request import ClientRequest
 from services.router.placement.seats import Seat
@@ -62,9 +63,12 @@ class ChoiceFailover:
         while not self._journal.settled:
             self._furthest = max(self._furthest, len(self._journal.token_ids))
             self._look_at_the_cut()
-            seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
+            with request_span("choose") as choice:
+                seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
+                choice.set(replica=seat.replica_id, kind=seat.kind)
+            segment = Segment("failover", seat.replica_id)
             try:
-                with seat:
+                with seat, segment:
                     async with aclosing(self._segment(seat)) as pieces:
                         async for piece in pieces:
                             yield piece

@@ -12,6 +12,7 @@ from services.router.answering.failover import ChoiceFailover
 from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
 from services.router.answering.piece import Piece, take
+from services.router.answering.segment import Segment, request_span
 from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.http.client_request import ClientRequest
 from services.router.http.phases import Phases
@@ -81,14 +82,17 @@ class OpenRequest:
         attempts = Attempts(self._replicas.config, self._replicas.seats, self.ask.needs)
         while not self._begun():
             self.phases.begin("queue")
-            seat = await attempts.seat(
-                self._model, session=self.ask.session, weight=self.ask.choices
-            )
+            with request_span("choose") as choice:
+                seat = await attempts.seat(
+                    self._model, session=self.ask.session, weight=self.ask.choices
+                )
+                choice.set(replica=seat.replica_id, kind=seat.kind)
             self.first_seat = self.first_seat or seat
             self._model = seat.model
+            segment = Segment("generate", seat.replica_id, renders=self._request is None)
             try:
-                with seat:
-                    async with aclosing(self._first_segment(seat)) as pieces:
+                with seat, segment:
+                    async with aclosing(self._first_segment(seat, segment)) as pieces:
                         async for piece in pieces:
                             yield piece
             except UpstreamBroken as broken:
@@ -116,7 +120,7 @@ class OpenRequest:
         """Whether there are tokens to go on from, choice by choice."""
         return any(journal.token_ids or journal.settled for journal in self.journals)
 
-    async def _first_segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
+    async def _first_segment(self, seat: Seat, segment: Segment) -> AsyncGenerator[Piece, None]:
         self.phases.begin("first_token")
         upstream = self._replicas.upstream
         if self._request is None:
@@ -128,6 +132,7 @@ class OpenRequest:
             async for chunk in chunks:
                 if (request := chunk.get("request")) is not None:
                     self._rendered(request)
+                    segment.rendered(len(self.prompt_token_ids))
                     self._begin_segment(seat)
                 for item in chunk.get("choices") or ():
                     yield self._direct_piece(seat, item)

@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
+from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answering.open_request import OpenRequest
@@ -84,7 +85,9 @@ class AnswerEndpoint:
         scope[LOGGED] = True
         answer, status = _Answer(send, config.client_write_s), "disconnected"
         headers = dict(Headers(scope=scope))
-        TRACE.set(trace_headers(headers, begin=config.tracing))
+        came = trace_headers(headers, begin=config.begin_traces)
+        span = tracing.begin("request", came, endpoint=self._endpoint)
+        TRACE.set(span.headers or came)
         try:
             raw = await read_body(
                 receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
@@ -95,6 +98,9 @@ class AnswerEndpoint:
             await answer.fail(refusal)
         finally:
             record.close(status)
+            if status != "ok":
+                span.fail(status)
+            span.end()
 
     async def _serve(
         self, headers: Mapping[str, str], raw: bytes, answer: "_Answer", record: RequestRecord

@@ -1,7 +1,7 @@
 """W3C trace context: the headers by which a trace goes on from client to replica.
 
-The router makes no spans of its own: it hands on what came, so that a replica's spans hang
-below the client's, and names the trace in the access log.
+Where tracing is off the router makes no spans of its own: it hands on what came, so that a
+replica's spans hang below the client's, and names the trace in the access log.
 """
 
 import re

@@ -1,0 +1,240 @@
+"""OpenTelemetry spans: nothing at all unless a configuration names a collector.
+
+Only what is passed to these functions is exported: no prompt, no answer, no key. Contexts
+travel between services as W3C `traceparent`, in headers over HTTP and in a field of messages.
+https://www.w3.org/TR/trace-context/
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_NS = 1_000_000_000
+_MOST_WAITING = 4096
+_EXPORT_S = 5.0
+_tracer: Any = None
+_provider: "TracerProvider | None" = None
+
+Attribute = str | int | float | bool
+
+
+class TracingConfig(StrictModel):
+    """Where spans go.
+
+    Attributes:
+        endpoint: base URL of a collector's OTLP receiver over HTTP, such as
+            `http://127.0.0.1:4318`. Headers that it asks for come from the environment
+            (OTEL_EXPORTER_OTLP_HEADERS).
+        ratio: share of traces that are kept, decided where a trace begins.
+    """
+
+    endpoint: str = Field(pattern=r"^https?://[^/]")
+    ratio: float = Field(default=1.0, ge=0, le=1)
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are posted."""
+        return self.endpoint.rstrip("/") + "/v1/traces"
+
+
+class Span:
+    """Something that is under way. Where tracing is off, all of it does nothing."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What makes another process's span a child of this one; empty where tracing is off."""
+        if self._span is None:
+            return {}
+        from opentelemetry.trace import set_span_in_context
+
+        return _carried(set_span_in_context(self._span))
+
+    @property
+    def traceparent(self) -> str:
+        """The same for a field of a message."""
+        return self.headers.get("traceparent", "")
+
+    def set(self, **attributes: Attribute) -> None:
+        """Say more of it."""
+        if self._span is not None:
+            self._span.set_attributes(_named(attributes))
+
+    def event(self, name: str, **attributes: Attribute) -> None:
+        """Something happened in it, now."""
+        if self._span is not None:
+            self._span.add_event(name, _named(attributes))
+
+    def fail(self, reason: str) -> None:
+        """It went wrong; `reason` is a short name, never text of a user's."""
+        if self._span is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, reason))
+
+    def end(self, at_s: float | None = None) -> None:
+        """It is over: now, or at a time in seconds since 1970. A second call does nothing."""
+        if self._span is not None and self._span.is_recording():
+            self._span.end(None if at_s is None else int(at_s * _NS))
+
+
+OFF = Span()
+
+
+def start(config: TracingConfig | None, *, service: str) -> None:
+    """Export this process's spans from now on; None changes nothing.
+
+    Another call in the same process, as of two services in one test, changes nothing either.
+    """
+    global _tracer, _provider
+    if config is None or _tracer is not None:
+        return
+    # The SDK takes a while to import, and most processes never trace.
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=_EXPORT_S)
+    _provider = _provide(exporter, service, config.ratio)
+    _tracer = _provider.get_tracer("millrace")
+    # It would print a traceback for every batch while the collector is away.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+
+
+def _provide(exporter: "SpanExporter", service: str, ratio: float) -> "TracerProvider":
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(ratio)),
+        resource=Resource.create({"service.name": f"millrace.{service}"}),
+    )
+    # Bounded: what a slow collector does not take in time is dropped, and nobody waits.
+    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_MOST_WAITING))
+    return provider
+
+
+def stop() -> None:
+    """Send what waits, within a deadline, and stop tracing."""
+    global _tracer, _provider
+    provider, _provider, _tracer = _provider, None, None
+    if provider is not None:
+        provider.shutdown()
+
+
+def is_on() -> bool:
+    """Whether this process traces."""
+    return _tracer is not None
+
+
+def begin(
+    name: str,
+    parent: Mapping[str, str] | None = None,
+    *,
+    links: Sequence[str] = (),
+    at_s: float | None = None,
+    **attributes: Attribute,
+) -> Span:
+    """A span to be ended by whoever holds it.
+
+    Args:
+        name: of few kinds.
+        parent: headers of another span, `{}` for none; None: the span that the current task
+            is in.
+        links: `traceparent` of spans of other traces that it belongs to as well.
+        at_s: when it began, seconds since 1970; None: now.
+        attributes: of it, shown as `millrace.NAME`.
+    """
+    return OFF if _tracer is None else _opened(name, parent, attributes, links, at_s)
+
+
+def _opened(
+    name: str,
+    parent: Mapping[str, str] | None,
+    attributes: Mapping[str, Attribute],
+    links: Sequence[str] = (),
+    at_s: float | None = None,
+) -> Span:
+    from opentelemetry.context import Context, get_current
+    from opentelemetry.trace import Link
+
+    inside = get_current() if parent is None else _extracted(parent) if parent else Context()
+    return Span(
+        _tracer.start_span(
+            name,
+            context=inside,
+            attributes=_named(attributes),
+            links=[Link(context) for link in links if (context := _context_of(link))],
+            start_time=None if at_s is None else int(at_s * _NS),
+        )
+    )
+
+
+@contextmanager
+def span(
+    name: str, parent: Mapping[str, str] | None = None, **attributes: Attribute
+) -> Iterator[Span]:
+    """A span around what happens inside, which the current task is in meanwhile.
+
+    An error that leaves it is its status, by the error's type alone: messages may hold text
+    of a user's.
+    """
+    if _tracer is None:
+        yield OFF
+        return
+    from opentelemetry import context
+    from opentelemetry.trace import set_span_in_context
+
+    opened = _opened(name, parent, attributes)
+    token = context.attach(set_span_in_context(opened._span))
+    try:
+        yield opened
+    except BaseException as error:
+        opened.fail(type(error).__name__)
+        raise
+    finally:
+        context.detach(token)
+        opened.end()
+
+
+def of(traceparent: str) -> dict[str, str]:
+    """The headers of a span whose `traceparent` came in a message; none for an empty one."""
+    return {"traceparent": traceparent} if traceparent else {}
+
+
+def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
+    return {f"millrace.{name}": value for name, value in attributes.items()}
+
+
+def _extracted(headers: Mapping[str, str]) -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract(headers)
+
+
+def _carried(inside: Any) -> dict[str, str]:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carried: dict[str, str] = {}
+    TraceContextTextMapPropagator().inject(carried, context=inside)
+    return carried
+
+
+def _context_of(traceparent: str) -> Any:
+    from opentelemetry.trace import get_current_span
+
+    found = get_current_span(_extracted(of(traceparent))).get_span_context()
+    return found if found.is_valid else None
