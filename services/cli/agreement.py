@@ -8,6 +8,7 @@ from typing import Any
 
 from services.cli.model_shape import shape_of
 from services.orchestrator.config import OrchestratorConfig
+from services.page.config import PageConfig
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
@@ -44,6 +45,7 @@ class _Services:
         self.orchestrator: OrchestratorConfig | None = _of(
             configs, "orchestrator", OrchestratorConfig
         )
+        self.page: PageConfig | None = _of(configs, "page", PageConfig)
 
     def problems(self) -> Iterator[InvalidInput]:
         if self.trainer is not None:
@@ -53,8 +55,8 @@ class _Services:
             yield from _of_adapter(self.trainer, self.rollout)
         if self.reward is not None:
             yield from _of_tier(self.reward)
-        if self.router is not None and self.orchestrator is not None:
-            yield from _of_keys(self.router, self.orchestrator)
+        if self.router is not None and self.router.access.has_keys:
+            yield from _of_keys({"orchestrator": self.orchestrator, "page": self.page})
         yield from self._waits()
 
     def _waits(self) -> Iterator[InvalidInput]:
@@ -152,10 +154,13 @@ def _of_tier(reward: RewardServiceConfig) -> Iterator[InvalidInput]:
         yield InvalidInput("reward_service.args.use_bubblewrap", False, fix)
 
 
-def _of_keys(router: RouterConfig, orchestrator: OrchestratorConfig) -> Iterator[InvalidInput]:
-    if router.access.has_keys and orchestrator.router_key_env is None:
-        fix = "The router asks for a key: name the environment variable that has one."
-        yield InvalidInput("orchestrator.args.router_key_env", None, fix)
+def _of_keys(
+    callers: Mapping[str, OrchestratorConfig | PageConfig | None],
+) -> Iterator[InvalidInput]:
+    for name, caller in callers.items():
+        if caller is not None and caller.router_key_env is None:
+            fix = "The router asks for a key: name the environment variable that has one."
+            yield InvalidInput(f"{name}.args.router_key_env", None, fix)
 
 
 def _of(configs: Mapping[str, Any], name: str, kind: type[Any]) -> Any:

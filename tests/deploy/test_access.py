@@ -19,7 +19,7 @@ def _listening(host, **access):
     for app in data["applications"]:
         if app["name"] in HTTP:
             app["args"]["access"] = access
-        if app["name"] == "orchestrator" and "api_keys_file" in access:
+        if app["name"] in ("orchestrator", "page") and "api_keys_file" in access:
             app["args"]["router_key_env"] = "MILLRACE_ROUTER_KEY"
     return data
 

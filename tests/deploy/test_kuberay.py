@@ -63,7 +63,7 @@ def test_the_serve_file_in_it_is_that_of_four_nodes_with_keys(manifest: dict[str
     assert inside["http_options"]["host"] == "0.0.0.0"
     inside["http_options"]["host"] = plain["http_options"]["host"]
     for application in inside["applications"]:
-        if application["name"] in ("router", "orchestrator"):
+        if application["name"] in ("router", "orchestrator", "page"):
             assert application["args"].pop("access") == {"api_keys_env": "MILLRACE_API_KEYS"}
             application["args"].pop("router_key_env", None)
     assert inside == plain
