@@ -42,7 +42,7 @@ def test_the_resolved_deployment_is_a_good_one(tmp_path: Path) -> None:
     for app in content["applications"]:
         if "model" in app["args"]:
             app["args"]["model"] = str(tmp_path)
-    assert len(Deployment.check(content, source="deployment").names) == 6
+    assert len(Deployment.check(content, source="deployment").names) == 7
 
 
 _INTERRUPTED = """

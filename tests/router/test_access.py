@@ -60,11 +60,12 @@ async def test_every_path_but_health_needs_a_key(cluster, keys, header):
 
 
 async def test_the_public_port_has_no_path_that_controls_anything(cluster, keys):
-    """What can be asked of the router is OpenAI's API, sessions and health."""
+    """What can be asked of the router is OpenAI's API, sessions, health, and where the page is."""
     await _start(cluster, keys)
     paths = {route.path for route in cluster.app.routes}
     documentation = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
     known = {
+        "/",
         "/health",
         "/v1/models",
         "/v1/load",
