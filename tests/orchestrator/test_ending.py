@@ -27,6 +27,14 @@ def failed_parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return parts
 
 
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The states in which runs were counted as ended."""
+    states: list[str] = []
+    monkeypatch.setattr(RunMetrics.ended, "inc", lambda _, tags: states.append(tags["state"]))
+    return states
+
+
 def full_disk(*_: object, **__: object) -> None:
     raise OSError(28, "No space left on device")
 
@@ -56,7 +64,7 @@ async def stopped(runs: Runs, run_id: str) -> RunStatus:
 
 
 async def test_a_stop_that_cannot_save_still_ends_the_run(
-    tmp_path: Path, no_drawing: None, failed_parts: list[str]
+    tmp_path: Path, no_drawing: None, failed_parts: list[str], ends: list[str]
 ) -> None:
     async with world(tmp_path) as cluster:
 
@@ -72,10 +80,11 @@ async def test_a_stop_that_cannot_save_still_ends_the_run(
         del cluster.trainer.save
         after = await run_to_end(cluster, cluster.run_config(steps=1))
         assert after.state is RunState.FINISHED, "the cluster is free for the next run"
+        assert ends == ["stopped", "finished"]
 
 
 async def test_a_run_whose_last_checkpoint_fails_ends_as_failed(
-    tmp_path: Path, no_drawing: None
+    tmp_path: Path, no_drawing: None, ends: list[str]
 ) -> None:
     async with world(tmp_path, barren_batches=1) as cluster:
 
@@ -87,6 +96,7 @@ async def test_a_run_whose_last_checkpoint_fails_ends_as_failed(
         status = await run_to_end(cluster, cluster.run_config())
         assert status.state is RunState.FAILED
         assert "No space left" in status.detail
+        assert ends == ["failed"]
 
 
 async def test_a_run_whose_summary_cannot_be_written_ends_as_failed_and_says_why(
