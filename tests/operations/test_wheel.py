@@ -60,7 +60,7 @@ def test_the_wheel_works_without_a_clone(installed: Path, tmp_path: Path) -> Non
     assert _said(installed, tmp_path, "--version").startswith("millrace ")
     assert "files written to" in _said(installed, tmp_path, "init")
     made = tmp_path / "millrace"
-    assert "is good" in _said(installed, made, "check", "deploy/laptop.yaml")
+    assert "is good" in _said(installed, made, "check", "deploy/reward.yaml")
     (tmp_path / "sum.py").write_text("print(sum(map(int, input().split())))\n")
     (tmp_path / "sum.json").write_text('[{"stdin": "1 2", "expected": "3"}]')
     assert "accepted" in _said(installed, tmp_path, "grade", "sum.py", "--tests", "sum.json")
