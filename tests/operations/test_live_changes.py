@@ -16,11 +16,10 @@ from rich.console import Console
 from services.cli.private_cluster import PrivateCluster
 from services.protocol.errors import NotReady
 from services.protocol.grader import ExactGrader
-from services.protocol.orchestrator import RunState
 from services.protocol.reward_service import ScoreJob
 from services.protocol.strict import load_yaml
 from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, free_port, model_dir
-from tests.operations.live_cluster import LiveCluster, assert_nothing_was_lost
+from tests.operations.live_cluster import ENDED, LiveCluster, assert_nothing_was_lost
 
 __all__ = ["model_dir"]
 TOLERANCE = 1e-4
@@ -168,7 +167,7 @@ def _resumed(live: LiveCluster, run_id: str) -> bool:
             live.start(_config(live), resume=run_id)
     except NotReady:  # the proxies have yet to hear of the new orchestrator
         return False
-    return live.runs.status(run_id).state == RunState.RUNNING
+    return live.runs.status(run_id).state not in ENDED
 
 
 def test_another_checkpoint_is_served_without_restarting_a_rollout_server(
