@@ -14,7 +14,7 @@ from services.peers import http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.reward_service import Score, ScoreJob
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.http_api import http_api
+from services.reward_service.http_api import closed_api, http_api
 from services.reward_service.scoring import Scoring
 
 _QUEUED = "queued_cpu_s"
@@ -36,10 +36,11 @@ class RewardReplica:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Start the sandbox, then the HTTP API, once the replica's event loop runs."""
         await self._scoring.start()
+        if self._config.access is None:
+            return closed_api()
         app = http_api(lambda: self._scoring, self._config)
-        if self._config.access is not None:
-            open_paths = ("/health",)
-            protect(app, self._config.access, service="reward_service", open_paths=open_paths)
+        open_paths = ("/health",)
+        protect(app, self._config.access, service="reward_service", open_paths=open_paths)
         return app
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:

@@ -31,7 +31,8 @@ class RewardServiceConfig(StrictModel):
         max_replicas: most replicas; more than `replicas` are started while estimated
             CPU-seconds queue up. None for a fixed number.
         tracing: a collector for spans, None for none (docs/tracing.md).
-        access: keys for the HTTP API, which is served where the application has a route.
+        access: keys for the HTTP API, which is served where the application has a route; None:
+            there is no HTTP API, only the other services' way in.
         max_request_mb: longest HTTP body, MiB.
         request_body_s: seconds in which an HTTP body must have arrived.
         test_set_mb: memory for test sets, MiB of JSON.

@@ -117,6 +117,17 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     return app
 
 
+def closed_api() -> FastAPI:
+    """What a service serves that is not told who may use it: the same refusal everywhere."""
+    app = FastAPI(openapi_url=None)
+
+    @app.api_route("/{path:path}", methods=["GET", "POST", "PUT"])
+    async def refuse(path: str) -> AsciiJson:
+        return _answer(403, "access", None, "The service's args do not say who may use it.")
+
+    return app
+
+
 async def _lines(scoring: Scoring, jobs: list[ScoreJob]) -> AsyncIterator[bytes]:
     """Scores as they come; a client that leaves ends the work."""
     scores = scoring.stream(jobs)
