@@ -1,4 +1,4 @@
-"""Prints the weight bus's member table, and Ray's nodes, as JSON whenever the table changes."""
+"""Prints the weight bus's member table as a line of JSON whenever it changes."""
 
 import asyncio
 import json
@@ -26,9 +26,7 @@ async def watch() -> None:
         if table.revision != revision:
             revision = table.revision
             members = [asdict(member) for member in table.members]
-            nodes = [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
-            seen = {"at": time.monotonic(), "members": members, "nodes": nodes}
-            print(json.dumps(seen), flush=True)
+            print(json.dumps({"at": time.monotonic(), "members": members}), flush=True)
 
 
 ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False)

@@ -182,7 +182,7 @@ class RayNodes:
         )
 
     def tables(self) -> list[dict[str, Any]]:
-        """What the watch has seen so far: `at`, by the monotonic clock, `members` and `nodes`."""
+        """The member tables so far: `at`, by the monotonic clock, and `members`."""
         lines = (self._logs / "members.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines if line.startswith('{"at"')]
 
@@ -190,11 +190,6 @@ class RayNodes:
         """The newest table's rows; empty before the first."""
         tables = self.tables()
         return tables[-1]["members"] if tables else []
-
-    def is_dead(self, machine: Machine) -> bool:
-        """Whether Ray has given the machine's node up."""
-        tables = self.tables()
-        return bool(tables) and machine.address not in tables[-1]["nodes"]
 
     def machine(self, name: str) -> Machine:
         """A machine by its name."""

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 MODEL = "tiny_code-seed0"
 REPLICAS = 2
 MOST_LAG = 2  # versions: one step off, and one under way
-RUN_S, UNLEASED_S, GIVEN_UP_S, BACK_S = 300.0, 60.0, 120.0, 300.0
+RUN_S, UNLEASED_S, BACK_S = 300.0, 60.0, 300.0
 RESOURCES = {
     "head": {"CPU": 5, "back": 1},  # the only one with room for the trainer's ranks
     "left": {"CPU": 1, "rollout": 1, "front": 1},
@@ -109,9 +109,8 @@ def test_the_demo_learns_over_three_nodes(nodes: RayNodes, model: Path) -> None:
     assert any(nodes.of("head", str(run / "checkpoints")).iterdir())
 
 
-@pytest.mark.parametrize("for_good", [False, True], ids=["for a moment", "until Ray gives it up"])
 def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
-    nodes: RayNodes, for_good: bool
+    nodes: RayNodes,
 ) -> None:
     right = nodes.machine("right")
 
@@ -127,8 +126,6 @@ def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
         unleased_s = wait_for(lambda: not leased(), "an end of its lease", UNLEASED_S)
         unleased_at, step = time.monotonic(), client.status(run).step
         wait_for(lambda: client.status(run).step >= step + 2, "steps without it", RUN_S)
-        if for_good:
-            wait_for(lambda: nodes.is_dead(right), "an end of Ray's patience", GIVEN_UP_S)
         right.heal()
         healed_at = time.monotonic()
         how = nodes.back(right, leased, BACK_S)
@@ -142,9 +139,6 @@ def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
     assert between, "there were calls while it was cut off"
     assert cut["replica_id"] not in {call.replica for call in between}
     check_leases_were_deserved([table for table in nodes.tables() if table["at"] > cut_at])
-    if for_good:
-        (back,) = (member for member in members_at(right, nodes.members()) if member["leased"])
-        assert back["replica_id"] != cut["replica_id"]
 
 
 def check_nothing_is_lost(status: RunStatus) -> None:
