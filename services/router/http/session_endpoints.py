@@ -155,7 +155,10 @@ def _checked(model: type[_Model], data: Any) -> _Model:
     except ValidationError as error:
         problem = first_problem(error, "request")
         field = problem.field.removeprefix("request: ")
-        message = f"{field}: {problem.value!r:.200} is not usable. {problem.fix}"
+        # What stands under a key that there is not may be meant for somebody else.
+        unknown = any(one["type"] == "extra_forbidden" for one in error.errors())
+        shown = field if unknown else f"{field}: {problem.value!r:.200}"
+        message = f"{shown} is not usable. {problem.fix}"
         raise bad_request(message, field) from None
 
 
