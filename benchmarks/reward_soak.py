@@ -131,7 +131,8 @@ async def _caller(
 def _victims(names: frozenset[str]) -> dict[str, list[int]]:
     """Processes of the sandboxes with these names, wherever they are, and of compilers.
 
-    What was behind a bubblewrap that is gone lives on as a child of nobody's.
+    What was behind a bubblewrap that is gone lives on as a child of nobody's. An answer's own
+    process, a fork of its sandbox, is spared: its end by SIGKILL is a verdict, too much memory.
     """
     own = {child.pid for child in psutil.Process().children(recursive=True)}
     found: dict[str, list[int]] = {}
@@ -139,7 +140,9 @@ def _victims(names: frozenset[str]) -> dict[str, list[int]]:
         with contextlib.suppress(psutil.NoSuchProcess):
             line = process.cmdline()
             if not names.isdisjoint(line):
-                found.setdefault("slot", []).append(process.pid)
+                parent = process.parent()
+                if parent is None or parent.cmdline() != line:
+                    found.setdefault("slot", []).append(process.pid)
             elif process.pid in own and "millrace-build" in line:
                 found.setdefault("compiler", []).append(process.pid)
     return found
