@@ -82,8 +82,8 @@ class RunEnding:
         else:
             self._progress.summary = summary
             await self._draw()
-        counts = self._close_ledger()
         await asyncio.to_thread(self._trackers.close, state)
+        counts = self._close_ledger()  # no await from here on: who asks meets ledger or last state
         self._record.forget()
         self._progress.enter(state, detail)
         RunMetrics.ended.inc(1, self._record.tags | {"state": str(state)})

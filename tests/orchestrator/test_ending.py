@@ -1,6 +1,7 @@
 """However a run ends, it is seen to have ended, and what it trained is kept."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from services.orchestrator.ledger import LedgerError
 from services.orchestrator.record import RunRecord
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.runs import Runs
+from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
 from tests.orchestrator.fakes import World, run_to_end, world
@@ -120,6 +122,26 @@ async def test_a_picture_that_cannot_be_drawn_costs_only_the_picture(
         assert status.state is RunState.FINISHED
         assert status.summary is not None
         assert failed_parts == ["learning_curve"]
+
+
+async def test_who_asks_while_the_trackers_of_a_run_are_closed_gets_an_answer(
+    tmp_path: Path, no_drawing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing, answered = threading.Event(), threading.Event()
+
+    def close(*_: object) -> None:
+        closing.set()
+        assert answered.wait(20)
+
+    monkeypatch.setattr(Trackers, "close", close)
+    async with world(tmp_path) as cluster:
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        run_id = (await runs.start(RunRequest(config=cluster.run_config(steps=1)))).run_id
+        async with asyncio.timeout(30):
+            await asyncio.to_thread(closing.wait, 20)
+            assert runs.get(run_id).status().ledger.in_flight == 0
+            answered.set()
+            assert (await runs.ended(run_id)).state is RunState.FINISHED
 
 
 async def test_a_bus_that_breaks_at_the_end_does_not_keep_the_run_open(
