@@ -34,6 +34,7 @@ MODEL_PAGES = {
             "Trainer": ("services.trainer.config",),
             "Weight bus": ("services.weight_bus.config",),
             "Page": ("services.page.config",),
+            "Traces": ("services.observability.tracing",),
             "API keys": ("services.access.config", "services.access.key_ring"),
         },
     ),
@@ -47,6 +48,7 @@ MODEL_PAGES = {
             "Algorithm": ("services.protocol.algorithm",),
             "Evaluation": ("services.protocol.evaluation",),
             "Curriculum": ("services.protocol.curriculum",),
+            "Trackers": ("services.protocol.tracker",),
         },
     ),
     "reference/tasks.md": (

@@ -11,6 +11,7 @@ from services.access.key_ring import ApiKey
 from services.chaos.script import Script
 from services.cli.unknown_keys import unknown_keys
 from services.orchestrator.config import OrchestratorConfig
+from services.page.config import PageConfig
 from services.protocol.code_tests import CodeTest
 from services.protocol.grader import CodeGrader, Grader
 from services.protocol.orchestrator import RunConfig
@@ -24,6 +25,7 @@ from services.weight_bus.config import WeightBusConfig
 
 ARGUMENTS: dict[str, type[StrictModel]] = {
     "orchestrator": OrchestratorConfig,
+    "page": PageConfig,
     "reward_service": RewardServiceConfig,
     "rollout_server": RolloutServerConfig,
     "router": RouterConfig,
@@ -72,7 +74,8 @@ def check_application(one: dict[str, Any]) -> None:
 
 
 def _check_deployment(data: dict[str, Any]) -> None:
-    applications = [{"import_path": "a.b:c", **one} for one in data.get("applications", [])]
+    given = enumerate(data.get("applications", []))
+    applications = [{"import_path": "a.b:c", "route_prefix": f"/{n}", **one} for n, one in given]
     whole = data | {"applications": applications}
     assert list(unknown_keys(whole, ServeDeploySchema)) == []
     ServeDeploySchema.model_validate(whole)

@@ -15,6 +15,7 @@ COMMANDS_RUN_BY = {
     "uv pip install millrace[cpu]": "tests/operations/test_wheel.py",
     "millrace init": "tests/operations/test_wheel.py",
     "millrace view": "tests/page",
+    "millrace top": "tests/cli/top",
     "millrace logs": "tests/cli/test_run_commands.py",
     "millrace status": "tests/cli/test_status.py",
     "promtool check config": "tests/deploy/test_prometheus.py",
