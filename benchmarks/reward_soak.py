@@ -131,18 +131,18 @@ async def _caller(
 def _victims(names: frozenset[str]) -> dict[str, list[int]]:
     """Processes of the sandboxes with these names, wherever they are, and of compilers.
 
-    What was behind a bubblewrap that is gone lives on as a child of nobody's. An answer's own
-    process, a fork of its sandbox, is spared: its end by SIGKILL is a verdict, too much memory.
+    What was behind a bubblewrap that is gone lives on as a child of nobody's. Forks are
+    spared, as they are answers or compilers: their end by SIGKILL is a verdict, too much memory.
     """
     own = {child.pid for child in psutil.Process().children(recursive=True)}
     found: dict[str, list[int]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess):
-            line = process.cmdline()
+            line, parent = process.cmdline(), process.parent()
+            if parent is not None and parent.cmdline() == line:
+                continue
             if not names.isdisjoint(line):
-                parent = process.parent()
-                if parent is None or parent.cmdline() != line:
-                    found.setdefault("slot", []).append(process.pid)
+                found.setdefault("slot", []).append(process.pid)
             elif process.pid in own and "millrace-build" in line:
                 found.setdefault("compiler", []).append(process.pid)
     return found

@@ -14,8 +14,8 @@ from services.rollout_server.config import RolloutServerConfig
 
 from .conftest import build_model
 
-PROMPT_S = 2.0
-"""Serve's health checks and the bus's heartbeats would need several seconds."""
+PROMPT_S = 20.0
+"""Neither Serve nor a bus that looks after its members is here to end it in its stead."""
 
 
 @pytest.fixture(scope="module")
