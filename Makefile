@@ -11,11 +11,11 @@ BIN := .venv/bin
 demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
-# Two halves of about equal length at a time: those that start processes to be killed, and the others.
+# Two halves of about equal length at a time.
 test: .venv/ready
 	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
 
-CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
+CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli tests/contracts tests/observability
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:

@@ -6,6 +6,7 @@ https://www.w3.org/TR/trace-context/
 """
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _NS = 1_000_000_000
 _MOST_WAITING = 4096
 _EXPORT_S = 5.0
+_STOP_S = 2.0
+_exporter: "SpanExporter | None" = None
 _tracer: Any = None
 _provider: "TracerProvider | None" = None
 
@@ -99,14 +102,14 @@ def start(config: TracingConfig | None, *, service: str) -> None:
 
     Another call in the same process, as of two services in one test, changes nothing either.
     """
-    global _tracer, _provider
+    global _tracer, _provider, _exporter
     if config is None or _tracer is not None:
         return
     # The SDK takes a while to import, and most processes never trace.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=_EXPORT_S)
-    _provider = _provide(exporter, service, config.ratio)
+    _exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=_EXPORT_S)
+    _provider = _provide(_exporter, service, config.ratio)
     _tracer = _provider.get_tracer("millrace")
     # It would print a traceback for every batch while the collector is away.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
@@ -129,10 +132,17 @@ def _provide(exporter: "SpanExporter", service: str, ratio: float) -> "TracerPro
 
 def stop() -> None:
     """Send what waits, within a deadline, and stop tracing."""
-    global _tracer, _provider
-    provider, _provider, _tracer = _provider, None, None
-    if provider is not None:
-        provider.shutdown()
+    global _tracer, _provider, _exporter
+    provider, exporter = _provider, _exporter
+    _provider = _tracer = _exporter = None
+    if provider is None or exporter is None:
+        return
+    # By itself the provider tries for half a minute. An exporter that is shut down refuses.
+    deadline = threading.Timer(_STOP_S, exporter.shutdown)
+    deadline.daemon = True
+    deadline.start()
+    provider.shutdown()
+    deadline.cancel()
 
 
 def is_on() -> bool:
