@@ -21,6 +21,10 @@ _QUEUED = "queued_cpu_s"
 _TARGET_S = 10.0
 """Queued CPU-seconds of a replica at which another is worth its start."""
 
+_UP_S, _DOWN_S = 10.0, 60.0
+"""How long more, or fewer, replicas must be wanted: batches of answers come in bursts, and a
+replica starts in seconds. Serve's own would keep an idle one for ten minutes."""
+
 
 class RewardReplica:
     """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
@@ -85,6 +89,8 @@ def build(config: RewardServiceConfig) -> serve.Application:
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=config.replicas,
                 max_replicas=config.max_replicas,
+                upscale_delay_s=_UP_S,
+                downscale_delay_s=_DOWN_S,
                 policy=AutoscalingPolicy(policy_function=wanted_replicas),  # type: ignore[no-untyped-call]
             )
         }

@@ -75,10 +75,14 @@ def test_graders_come_while_work_queues_up_and_leave_when_it_is_done() -> None:
         assert _running() == 1
         given = [(f"http://127.0.0.1:{port}", caller, verdicts) for caller in range(CALLERS)]
         callers = [threading.Thread(target=_grade, args=one) for one in given]
+        began = time.monotonic()
         for caller in callers:
             caller.start()
         _wait_for(2)
+        print(f"a second grader after {time.monotonic() - began:.1f} s")
         for caller in callers:
             caller.join(ANSWER_S)
         assert verdicts == ["time_limit"] * CALLERS * ANSWERS
+        done = time.monotonic()
         _wait_for(1)
+        print(f"one again {time.monotonic() - done:.1f} s after the last answer")
