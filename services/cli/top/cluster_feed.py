@@ -20,6 +20,7 @@ from services.protocol.errors import InvalidInput, NotReady
 
 _LOOK_S = 1.0
 _AGAIN_S = 2.0
+_END_S = 5.0
 _SILENT_S = 15.0
 """Without a word from the bus for so long the cluster may be another one: join again."""
 
@@ -50,7 +51,7 @@ class ClusterFeed:
         self._closing.set()
         if self._process is not None:
             self._process.kill()
-        self._thread.join()
+        self._thread.join(_END_S)
 
     def _keep(self) -> None:
         while not self._closing.is_set():
