@@ -32,9 +32,17 @@ class _Waiter:
 
     finish: float
     number: int
-    estimate_s: float = field(compare=False)
+    kind: str = field(compare=False)
     since: float = field(compare=False)
     granted: asyncio.Future[None] = field(compare=False)
+
+
+@dataclass
+class _Kind:
+    """Work in the queue that is expected to take the same time."""
+
+    estimate_s: float
+    waiting: int = 0
 
 
 class CoreQueue:
@@ -55,6 +63,7 @@ class CoreQueue:
         self._cores, self._bound_s, self._wait_s = cores, bound_s, wait_s
         self._free = cores
         self._waiting: list[_Waiter] = []
+        self._kinds: dict[str, _Kind] = {}
         self._numbers = itertools.count()
         self._now = 0.0  # virtual time: the finish tag of the work granted last
         self._finished: dict[str, float] = {}
@@ -95,32 +104,42 @@ class CoreQueue:
             await self._room.wait()
 
     @asynccontextmanager
-    async def core(self, estimate_s: float) -> AsyncIterator[None]:
-        """Hold a core; the estimate is in CPU-seconds.
+    async def core(self, kind: str, estimate_s: float) -> AsyncIterator[None]:
+        """Hold a core for work of a kind, of which all that waits has this estimate from now on.
+
+        Args:
+            kind: any name; work of the same name takes about the same time.
+            estimate_s: of it, in CPU-seconds.
 
         Raises:
             QueueFull: none became free in time.
         """
-        await self._acquire(estimate_s)
+        await self._acquire(kind, estimate_s)
         try:
             yield
         finally:
             self._free += 1
             self._grant()
 
-    async def _acquire(self, estimate_s: float) -> None:
+    def revise(self, kind: str, estimate_s: float) -> None:
+        """Count what waits of a kind with another estimate; the order of the queue stays."""
+        if (known := self._kinds.get(kind)) is not None:
+            self._grow(known.waiting * (estimate_s - known.estimate_s))
+            known.estimate_s = estimate_s
+
+    async def _acquire(self, kind: str, estimate_s: float) -> None:
         who = caller.get()
         finish = max(self._now, self._finished.get(who, 0.0)) + estimate_s
         self._finished[who] = finish
         waiter = _Waiter(
             finish=finish,
             number=next(self._numbers),
-            estimate_s=estimate_s,
+            kind=kind,
             since=time.monotonic(),
             granted=asyncio.get_running_loop().create_future(),
         )
         heapq.heappush(self._waiting, waiter)
-        self._grow(estimate_s)
+        self._joined(kind, estimate_s)
         self._grant()
         try:
             # Not wait_for, which may swallow a cancellation and with it the answer's deadline.
@@ -140,12 +159,12 @@ class CoreQueue:
         if waiter in self._waiting:
             self._waiting.remove(waiter)
             heapq.heapify(self._waiting)
-            self._grow(-waiter.estimate_s)
+            self._left(waiter.kind)
 
     def _grant(self) -> None:
         while self._free and self._waiting:
             waiter = heapq.heappop(self._waiting)
-            self._grow(-waiter.estimate_s)
+            self._left(waiter.kind)
             if waiter.granted.cancelled():  # and has not come to say so yet
                 continue
             self._free -= 1
@@ -153,6 +172,18 @@ class CoreQueue:
             waiter.granted.set_result(None)
         if not self._waiting:
             self._finished = {who: at for who, at in self._finished.items() if at > self._now}
+
+    def _joined(self, kind: str, estimate_s: float) -> None:
+        self.revise(kind, estimate_s)
+        self._kinds.setdefault(kind, _Kind(estimate_s)).waiting += 1
+        self._grow(estimate_s)
+
+    def _left(self, kind: str) -> None:
+        left = self._kinds[kind]
+        left.waiting -= 1
+        if not left.waiting:
+            del self._kinds[kind]
+        self._grow(-left.estimate_s)
 
     def _grow(self, estimate_s: float) -> None:
         self.queued_s = self.queued_s + estimate_s if self._waiting else 0.0

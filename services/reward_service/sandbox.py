@@ -101,8 +101,8 @@ class Sandbox:
         )
 
     @asynccontextmanager
-    async def seat(self, estimate_s: float) -> AsyncIterator[Seat]:
-        """A living seat for one answer that may take so many CPU-seconds.
+    async def seat(self, kind: str, estimate_s: float) -> AsyncIterator[Seat]:
+        """A living seat for one answer of a kind that may take so many CPU-seconds.
 
         Raises:
             QueueFull: none became free in time.
@@ -110,7 +110,7 @@ class Sandbox:
         """
         async with AsyncExitStack() as held:
             with tracing.span("queue"):
-                await held.enter_async_context(self.cores.core(estimate_s))
+                await held.enter_async_context(self.cores.core(kind, estimate_s))
             seat = self._idle.pop()
             try:
                 await seat.start()

@@ -70,7 +70,7 @@ class Tools:
             QueueFull: no core became free in time.
         """
         helper = self.users if of_user else self.helper
-        async with self.sandbox.cores.core(_ASK_S):
+        async with self.sandbox.cores.core(function, _ASK_S):
             return await helper.call(function, arguments, timeout_s=timeout_s)
 
     async def http(self) -> aiohttp.ClientSession:

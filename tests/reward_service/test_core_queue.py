@@ -9,7 +9,7 @@ from services.reward_service.core_queue import CoreQueue, QueueFull, caller
 
 async def work(queue: CoreQueue, who: str, estimate_s: float, done: list[str]) -> None:
     caller.set(who)
-    async with queue.core(estimate_s):
+    async with queue.core(who, estimate_s):
         done.append(who)
         await asyncio.sleep(0)
 
@@ -28,9 +28,9 @@ async def test_callers_share_the_cores_by_work_whoever_came_first() -> None:
 
 async def test_who_gives_up_waiting_leaves_no_trace() -> None:
     queue = CoreQueue(cores=1, bound_s=1, wait_s=0.01)
-    async with queue.core(1.0):
+    async with queue.core("work", 1.0):
         with pytest.raises(QueueFull, match="no core"):
-            async with queue.core(5.0):
+            async with queue.core("long", 5.0):
                 raise AssertionError("it cannot be had")
         waiting = asyncio.create_task(work(queue, "gone", 5.0, []))
         await asyncio.sleep(0)
@@ -40,13 +40,13 @@ async def test_who_gives_up_waiting_leaves_no_trace() -> None:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         assert queue.queued_s == 0
-    async with queue.core(1.0):
+    async with queue.core("work", 1.0):
         queue.refuse_if_full()
 
 
 async def test_the_oldest_work_in_the_queue_ages_though_nothing_changes() -> None:
     queue = CoreQueue(cores=1, bound_s=100, wait_s=10)
-    async with queue.core(1.0):
+    async with queue.core("work", 1.0):
         assert (queue.waiting, queue.age_s) == (0, 0.0)
         waiting = asyncio.create_task(work(queue, "later", 1.0, []))
         await asyncio.sleep(0)
@@ -55,3 +55,21 @@ async def test_the_oldest_work_in_the_queue_ages_though_nothing_changes() -> Non
         assert queue.age_s > before
     await waiting
     assert (queue.waiting, queue.age_s) == (0, 0.0)
+
+
+async def test_what_waits_counts_for_what_work_of_its_kind_turned_out_to_take() -> None:
+    queue = CoreQueue(cores=1, bound_s=100, wait_s=10)
+    async with queue.core("short", 0.02):
+        jobs = [("slow", 0.02)] * 3 + [("short", 0.02)]
+        waiting = [asyncio.create_task(work(queue, who, size, [])) for who, size in jobs]
+        await asyncio.sleep(0)
+        assert queue.queued_s == pytest.approx(0.08)
+        queue.revise("slow", 1.0)
+        assert queue.queued_s == pytest.approx(3.02)
+        waiting[0].cancel()
+        await asyncio.wait(waiting[:1])
+        assert queue.queued_s == pytest.approx(2.02)
+        queue.revise("never seen", 50.0)
+        assert queue.queued_s == pytest.approx(2.02)
+    await asyncio.gather(*waiting[1:])
+    assert queue.queued_s == 0

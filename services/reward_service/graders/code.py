@@ -148,11 +148,12 @@ class _CodeJob:
         return grade.of(len(self._tests))
 
     async def _in_a_seat(self) -> Grade:
-        guess = _TEST_S * len(self._tests)
-        language = self._language.name
-        estimate_s = self._tools.estimates.cpu_s(self._tests_key, language, default=guess)
-        async with self._tools.sandbox.seat(estimate_s) as seat:
+        async with self._tools.sandbox.seat(self._tests_key, self._estimate_s()) as seat:
             return await self._run(seat)
+
+    def _estimate_s(self) -> float:
+        guess = _TEST_S * len(self._tests)
+        return self._tools.estimates.cpu_s(self._tests_key, self._language.name, default=guess)
 
     async def _run(self, seat: Seat) -> Grade:
         compiled = await self._compile()
@@ -171,6 +172,7 @@ class _CodeJob:
         self._tools.estimates.learn(
             self._tests_key, self._language.name, cpu_s=cpu_s, failed=grade.first_failure
         )
+        self._tools.sandbox.cores.revise(self._tests_key, self._estimate_s())
         self._count(trial)
         return grade
 
