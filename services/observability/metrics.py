@@ -199,6 +199,7 @@ class RunMetrics:
     staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
     disk_free = _gauge("run_disk_free_bytes", "Room where the run directory lies", "run")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
+    paused = _gauge("run_paused", "1 while somebody has paused the run, else 0", "run")
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"
     )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from services.observability.metrics import RunMetrics
 from services.orchestrator import replica_demand
 from services.orchestrator.admission_window import AdmissionWindow, follow
 from services.orchestrator.changes import Changes
@@ -35,12 +36,7 @@ from services.orchestrator.task_table import TaskTable
 from services.orchestrator.trackers.trackers import Trackers
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import (
-    LedgerCounts,
-    RunConfig,
-    RunState,
-    RunStatus,
-)
+from services.protocol.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
 from services.protocol.reward_service import RewardService
 from services.protocol.router import RouterLoad
 from services.protocol.trainer import RunStart, Trainer, TrainerState
@@ -203,12 +199,15 @@ class Run:
 
     def pause(self) -> None:
         """Admit no sample group and begin no train step until `go_on`; rollouts end as usual."""
-        self.progress.paused = True
-        self._changes.notify()
+        self._set_paused(True)
 
     def go_on(self) -> None:
         """End a pause."""
-        self.progress.paused = False
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        self.progress.paused = paused
+        RunMetrics.paused.set(float(paused), self._record.tags)
         self._changes.notify()
 
     async def checkpoint(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from services.observability.metrics import RunMetrics
 from services.orchestrator import run as run_module
 from services.orchestrator.api import http_api
 from services.orchestrator.run import Run
@@ -223,7 +224,11 @@ async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
         assert (await wait_for_state(http, run_id, "finished"))["step"] == 7
 
 
-async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(tmp_path: Path) -> None:
+async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[float, dict[str, str]]] = []
+    monkeypatch.setattr(RunMetrics.paused, "set", lambda value, tags: told.append((value, tags)))
     async with serving(tmp_path) as (cluster, http):
         cluster.trainer.hold = asyncio.Event()
         run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
@@ -242,6 +247,7 @@ async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(tmp_pat
         status = (await http.get(f"/v1/runs/{run_id}")).json()
         assert (status["step"], status["ledger"]["admitted"]) == (1, admitted)
         await http.post(f"/v1/runs/{run_id}/resume")
+        assert told == [(1.0, {"run": run_id}), (0.0, {"run": run_id})], "silences the alert"
         status = await wait_for_state(http, run_id, "finished")
         assert (status["step"], status["ledger"]["trained"]) == (
             5,

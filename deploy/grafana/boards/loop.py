@@ -34,10 +34,24 @@ _LEARNS = Row(
         Panel(
             "Train steps",
             "none",
-            "Steps done. A flat line while groups are open is a stalled run.",
+            "Steps done. A flat line while groups are open is a stalled run, or one held up.",
             (Query("{{run}}", series("run_step", RUN)),),
             width=8,
             runbook="MillraceRunStalled",
+        ),
+        Panel(
+            "Held up",
+            "none",
+            "1 while the run begins nothing because somebody has paused it (`millrace pause`).",
+            (
+                Query(
+                    "{{run}} is paused",
+                    series("run_paused", RUN),
+                    empty="nobody has paused the run",
+                ),
+            ),
+            warn=1,
+            width=24,
         ),
     ),
 )
