@@ -10,6 +10,7 @@ from typing import Any
 ENDINGS = ("trained", "filtered", "expired", "failed", "in_flight")
 SORTS = {"newest": "group_id DESC", "oldest": "group_id", "tokens": "tokens DESC, group_id DESC"}
 _BUSY_S = 2.0
+_CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _COLUMNS = (
     "group_id",
     "task_id",
@@ -58,7 +59,7 @@ class GroupQuery:
 
 
 class LedgerReading:
-    """Questions to `ledger.sqlite`; each opens it anew, read-only.
+    """Questions to `ledger.sqlite`; each opens it anew, read-only, and sees one moment of it.
 
     Raises:
         sqlite3.Error: by every method: it is damaged, or no ledger.
@@ -124,16 +125,20 @@ class LedgerReading:
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
         with closing(self._connected()) as db:
+            # Both sides of the account change in one transaction: they are read in one as well.
+            db.execute("BEGIN")
             yield db
 
     def _connected(self) -> sqlite3.Connection:
         """Read-only; where even that needs a file that cannot be made, as it is on the disk."""
-        where = f"file:{self._path.resolve().as_posix().replace('?', '%3f').replace('#', '%23')}"
+        where = self._path.resolve().as_uri()
         db = sqlite3.connect(f"{where}?mode=ro", uri=True, timeout=_BUSY_S)
         try:
             db.execute("SELECT 1 FROM groups LIMIT 1")
-        except sqlite3.OperationalError:
+        except sqlite3.OperationalError as error:
             db.close()
+            if error.sqlite_errorcode & 0xFF not in _CANNOT_WRITE:  # the primary code
+                raise
             # A disk that cannot be written holds no run in progress.
             db = sqlite3.connect(f"{where}?immutable=1", uri=True, timeout=_BUSY_S)
         return db

@@ -1,11 +1,16 @@
 """What the page's server answers about a run directory."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 
+from services.orchestrator.ledger import Ledger, Prompt
+from services.page import ledger_reading
 from services.page.http_app import open_paths, page_app
+from services.page.ledger_reading import LedgerReading
 from services.page.run_folder import RunFolder
 from services.page.run_shelf import FolderShelf
 from services.protocol.errors import InvalidInput
@@ -22,6 +27,40 @@ def test_a_run_says_where_it_stands_and_that_its_ledger_balances(client: TestCli
     assert run["flow"]["groups"]["trained"] == run["flow"]["groups"]["filtered"] == 4
     assert run["flow"]["tokens"]["admitted"] == 160
     assert run["flow"]["imbalance"] == 0
+
+
+def test_an_account_that_is_written_meanwhile_is_seen_at_one_moment(run_dir: Path) -> None:
+    reading, ledger = LedgerReading(run_dir / "ledger.sqlite"), Ledger(run_dir / "ledger.sqlite")
+    opened, admitted = reading._connected, 0
+
+    def watched() -> sqlite3.Connection:
+        """A group is admitted just before it asks how many there are."""
+        db = opened()
+
+        def between(question: str) -> None:
+            nonlocal admitted
+            if "FROM account" in question:
+                admitted += 1
+                place = Prompt(position=1000 + admitted, epoch=0, task_id="late")
+                ledger.admit([place], version=1)
+
+        db.set_trace_callback(between)
+        return db
+
+    reading._connected = watched
+    assert reading.flow()["imbalance"] == 0
+    assert admitted == 1
+    ledger.close()
+
+
+def test_a_ledger_that_is_locked_is_not_read_behind_the_lock(run_dir: Path, monkeypatch) -> None:
+    monkeypatch.setattr(ledger_reading, "_BUSY_S", 0.01)
+    path = run_dir / "ledger.sqlite"
+    with closing(sqlite3.connect(path, isolation_level=None)) as owner:
+        owner.execute("PRAGMA journal_mode = DELETE")
+        owner.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            LedgerReading(path).flow()
 
 
 def test_curves_have_every_number_of_a_step_and_the_evaluations(client: TestClient) -> None:
