@@ -141,7 +141,7 @@ def _add_timeline(app: FastAPI, shelf: RunShelf) -> None:
 
     @app.get("/api/runs/{run_id}/pushes")
     def pushes(run_id: str, request: Request) -> Any:
-        limit = whole_number(request.query_params, "limit", 100, most=_MOST_PUSHES)
+        limit = whole_number(request.query_params, "limit", 100, least=1, most=_MOST_PUSHES)
         return {"pushes": shelf.open(run_id).pushes(limit)}
 
 

@@ -35,9 +35,8 @@ class RunFolder:
         self.ledger = LedgerReading(path / "ledger.sqlite")
         self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
         self._evaluations = JsonLines(path / "evaluations.jsonl")
-        # A run from before tokens were kept has texts only.
-        kept = "tokens.jsonl" if (path / "tokens.jsonl").exists() else "trajectories.jsonl"
-        self._trajectories = TrajectoryIndex(JsonLines(path / kept))
+        self._tokens = TrajectoryIndex(JsonLines(path / "tokens.jsonl"))
+        self._texts = TrajectoryIndex(JsonLines(path / "trajectories.jsonl"))
         self._groups = GroupLines(JsonLines(path / "groups.jsonl"))
         older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
         self._timeline = TimelineReading(older, newer)
@@ -74,14 +73,20 @@ class RunFolder:
             found.append(_mark(self.path / name))
         return found
 
+    @property
+    def _trajectories(self) -> TrajectoryIndex:
+        """Those kept token by token; before the first train step, and of a run from before
+        tokens were kept, those kept as text."""
+        return self._tokens if self._tokens.look() else self._texts
+
     def overview(self) -> dict[str, Any]:
         """What the run is and where it stands."""
         config = self._config()
         summary = self._json("summary.json")
         with self._turn:
             last = self._metrics.last()
-            kept = self._trajectories.look()
-            verdicts = self._trajectories.verdicts
+            trajectories = self._trajectories
+            kept, verdicts = trajectories.look(), trajectories.verdicts
         error = self._text("error.txt")
         steps = int(last.get("step", 0))
         return {
@@ -149,16 +154,18 @@ class RunFolder:
     def trajectories(self, query: TrajectoryQuery) -> dict[str, Any]:
         """A page of trajectories, their texts cut short."""
         with self._turn:
-            total, numbers = self._trajectories.find(query)
-            lines = [(number, self._trajectories.read(number)) for number in numbers]
+            trajectories = self._trajectories
+            total, numbers = trajectories.find(query)
+            lines = [(number, trajectories.read(number)) for number in numbers]
         shown = [_short(number, line) for number, line in lines if line is not None]
         return {"total": total, "trajectories": shown}
 
     def trajectory(self, number: int) -> dict[str, Any] | None:
         """One trajectory, whole; `number` is its line."""
         with self._turn:
-            self._trajectories.look()
-            line = self._trajectories.read(number)
+            trajectories = self._trajectories
+            trajectories.look()
+            line = trajectories.read(number)
             if line is None:
                 return None
             pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None

@@ -7,6 +7,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 _WINDOW = 8
+_LONGEST_TORN = 32
+"""Tokens without a whole letter, of which no letter has so many: what a model babbles."""
 _BROKEN = "\ufffd"
 
 
@@ -33,7 +35,7 @@ class TokenPieces:
             before = tokenizer.decode(token_ids[begin : end - 1], skip_special_tokens=False)
             is_torn = whole.endswith(_BROKEN) and end < len(token_ids)
             pieces.append("" if is_torn else whole[len(before.rstrip(_BROKEN)) :])
-            if not is_torn and end - begin >= _WINDOW:
+            if end - begin >= (_WINDOW if not is_torn else _LONGEST_TORN):
                 begin = end - _WINDOW // 2
         return pieces
 

@@ -13,6 +13,7 @@ from services.page.http_app import open_paths, page_app
 from services.page.ledger_reading import LedgerReading
 from services.page.run_folder import RunFolder
 from services.page.run_shelf import FolderShelf
+from services.page.trajectory_index import TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
 
@@ -27,6 +28,16 @@ def test_a_run_says_where_it_stands_and_that_its_ledger_balances(client: TestCli
     assert run["flow"]["groups"]["trained"] == run["flow"]["groups"]["filtered"] == 4
     assert run["flow"]["tokens"]["admitted"] == 160
     assert run["flow"]["imbalance"] == 0
+
+
+def test_a_run_looked_at_before_its_first_step_shows_its_tokens_later(run_dir: Path) -> None:
+    tokens = run_dir / "tokens.jsonl"
+    later = tokens.rename(run_dir / "later")
+    run = RunFolder(run_dir)
+    assert run.trajectories(TrajectoryQuery())["total"] == 4
+    later.rename(tokens)
+    assert run.trajectories(TrajectoryQuery())["total"] == 8
+    assert run.trajectory(0)["token_ids"] == [5, 6, 7]
 
 
 def test_an_account_that_is_written_meanwhile_is_seen_at_one_moment(run_dir: Path) -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -32,3 +33,18 @@ def test_pieces_join_to_the_text_and_a_torn_letter_comes_with_its_end(tmp_path: 
 
 def test_a_run_without_a_checkpoint_has_no_pieces(tmp_path: Path) -> None:
     assert TokenPieces(tmp_path).of([1, 2]) is None
+
+
+def test_babble_without_a_whole_letter_is_never_decoded_at_length(tmp_path: Path) -> None:
+    longest = 0
+
+    class Babble:
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+            nonlocal longest
+            longest = max(longest, len(ids))
+            return "\ufffd" * len(ids)
+
+    pieces = TokenPieces(tmp_path)
+    pieces._tokenizer = Babble()
+    assert len(pieces.of(range(500)) or ()) == 500
+    assert longest < 50
