@@ -123,6 +123,27 @@ def test_a_step_that_a_run_adds_appears_by_itself(
         page.context.close()
 
 
+def test_a_timeline_that_was_empty_fills_and_a_condition_that_cannot_be_met_is_said(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    timeline = (folder / "timeline.jsonl").rename(folder / "later")
+    with served(page_app(FolderShelf(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/timeline")
+        expect(page.get_by_text("No timeline.")).to_be_visible()
+        timeline.rename(folder / "timeline.jsonl")
+        expect(page.locator("canvas.lanes")).to_be_visible()
+        expect(page.locator("td", has_text="rank 0").first).to_be_visible()
+        assert troubles == []
+        page.goto(f"{url}{RUN}/groups")
+        page.get_by_label("train step").last.fill("1.5")
+        expect(page.get_by_text("Give a number from 0")).to_be_visible()
+        page.get_by_label("train step").last.fill("2")
+        expect(page.locator("tbody tr")).to_have_count(2)
+        page.context.close()
+
+
 def test_keys_choose_views_and_go_through_tokens(
     browser: Browser, url: str, troubles: list[str]
 ) -> None:

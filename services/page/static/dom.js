@@ -28,5 +28,7 @@ export const replace = (node, ...children) => {
 export const panel = (title, ...children) =>
   el("section", { class: "panel" }, title ? el("h2", {}, title) : null, ...children);
 
+export const refusal = (problem) => empty("This cannot be shown.", problem.message);
+
 export const empty = (text, detail) =>
   el("div", { class: "empty" }, el("p", {}, text), detail ? el("p", { class: "muted" }, detail) : null);

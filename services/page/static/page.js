@@ -1,7 +1,7 @@
 // The page: which run and which view, kept in the address; what is new comes as events.
 
 import { repaint } from "./charts.js";
-import { el, empty, replace } from "./dom.js";
+import { el, refusal, replace } from "./dom.js";
 import { ago, count } from "./numbers.js";
 import { ask, follow, Refused, remember } from "./questions.js";
 import { group } from "./views/group.js";
@@ -80,7 +80,7 @@ function fail(problem) {
   leave();
   here = null;
   if (problem instanceof Refused && problem.status === 401) return askForKey();
-  replace(main, empty("This cannot be shown.", problem.message));
+  replace(main, refusal(problem));
 }
 
 function askForKey() {

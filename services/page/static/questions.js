@@ -34,6 +34,20 @@ export async function ask(path, parameters = {}) {
   return (await answered(`api/${path}${query ? `?${query}` : ""}`)).json();
 }
 
+// Draws what was asked last: answers may overtake each other, and a refusal is shown as well.
+export function newest(question, draw, refused) {
+  let turn = 0;
+  return async () => {
+    const mine = (turn += 1);
+    try {
+      const found = await question();
+      if (mine === turn) draw(found);
+    } catch (problem) {
+      if (mine === turn) refused(problem);
+    }
+  };
+}
+
 // Server-sent events by fetch: EventSource cannot show a key.
 export async function follow(path, changed, linked, signal) {
   let pause = 500;

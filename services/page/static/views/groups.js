@@ -1,7 +1,8 @@
 // Every sample group of the ledger, a page at a time.
 
-import { el, empty, replace } from "../dom.js";
+import { el, empty, refusal, replace } from "../dom.js";
 import { count, fixed } from "../numbers.js";
+import { newest } from "../questions.js";
 
 const ROWS = 50;
 const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
@@ -9,10 +10,10 @@ const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
 export async function groups({ root, overview, here, ask }) {
   const state = { status: here.parameters.get("status") || "", step: here.parameters.get("step") || "", task: "", sort: "newest", offset: 0 };
   const body = el("div", { class: "panel table-panel" });
-  const draw = async () => {
-    const found = await ask("/groups", { ...state, limit: ROWS });
-    replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw)] : empty("No sample group fits.", "Choose fewer conditions."));
-  };
+  const draw = newest(
+    () => ask("/groups", { ...state, limit: ROWS }),
+    (found) => replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw)] : empty("No sample group fits.", "Choose fewer conditions.")),
+    (problem) => replace(body, refusal(problem)));
   root.append(filters(state, draw), body);
   await draw();
   return { update: draw, destroy() {} };

@@ -4,7 +4,7 @@ import { chart } from "../charts.js";
 import { el, empty, panel, replace } from "../dom.js";
 import { count, duration, number, percent } from "../numbers.js";
 
-const share = [[0, 1], (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)]][1];
+const share = (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)];
 const upward = (u, low, high) => [0, high ? high * 1.05 : 1];
 
 const CHARTS = [
@@ -30,13 +30,15 @@ const CHARTS = [
 
 export async function learning({ root, overview, ask }) {
   let charts = [];
+  const said = el("div", { class: "notice" });
   const tiles = el("div", { class: "tiles" });
   const body = el("div", {});
-  root.append(notice(overview), tiles, body);
+  root.append(said, tiles, body);
   const state = { by: localStorage.getItem("millrace.x") || "step", known: overview };
 
   const draw = async () => {
     const { columns, evaluations } = await ask("/curves", { points: 800 });
+    replace(said, notice(state.known));
     replace(tiles, summary(state.known, evaluations));
     const y = scrollY;
     charts.forEach((one) => one.destroy());
@@ -55,9 +57,7 @@ export async function learning({ root, overview, ask }) {
 }
 
 function notice(overview) {
-  const text = overview.error || "";
-  if (!text) return null ?? "";
-  return panel("The run broke", el("pre", { class: "error" }, text));
+  return overview.error ? panel("The run broke", el("pre", { class: "error" }, overview.error)) : null;
 }
 
 function axisChoice(state, draw) {

@@ -1,16 +1,16 @@
 // Who serves which version now, and how each version got there.
 
-import { el, empty, panel, replace } from "../dom.js";
+import { el, empty, panel, refusal, replace } from "../dom.js";
 import { count, duration } from "../numbers.js";
-import { ask as askPage } from "../questions.js";
+import { ask as askPage, newest } from "../questions.js";
 
 export async function replicas({ root, ask }) {
   const body = el("div", { class: "stack" });
   root.append(body);
-  const draw = async () => {
-    const [{ live }, { pushes }] = await Promise.all([askPage("live"), ask("/pushes", { limit: 100 })]);
-    replace(body, live ? panel("Replicas", members(live)) : panel("Replicas", lastKnown(pushes)), panel("Pushes of weights", pushes.length ? pushTable(pushes) : empty("No push is recorded.")));
-  };
+  const draw = newest(
+    () => Promise.all([askPage("live"), ask("/pushes", { limit: 100 })]),
+    ([{ live }, { pushes }]) => replace(body, panel("Replicas", live ? members(live) : lastKnown(pushes)), panel("Pushes of weights", pushes.length ? pushTable(pushes) : empty("No push is recorded."))),
+    (problem) => replace(body, refusal(problem)));
   await draw();
   const clock = setInterval(draw, 3000);
   return { update: draw, destroy() { clearInterval(clock); } };

@@ -1,8 +1,9 @@
 // Who did what when, and why nobody did anything: a lane for each replica, sandbox and trainer rank.
 
 import { colour } from "../charts.js";
-import { el, empty, replace } from "../dom.js";
+import { el, empty, refusal, replace } from "../dom.js";
 import { duration, number, percent } from "../numbers.js";
+import { newest } from "../questions.js";
 
 const LANE = 30;
 const GAP = 6;
@@ -33,15 +34,20 @@ export async function timeline({ root, ask }) {
   const box = el("div", { class: "panel timeline" }, el("div", { class: "bar" }, choices, said), legend(), el("div", { class: "lanes-box" }, canvas, tip), table);
   root.append(box);
 
-  const load = async () => {
+  const question = () => {
     if (state.newest) state.since = Math.max(0, (state.found?.last ?? 0) - state.newest);
     const bins = Math.max(60, Math.min(1200, Math.floor((box.clientWidth - LEFT()) / 2)));
-    state.found = await ask("/timeline", { since: state.since, until: state.until, bins });
-    if (!state.found.lanes.length) return void replace(box, empty("No timeline.", "Runs write one since this version; it begins with the first answer."));
+    return ask("/timeline", { since: state.since, until: state.until, bins });
+  };
+  const show = (found) => {
+    state.found = found;
+    canvas.hidden = !found.lanes.length;
+    if (canvas.hidden) return void replace(table, empty("No timeline.", "Runs write one since this version; it begins with the first answer."));
     said.textContent = `${duration(state.found.end - state.found.begin)} of ${duration(state.found.last - state.found.first)}, from ${duration(state.found.begin - state.found.first)}${state.found.lanes_left_out ? `; ${state.found.lanes_left_out} more lanes are not shown` : ""}`;
     draw(canvas, state);
     replace(table, shares(state.found));
   };
+  const load = newest(question, show, (problem) => replace(table, refusal(problem)));
   const recent = (button, seconds) => {
     for (const one of choices.children) one.setAttribute("aria-pressed", String(one === button));
     Object.assign(state, { newest: seconds, since: null, until: null });
@@ -57,7 +63,7 @@ export async function timeline({ root, ask }) {
   const sized = new ResizeObserver(() => state.found?.lanes.length && draw(canvas, state));
   sized.observe(box);
   await load();
-  return { update: load, repaint: () => draw(canvas, state), destroy() { sized.disconnect(); } };
+  return { update: load, repaint: () => canvas.hidden || draw(canvas, state), destroy() { sized.disconnect(); } };
 }
 
 function legend() {
@@ -229,12 +235,16 @@ function pointing(canvas, tip, state, { zoom, all, ask }) {
     tip.hidden = place.x < state.geometry.left;
     tip.style.left = `${Math.max(0, Math.min(place.x + 14, canvas.clientWidth - 250))}px`;
     tip.style.top = `${place.y + 18}px`;
-    if (!row || from) return;
     clearTimeout(asked);
+    asked = 0;
+    if (!row || from) return;
     const slack = (state.found.end - state.found.begin) / state.geometry.room;
-    asked = setTimeout(async () => {
-      const { spans } = await ask("/moment", { lane: row.lane, at: place.time, slack });
-      if (!tip.hidden) tip.append(...details(spans));
+    asked = setTimeout(() => {
+      const mine = asked; // the pointer may have gone on before the answer comes
+      ask("/moment", { lane: row.lane, at: place.time, slack }).then(
+        ({ spans }) => { if (mine === asked && !tip.hidden) tip.append(...details(spans)); },
+        () => {}, // what the lane says of the time is shown already
+      );
     }, 120);
   });
   canvas.addEventListener("keydown", (event) => {

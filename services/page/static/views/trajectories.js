@@ -1,7 +1,8 @@
 // Trajectories that were kept: a list, and one of them token by token.
 
-import { el, empty, panel, replace } from "../dom.js";
+import { el, empty, panel, refusal, replace } from "../dom.js";
 import { count, fixed, number } from "../numbers.js";
+import { newest } from "../questions.js";
 import { pages } from "./groups.js";
 import { tokens } from "./tokens.js";
 
@@ -17,12 +18,12 @@ async function list({ root, overview, here, ask }) {
   const asked = here.parameters;
   const state = { step: asked.get("step") || "", group: asked.get("group") || "", verdict: asked.get("verdict") || "", mixed: "", offset: 0 };
   const body = el("div", { class: "panel table-panel" });
-  const draw = async () => {
-    const found = await ask("/trajectories", { ...state, limit: ROWS });
-    replace(body, found.total
+  const draw = newest(
+    () => ask("/trajectories", { ...state, limit: ROWS }),
+    (found) => replace(body, found.total
       ? [trajectoryTable(found.trajectories, overview.run_id), pages(state, found.total, draw)]
-      : empty("No trajectory fits.", "Of each train step the trajectories of a few groups are kept (orchestrator.sample_trajectories)."));
-  };
+      : empty("No trajectory fits.", "Of each train step the trajectories of a few groups are kept (orchestrator.sample_trajectories).")),
+    (problem) => replace(body, refusal(problem)));
   root.append(filters(state, overview.verdicts || [], draw), body);
   await draw();
   return { update: draw, destroy() {} };
