@@ -39,6 +39,7 @@ class VersionRecord:
         train_step: train step whose result it is; None: a replica serves it, but its
             manifest has not been told since the bus restarted.
         digest: see `digest_of`; empty where `train_step` is None.
+        model: as in its manifest; empty where `train_step` is None.
         base: the newest version before it, onto which its changes are sent; None: none was
             known.
         published_at: seconds since 1970; None: before this life of the bus.
@@ -50,6 +51,7 @@ class VersionRecord:
     version: int
     train_step: int | None
     digest: str
+    model: str
     base: int | None
     published_at: float | None
     commits: int

@@ -83,6 +83,8 @@ class WeightManifest:
             the delivery; empty: nothing is asked.
         trace: W3C `traceparent` of the publisher's span, empty without one.
         adapter: set when the tensors are a LoRA adapter's; None: they are all of the model's.
+        model: the checkpoint that training began from, as the trainer's settings name it;
+            empty: not told.
     """
 
     version: int
@@ -92,6 +94,7 @@ class WeightManifest:
     digests: tuple[tuple[str, ...], ...]
     canary: tuple[tuple[int, ...], ...] = ()
     adapter: Adapter | None = None
+    model: str = ""
     trace: str = ""
 
     @property

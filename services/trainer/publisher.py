@@ -63,6 +63,17 @@ class Publisher:
             return False
         return (await self.members()).newest_version == self.version
 
+    async def published_model(self) -> str | None:
+        """The checkpoint from which training to the newest version began.
+
+        None: there is no version. Empty: the bus does not know, since it was restarted.
+        """
+        newest = (await self.members()).newest_version
+        if newest is None:
+            return None
+        records = await self._repeat(self._bus.versions)
+        return next((one.model for one in records if one.version == newest), "")
+
     async def publish(self, manifest: WeightManifest) -> None:
         """Publish once, however often the call has to be repeated.
 

@@ -302,8 +302,9 @@ class TrainerService:
         """Publish what new ranks should hold: the last run's newest checkpoint, else the
         model's initial weights.
 
-        Initial weights never follow other ones. If there are others and no run is
-        known, this trainer is younger than they are; `start_run` will say what to load.
+        Initial weights follow only those of another model, which an operator has put in the
+        place of the one before. If there are others of this model and no run is known, this
+        trainer is younger than they are; `start_run` will say what to load.
         The ranks hold no run afterwards either: whoever leads it must learn that they may
         have gone back.
         """
@@ -313,8 +314,8 @@ class TrainerService:
             loaded = await self._load_and_publish(self._last_start)
             self._restored = self._last_start, loaded
             return
-        if (await self._publisher.members()).newest_version is not None:
-            # The bus raises it to what its members serve, too.
+        # The bus's newest version is never below what its members serve.
+        if await self._publisher.published_model() in ("", self._config.model):
             _log.info("weights_of_an_unknown_run_left_alone")
             return
         version = await self._publisher.next_version()
@@ -337,4 +338,5 @@ class TrainerService:
             digests=tuple(one.digests for one in snapshots[: self._config.shards]),
             canary=model.canary,
             adapter=model.adapter,
+            model=self._config.model,
         )

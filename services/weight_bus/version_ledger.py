@@ -103,6 +103,7 @@ def _record(version: int, entry: _Entry) -> VersionRecord:
         version=version,
         train_step=manifest.train_step if manifest is not None else None,
         digest=digest_of(manifest) if manifest is not None else "",
+        model=manifest.model if manifest is not None else "",
         base=entry.base,
         published_at=entry.published_at,
         commits=entry.commits,

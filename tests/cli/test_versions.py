@@ -134,6 +134,7 @@ def test_the_newest_failure_of_a_version_is_shown_below_the_table(
         version=3,
         train_step=3,
         digest="a" * 64,
+        model="m",
         base=2,
         published_at=1e9,
         commits=1,

@@ -8,6 +8,7 @@ import pytest
 
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import CheckpointReport, TrainBatch
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.protocol.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer import publisher
@@ -27,8 +28,10 @@ DEADLINE_S = 5.0
 
 
 class FakeBus:
-    def __init__(self, newest: int | None = None, served: int | None = None) -> None:
-        self.newest, self.served = newest, served
+    def __init__(
+        self, newest: int | None = None, served: int | None = None, served_model: str = ""
+    ) -> None:
+        self.newest, self.served, self.served_model = newest, served, served_model
         self.manifests: list[WeightManifest] = []
         self.groups: list[str | None] = []
         self.canaries: list[tuple[int, CanaryLogprobs]] = []
@@ -89,8 +92,28 @@ class FakeBus:
             self.away -= 1
             raise NotReady("away")
 
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        self._check_away()
+        models = {manifest.version: manifest.model for manifest in self.manifests}
+        if self.served is not None:
+            models.setdefault(self.served, self.served_model)
+        return tuple(
+            VersionRecord(
+                version=version,
+                train_step=0,
+                digest="",
+                model=model,
+                base=None,
+                published_at=None,
+                commits=0,
+                failures=0,
+                outcomes=(),
+            )
+            for version, model in models.items()
+        )
+
     @property
-    def versions(self) -> list[int]:
+    def published(self) -> list[int]:
         return [manifest.version for manifest in self.manifests]
 
 
@@ -203,7 +226,7 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
     bus = FakeBus()
     bus.away = 5
     service = await open_service(bus, FakeGroup())
-    await until(lambda: bus.versions == [0])
+    await until(lambda: bus.published == [0])
     assert bus.manifests[0].digests == (("0/0",), ("1/0",))
     assert bus.manifests[0].canary == ((3, 4), (5, 6))
     assert bus.groups == ["a"]
@@ -213,7 +236,7 @@ async def test_the_initial_weights_are_version_0_as_soon_as_the_bus_is_there(ope
 async def test_a_version_consists_of_what_the_first_copy_of_the_model_holds(open_service) -> None:
     bus = FakeBus()
     await open_service(bus, FakeGroup(), config=CONFIG.model_copy(update={"model_copies": 2}))
-    await until(lambda: bus.versions == [0])
+    await until(lambda: bus.published == [0])
     assert bus.manifests[0].digests == (("0/0",),)
 
 
@@ -236,14 +259,22 @@ async def test_a_version_that_is_still_on_its_way_is_scored_before_the_weights_c
     assert [version for version, _ in bus.canaries] == [0, 1]
 
 
+@pytest.mark.parametrize("served_model", ["", CONFIG.model])
 async def test_weights_that_a_replica_serves_are_left_alone_until_a_run_starts(
-    open_service, make_start
+    open_service, make_start, served_model: str
 ) -> None:
-    bus = FakeBus(newest=12, served=12)
+    bus = FakeBus(newest=12, served=12, served_model=served_model)
     service = await open_service(bus, FakeGroup(saved_step=7))
     state = await service.start_run(make_start())
-    assert bus.versions == [13]
+    assert bus.published == [13]
     assert (state.run_id, state.step, state.policy_version) == ("run", 7, 13)
+
+
+async def test_another_model_takes_the_place_of_the_one_that_is_served(open_service) -> None:
+    bus = FakeBus(newest=12, served=12, served_model="the one before")
+    await open_service(bus, FakeGroup())
+    await until(lambda: bus.published == [13])
+    assert bus.manifests[0].model == CONFIG.model
 
 
 async def test_a_run_that_starts_from_the_published_weights_publishes_nothing(
@@ -252,7 +283,7 @@ async def test_a_run_that_starts_from_the_published_weights_publishes_nothing(
     bus = FakeBus()
     service = await open_service(bus, FakeGroup())
     state = await service.start_run(make_start())
-    assert bus.versions == [0]
+    assert bus.published == [0]
     assert state.policy_version == 0
 
 
@@ -268,7 +299,7 @@ async def test_every_train_step_is_one_version_and_versions_never_go_back(
     assert [call[2:] for call in group.calls if call[0] == "train"] == [(0, 1), (1, 2)]
     state = await service.start_run(make_start())  # back to the beginning, with a new number
     assert (state.step, state.policy_version) == (0, 3)
-    assert bus.versions == [0, 1, 2, 3]
+    assert bus.published == [0, 1, 2, 3]
     assert [manifest.train_step for manifest in bus.manifests] == [0, 1, 2, 0]
 
 
@@ -316,7 +347,7 @@ async def test_a_publish_whose_answer_was_lost_is_not_published_again(
     await service.start_run(make_start())
     bus.lose_answers = 1
     assert (await service.train(batch(1))).policy_version == 1
-    assert bus.versions == [0, 1]
+    assert bus.published == [0, 1]
 
 
 async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
@@ -328,10 +359,10 @@ async def test_a_bus_that_restarts_is_told_again_what_was_published_last(
     await service.train(batch(1))
     await until(lambda: [version for version, _ in bus.canaries] == [0, 1])
     bus.restart()
-    await until(lambda: bus.versions == [1])
+    await until(lambda: bus.published == [1])
     await until(lambda: [version for version, _ in bus.canaries] == [1])
     assert (await service.train(batch(2))).policy_version == 2
-    assert bus.versions == [1, 2]
+    assert bus.published == [1, 2]
 
 
 async def test_a_bus_that_restarts_and_has_the_manifest_from_a_replica_is_told_the_canary(
@@ -345,7 +376,7 @@ async def test_a_bus_that_restarts_and_has_the_manifest_from_a_replica_is_told_t
     bus.served = 1
     bus.restart()
     await until(lambda: [version for version, _ in bus.canaries] == [1])
-    assert bus.versions == []
+    assert bus.published == []
 
 
 async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
@@ -359,7 +390,7 @@ async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
     bus.restart()
     await until(lambda: bus.away == 0)
     assert (await service.train(batch(2))).policy_version == 8
-    assert bus.versions == [8]
+    assert bus.published == [8]
     service.check()
 
 
@@ -387,7 +418,7 @@ async def test_a_caller_that_gives_up_does_not_undo_the_step(open_service, make_
     await group.entered.wait()
     step.cancel()
     group.gate.set()
-    await until(lambda: bus.versions == [0, 1])
+    await until(lambda: bus.published == [0, 1])
     assert (await service.train(batch(2))).step == 2
 
 
@@ -420,11 +451,11 @@ async def test_new_ranks_give_replicas_the_last_runs_weights_without_being_asked
     await service.start_run(make_start())
     bus.served = None  # every replica is gone, too
     first.lost.set()
-    await until(lambda: bus.versions == [0, 1])
+    await until(lambda: bus.published == [0, 1])
     assert bus.manifests[1].digests == (("0/4",), ("1/4",)), "not the run's checkpoint"
     assert (await service.state()).run_id is None, "whoever leads the run must start it again"
     state = await service.start_run(make_start())
-    assert (state.step, state.policy_version, bus.versions) == (4, 1, [0, 1])
+    assert (state.step, state.policy_version, bus.published) == (4, 1, [0, 1])
     assert [call[0] for call in second.calls if call[0] != "logprobs"] == ["start_run"], (
         "loaded twice"
     )
@@ -437,7 +468,7 @@ async def test_initial_weights_never_follow_those_of_a_run_that_nobody_remembers
     bus, group = FakeBus(newest=9, served=None), FakeGroup(saved_step=3)
     service = await open_service(bus, group)
     state = await service.start_run(make_start())
-    assert (bus.versions, state.policy_version) == ([10], 10)
+    assert (bus.published, state.policy_version) == ([10], 10)
     assert [call[0] for call in group.calls if call[0] != "logprobs"] == ["start_run"]
 
 
@@ -449,9 +480,9 @@ async def test_the_first_publish_is_tried_until_it_succeeds(open_service, error)
     group.error = error
     await open_service(bus, group)
     await until(lambda: len(group.calls) >= 3)
-    assert bus.versions == []
+    assert bus.published == []
     group.error = None
-    await until(lambda: bus.versions == [0])
+    await until(lambda: bus.published == [0])
 
 
 async def test_a_step_that_failed_needs_a_new_start(open_service, make_start) -> None:
