@@ -11,6 +11,7 @@ from tests.guides.documents import check_json, check_yaml
 from tests.guides.run_by import COMMANDS_RUN_BY, NOT_READ, NOT_RUN, PYTHON_RUN_BY
 from tests.guides.shell import check_command
 from tests.guides.walk import walked
+from tests.operations.tour import PAGE as TOUR
 
 UNCHECKED = (
     *(
@@ -70,7 +71,7 @@ def test_a_json_block_is_accepted_by_the_class_that_reads_it(block: Block) -> No
 
 
 def test_every_command_of_a_guide_is_run_or_said_not_to_be() -> None:
-    played = {tuple(words) for block in walked() for words in block.commands}
+    played = {tuple(words) for block in [*walked(), *blocks(TOUR)] for words in block.commands}
     told = [*COMMANDS_RUN_BY, *NOT_RUN]
     used: set[str] = set()
     for block in _GUIDES:
@@ -83,7 +84,7 @@ def test_every_command_of_a_guide_is_run_or_said_not_to_be() -> None:
 
 
 def test_every_program_of_a_guide_is_run_by_a_test_that_reads_the_page() -> None:
-    played = {str(block) for block in walked()}
+    played = {str(block) for block in [*walked(), *blocks(TOUR)]}
     pages = {
         block.page
         for block in _GUIDES

@@ -1,12 +1,6 @@
-"""What README and guides say to type, typed: in order, on a machine of its own.
+"""What README and guides say to type, typed: in order, on a machine of its own."""
 
-Namespaces give the shell a loopback, processes and a /tmp/ray that nobody shares, so that the
-commands stand as they are: their ports are free, and `ray stop` ends this Ray alone.
-"""
-
-import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,59 +8,36 @@ import pytest
 
 from tests.guides.blocks import ROOT, SHELL, Block
 from tests.guides.walk import walked
+from tests.operations.shell_walk import walk, why_no_namespaces, write_files
 
 pytestmark = pytest.mark.timeout(1800)
-NAMESPACES = ["unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child"]
+MOST_S = 1700.0
 TREE = ("benchmarks", "deploy", "docs", "examples", "services", "README.md", "pyproject.toml")
-# SIOCSIFFLAGS with IFF_UP and IFF_RUNNING: what `ip link set lo up` does, without iproute2.
-LOOPBACK = (
-    "import fcntl, socket, struct; "
-    "fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh', b'lo', 0x41))"
-)
-PREAMBLE = """set -eo pipefail
-PATH={path}:$PATH
-mkdir home sessions && mkdir -p /tmp/ray && mount --bind sessions /tmp/ray
-export HOME=$PWD/home PYTHONPATH=$PWD RAY_USAGE_STATS_ENABLED=0
-python -c "{loopback}"
-"""
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """A folder like a clone with `make` done in it, and the files of docs/your-own-tasks.md."""
-    unshared = subprocess.run([*NAMESPACES, "true"], capture_output=True, text=True)
-    if unshared.returncode:
-        pytest.skip(f"no namespaces here, run as root: {unshared.stderr.strip()}")
+    if (why := why_no_namespaces()) is not None:
+        pytest.skip(f"no namespaces here, {why}")
     for name in TREE:
         source, target = ROOT / name, tmp_path / name
         if source.is_dir():
-            leave = shutil.ignore_patterns("__pycache__", "model*", "runs", "tasks.jsonl")
+            leave = shutil.ignore_patterns("__pycache__", "runs", "tasks.jsonl")
             shutil.copytree(source, target, ignore=leave)
         else:
             shutil.copy(source, target)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    page = (ROOT / "docs" / "your-own-tasks.md").read_text(encoding="utf-8")
-    (tmp_path / "my_tasks").mkdir()
-    for name, text in re.findall(r"`(my_tasks/[\w.]+)`:\n\n```\w+\n(.*?)```", page, re.S):
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_files("docs/your-own-tasks.md", tmp_path)
     return tmp_path
 
 
-def _script() -> str:
+def _steps() -> list[tuple[str, str]]:
+    """The blocks; the last line of the first ends the cluster and comes last."""
     first, *others = walked()
     *opening, ending = first.text.strip().splitlines()
-    steps = [f"echo WALK {first}", *opening]
-    for block in others:
-        steps += [f"echo WALK {block}", _typed(block)]
-    return "\n".join(
-        [
-            PREAMBLE.format(loopback=LOOPBACK, path=Path(sys.prefix) / "bin"),
-            *steps,
-            f"echo WALK {first} end",
-            ending,
-            "",
-        ]
-    )
+    typed = [(str(block), _typed(block)) for block in others]
+    return [(str(first), "\n".join(opening)), *typed, (f"{first} end", ending)]
 
 
 def _typed(block: Block) -> str:
@@ -86,17 +57,9 @@ def _typed(block: Block) -> str:
 
 
 def test_every_command_of_the_walk_does_what_its_page_says(clone: Path) -> None:
-    script = clone / "walk.sh"
-    script.write_text(_script(), encoding="utf-8")
-    done = subprocess.run(
-        [*NAMESPACES, "bash", str(script)], cwd=clone, capture_output=True, text=True, timeout=1700
-    )
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-6000:]
-    parts = dict(re.findall(r"^WALK (\S+(?: end)?)\n(.*?)(?=^WALK |\Z)", done.stdout, re.M | re.S))
-    assert list(parts) == [*(str(block) for block in walked()), f"{walked()[0]} end"]
+    parts = {one.name: one for one in walk(clone, _steps(), most_s=MOST_S)}
     for block in walked():
         if "millrace run" in block.text:
-            assert "finished" in parts[str(block)]
-            assert "held-out pass rate" in parts[str(block)]
-    assert "ray_millrace_run_step" in parts[str(walked()[0])]
+            assert "finished" in parts[str(block)].said
+            assert "held-out pass rate" in parts[str(block)].said
+    assert "ray_millrace_run_step" in parts[str(walked()[0])].said

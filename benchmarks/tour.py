@@ -1,0 +1,99 @@
+"""From an empty folder to a first learning curve, a changed grader and a killed replica, timed.
+
+    .venv/bin/python benchmarks/tour.py --json
+
+Types what docs/tour.md says: clones this repository, `make demo` with every package fetched
+anew, and the rest in namespaces of its own, which needs root. `--json` keeps the times and
+writes the table of that page.
+"""
+
+import argparse
+import json
+import os
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.operations.shell_walk import Typed, why_no_namespaces
+from tests.operations.tour import PAGE, tour
+
+ROOT = Path(__file__).parents[1]
+BASELINE = ROOT / "benchmarks" / "baselines" / "tour.json"
+MOST_S = 1800.0
+_TABLE = re.compile(r"(<!-- table: tour -->\n).*?(<!-- end -->)", re.S)
+
+
+def main() -> None:
+    """Walk, print the times, and write them if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write times here")
+    options = parser.parse_args()
+    if (why := why_no_namespaces()) is not None:
+        raise SystemExit(f"error: no namespaces here, {why}")
+    with tempfile.TemporaryDirectory(prefix="millrace-tour-") as folder:
+        stages = [*installed(Path(folder)), *tour(Path(folder) / "millrace", most_s=MOST_S)]
+    for stage in stages:
+        print(f"{stage.seconds:8.1f} s  {stage.name}")
+    if options.json:
+        result = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cores": len(os.sched_getaffinity(0)),
+            "stages": [asdict(stage) for stage in stages],
+        }
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        page = ROOT / PAGE
+        page.write_text(
+            _TABLE.sub(lambda mark: mark[1] + table(stages) + mark[2], page.read_text())
+        )
+
+
+def installed(folder: Path) -> list[Typed]:
+    """Clone, install and demo; the demo's own words split its time."""
+    home = folder / "home"
+    home.mkdir()
+    fresh = os.environ | {"HOME": str(home), "UV_CACHE_DIR": str(home), "PIP_NO_CACHE_DIR": "1"}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        fresh.pop(name, None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    clone = folder / "millrace"
+    stages = []
+    for name, command, where in (
+        ("`git clone`", ["git", "clone", "--quiet", str(ROOT), str(clone)], folder),
+        ("every package fetched and installed", ["make", ".venv/ready"], clone),
+        ("`make demo`: a first learning curve", ["make", "demo", f"PORT={port}"], clone),
+    ):
+        began = time.monotonic()
+        done = subprocess.run(
+            command,
+            cwd=where,
+            env=fresh,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=MOST_S,
+        )
+        assert done.returncode == 0, done.stdout[-6000:]
+        stages.append(Typed(name=name, seconds=time.monotonic() - began, said=done.stdout))
+    assert list((clone / "runs").glob("*/learning_curve.png"))
+    return stages
+
+
+def table(stages: list[Typed]) -> str:
+    """The page's table of times."""
+    rows = ["| since the start | stage | seconds |", "|---|---|---|"]
+    total = 0.0
+    for stage in stages:
+        total += stage.seconds
+        clock = f"{total // 60:.0f} min {total % 60:02.0f} s"
+        rows.append(f"| {clock} | {stage.name} | {stage.seconds:.0f} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()
