@@ -12,6 +12,7 @@ from services.chaos.hand import Node
 from services.chaos.keeper import DONE
 from services.chaos.processes import Victim
 from services.chaos.script import PROCESSES, Deed, Target
+from services.protocol.errors import NotReady
 from services.protocol.trainer import RANK_PREFIX
 from services.protocol.weight_bus import NAMESPACE
 
@@ -92,7 +93,10 @@ def _ranks(deed: Deed) -> list[Aim]:
 
 async def _spoil(name: str, deed: Deed) -> str:
     rank: Any = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
-    await rank.spoil.remote(deed.fault)
+    try:
+        await rank.spoil.remote(deed.fault)
+    except NotReady as refusal:
+        return str(refusal)
     return DONE
 
 

@@ -24,6 +24,8 @@ MENU: tuple[tuple[Fault, Target], ...] = (
     (Fault.SLOW, Target.REPLICA),
     (Fault.SLOW, Target.RANK),
     (Fault.SLOW, Target.REWARD),
+    (Fault.CORRUPT, Target.PUSH),
+    (Fault.DROP, Target.PUSH),
 )
 """What a client need not notice. Not here, but in scripts: the end of a router or of Serve's
 proxy, which breaks the connections through them, of the recorded sessions, and of a raylet, which

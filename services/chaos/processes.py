@@ -24,11 +24,12 @@ _TITLES = {
     Target.CONTROLLER: "ray::ServeController",
     Target.PROXY: "ray::ProxyActor",
 }
-_BELOW = {
-    Target.ENGINE: (Target.REPLICA, "EngineCore"),
-    Target.GRADER: (Target.REWARD, ""),
-}
-"""Children of another target's processes, and what their titles contain."""
+_BELOW = {Target.ENGINE: Target.REPLICA, Target.GRADER: Target.REWARD}
+"""Children of another target's processes. A forked engine core shows its replica's title, since
+it cannot set its own over the one that Ray has set."""
+
+_NO_PART = "multiprocessing.resource_tracker"
+"""In the title of a child that Python starts by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +89,13 @@ def victims(raylet: int) -> list[Victim]:
 
 
 def _below(target: Target, process: psutil.Process) -> list[Victim | None]:
-    kinds = [(below, part) for below, (above, part) in _BELOW.items() if above is target]
+    kinds = [below for below, above in _BELOW.items() if above is target]
     try:
-        children = process.children()
+        children = process.children() if kinds else []
     except psutil.NoSuchProcess:
         return []
-    return [
-        _victim(below, child)
-        for below, part in kinds
-        for child in children
-        if part in title_of(child)
-    ]
+    parts = [child for child in children if _NO_PART not in title_of(child)]
+    return [_victim(below, child) for below in kinds for child in parts]
 
 
 def _victim(target: Target, process: psutil.Process, *, alone: bool = False) -> Victim | None:

@@ -14,7 +14,7 @@ from services.chaos.script import Target
 TREE = """
 title() { exec -a "$1" sleep 600; }
 above() { exec -a "$1" bash -c "(exec -a '$2' sleep 600) & exec -a '$1' sleep 600"; }
-(above ray::ServeReplica:rollout_server:rollout_server VLLM::EngineCore) &
+(above ray::ServeReplica:rollout_server:rollout_server ray::ServeReplica:rollout_server:a.b) &
 (above ray::ServeReplica:reward_service:reward_service.score "bwrap --unshare-net") &
 (title ray::ServeReplica:orchestrator:orchestrator) &
 (title ray::TrainerRank.train) &

@@ -84,8 +84,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     before = dict(os.environ)
     with receiving(folder) as collector, PrivateCluster(num_cpus=2) as cluster:
         args = {one["name"]: one["args"] for one in content["applications"]}
-        for one in args.values():
-            one["tracing"] = {"endpoint": collector.endpoint}
+        for name in SERVICES:
+            args[name]["tracing"] = {"endpoint": collector.endpoint}
         args["trainer"] |= {"model": str(folder / "model"), "world_size": 1}
         args["rollout_server"] |= {"model": str(folder / "model"), "replicas": 1}
         args["orchestrator"]["router_url"] = url
