@@ -61,7 +61,8 @@ def three_nodes(model: str) -> dict[str, Any]:
     args["trainer"] |= {"model": model, "rank_num_cpus": 2}
     args["rollout_server"] |= {"model": model}
     args["router"] |= {"access": {"api_keys_env": KEYS}}
-    args["orchestrator"] |= {"access": {"api_keys_env": KEYS}, "router_key_env": ROUTER_KEY}
+    for name in ("orchestrator", "page"):
+        args[name] |= {"access": {"api_keys_env": KEYS}, "router_key_env": ROUTER_KEY}
     places = {
         "weight_bus": {"back": 0.1},
         "trainer": {"back": 0.1},
