@@ -70,6 +70,7 @@ def three_nodes(model: str) -> dict[str, Any]:
         "reward_service": {"front": 0.1},
         "router": {"front": 0.1},
         "orchestrator": {"front": 0.1},
+        "page": {"front": 0.1},
     }
     for name, resources in places.items():
         options = {"num_cpus": 0.1, "resources": resources}
