@@ -26,6 +26,7 @@ from services.cli.leftovers import (
     remove_segments_since,
     shared_memory_segments,
 )
+from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 
 _OBJECT_STORE_BYTES = 128 << 20
@@ -76,20 +77,26 @@ class PrivateCluster:
         """Start Ray and connect to it.
 
         Raises:
-            RuntimeError: Ray does not come up.
+            NotReady: Ray does not come up.
         """
         on_terminate = signal.getsignal(signal.SIGTERM)
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=self._num_cpus,
-            num_gpus=0,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(self.folder),
-        )
+        try:
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=self._num_cpus,
+                num_gpus=0,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _temp_dir=str(self.folder),
+            )
+        except Exception as error:
+            # Ray has no class of its own for a node that takes more than its 30 s to come up, as
+            # it may after an installation, when nothing has been read from the disk before.
+            why = f"Ray does not come up: {error}"
+            raise NotReady(f"{why} Once more may do: what it loads is in memory by now.") from error
         signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         node = ray.nodes()[0]  # type: ignore[no-untyped-call]

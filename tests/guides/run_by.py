@@ -1,7 +1,6 @@
 """Who runs which blocks of the guides, beside the walk; and what nobody runs, and why."""
 
 COMMANDS_RUN_BY = {
-    "make demo": "tests/demo/test_demo.py",
     "make test": ".ci/run",
     "make lint": "tests/contracts/test_house_rules.py",
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
@@ -12,7 +11,7 @@ COMMANDS_RUN_BY = {
     "millrace export RUN_DIR adapters/mine --adapter": "tests/trainer/test_lora.py",
     "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
     "millrace doctor": "tests/cli/doctor",
-    "uv pip install millrace[cpu]": "tests/operations/test_wheel.py",
+    "uv pip install --compile-bytecode millrace[cpu]": "tests/operations/test_wheel.py",
     "millrace init": "tests/operations/test_wheel.py",
     "millrace view": "tests/page",
     "millrace top": "tests/cli/top",
@@ -24,7 +23,6 @@ COMMANDS_RUN_BY = {
     "millrace chaos": "tests/chaos/test_whole_run.py",
     "millrace export RUN_DIR/checkpoints/step-00000200": "tests/trainer/test_export.py",
     "serve deploy": "tests/operations/test_live_changes.py",
-    "millrace stop": "tests/cli/test_run_commands.py",
     "pytest tests/fuzz": "tests/fuzz/test_public_endpoints.py",
     "export OPENAI": "tests/conformance/test_agents_doc.py",
 }

@@ -14,7 +14,7 @@ from hatchling.builders.wheel import WheelBuilder
 pytestmark = pytest.mark.timeout(1500)
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
-(INSTALL,) = re.findall(r"^uv pip install 'millrace\[cpu\]'.*$", PAGE, re.M)
+(INSTALL,) = re.findall(r"^uv pip install --compile-bytecode 'millrace\[cpu\]'.*$", PAGE, re.M)
 
 
 @pytest.fixture(scope="module")
