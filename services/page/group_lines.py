@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from services.page.json_lines import JsonLines
+from services.page.json_lines import Count, JsonLines
 
 _AT_ONCE = 4096
 
 
 class _Name(msgspec.Struct):
-    group: int
+    group: Count
 
 
 class GroupLines:

@@ -4,12 +4,15 @@ import os
 from array import array
 from pathlib import Path
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 _CHUNK = 1 << 22
 T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+"""An integer that a browser can hold."""
 
 
 class JsonLines:

@@ -8,6 +8,7 @@ from typing import Any
 from services.page.json_lines import JsonLines
 
 _AT_ONCE = 512
+_LARGEST = 1e300  # of a column, means can be taken
 
 
 class MetricTable:
@@ -77,7 +78,7 @@ def _numbers(line: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, floa
         if isinstance(value, dict):
             yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield prefix + name, float(value)
+            yield prefix + name, float(min(max(value, -_LARGEST), _LARGEST))
 
 
 def _mean(values: "list[float]") -> float:

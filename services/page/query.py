@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from services.page.ledger_reading import ENDINGS, SORTS, GroupQuery
+from services.page.timeline_reading import LATEST
 from services.page.trajectory_index import TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
@@ -42,7 +43,7 @@ def a_time(params: Params, name: str) -> float | None:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value <= _LARGEST:  # nor a NaN
+    if not 0 <= value <= LATEST:  # nor a NaN
         raise InvalidInput(name, text, "Give seconds since 1970.")
     return value
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import msgspec
 import yaml
 
 from services.page.group_lines import GroupLines
@@ -172,16 +173,18 @@ class RunFolder:
         return {"number": number, "pieces": pieces} | line
 
     def _config(self) -> dict[str, Any]:
+        """What JSON has no word for, such as half of a surrogate pair, is not sent: {} then."""
         try:
             found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            found = msgspec.json.decode(json.dumps(found, default=str))
+        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def _json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            return msgspec.json.decode((self.path / name).read_bytes())
+        except (OSError, ValueError, RecursionError):
             return None
 
     def _text(self, name: str) -> str:

@@ -85,7 +85,15 @@ def _inside(folder: Path) -> list[Path]:
         paths = list(folder.iterdir())
     except OSError:
         return []
-    return [path for path in paths if (path / "config.yaml").is_file()]
+    return [path for path in paths if _is_text(path.name) and (path / "config.yaml").is_file()]
+
+
+def _is_text(name: str) -> bool:
+    """Other names cannot be asked for, nor shown."""
+    try:
+        return bool(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _made_at(path: Path) -> float:

@@ -1,14 +1,18 @@
 """A run's timeline at the resolution of a screen."""
 
 from array import array
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.page.json_lines import JsonLines
+from services.page.json_lines import Count, JsonLines
 
+LATEST = 1e10
+"""Seconds since 1970: of later ones, numbers cannot tell the parts of a screen apart."""
+
+_NARROWEST_S = 0.01
 _AT_ONCE = 4096
 _MOST_LANES = 96
 _MOST_SPANS = 1500
@@ -24,21 +28,24 @@ _CAUSES = {
 Floats = NDArray[np.float64]
 
 
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
+
+
 class _Span(msgspec.Struct):
     lane: str
     kind: str
-    start: float
-    end: float
+    start: _Seconds
+    end: _Seconds
     cause: str = ""
-    answers: int = 1
-    paused_s: float = 0.0
-    step: int | None = None
-    sampling: int = 0
-    scoring: int = 0
-    ready: int = 0
-    training: int = 0
-    updating: int = 0
-    free: int = 0
+    answers: Count = 1
+    paused_s: _Seconds = 0.0
+    step: Count | None = None
+    sampling: Count = 0
+    scoring: Count = 0
+    ready: Count = 0
+    training: Count = 0
+    updating: Count = 0
+    free: Count = 0
 
 
 class _Kind:
@@ -141,7 +148,7 @@ class TimelineReading:
         self.look()
         first, last = self._bounds()
         begin = first if since is None else since
-        end = max(last if until is None else until, begin + 1e-3)
+        end = max(last if until is None else until, begin + _NARROWEST_S)
         edges = np.linspace(begin, end, bins + 1)
         names = sorted(self._lanes, key=_order)
         lanes = []

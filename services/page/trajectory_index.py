@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.page.json_lines import JsonLines
+from services.page.json_lines import Count, JsonLines
 
 _AT_ONCE = 2048
 
@@ -14,13 +14,13 @@ _AT_ONCE = 2048
 class _Head(msgspec.Struct):
     """What a line is chosen by; the rest of it is skipped, not built."""
 
-    step: int
-    group: int
+    step: Count
+    group: Count
     reward: float
-    tokens: int
+    tokens: Count
     verdict: str = ""
-    trajectory: int = 0
-    policy_versions: list[int] = []
+    trajectory: Count = 0
+    policy_versions: list[Count] = []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""The three public HTTP interfaces on real sockets, as small as they can be."""
+"""The public HTTP interfaces on real sockets, as small as they can be."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,15 @@ import pytest
 from services.orchestrator import api as runs_api
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.runs import Runs
+from services.page.http_app import page_app
+from services.page.run_shelf import FolderShelf
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import ListenConfig
 from services.router.http import bounded_head
 from services.router.http.listener import Listener
 from tests.conformance.conftest import before, until_idle
 from tests.orchestrator.fakes import world
+from tests.page.made_run import make_run
 from tests.reward_service.conftest import start_scoring
 from tests.router.vllm_process import MODEL
 
@@ -34,14 +37,16 @@ class Attacked:
     """An interface and a good request of each kind that it takes.
 
     Attributes:
-        good: method, path and body.
         paths: paths below which a client names something.
+        good: method, path and body.
+        questions: path and query.
     """
 
     name: str
     port: int
-    good: list[tuple[str, str, Any]]
     paths: list[bytes]
+    good: Sequence[tuple[str, str, Any]] = ()
+    questions: Sequence[tuple[str, dict[str, Any]]] = ()
 
     @property
     def url(self) -> str:
@@ -77,7 +82,9 @@ async def _router(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
     ]
     async with _listening(cluster.app) as port:
         paths = [b"/v1/sessions", b"/v1/chat/completions", b"/v1/models"]
-        yield Attacked(name="router", port=port, good=good, paths=paths)
+        listing = {"state": "finished", "after": 0, "limit": 2, "wait_s": 0.0}
+        questions = [("/v1/sessions", listing)]
+        yield Attacked(name="router", port=port, paths=paths, good=good, questions=questions)
     await until_idle(cluster)
     await cluster.close()
 
@@ -93,7 +100,7 @@ async def _orchestrator(request: pytest.FixtureRequest) -> AsyncIterator[Attacke
         }
         good = [("POST", "/v1/runs", run)]
         async with _listening(_Mounted(runs_api.http_api(runs), "/v1/runs")) as port:
-            yield Attacked(name="orchestrator", port=port, good=good, paths=[b"/v1/runs"])
+            yield Attacked(name="orchestrator", port=port, paths=[b"/v1/runs"], good=good)
         await runs.close()
 
 
@@ -119,9 +126,31 @@ async def _reward_service(_: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
     ]
     async with _listening(reward_api(lambda: scoring, scoring.config)) as port:
         paths = [b"/v1/test-sets", b"/v1/grade", b"/health"]
-        yield Attacked(name="reward_service", port=port, good=good, paths=paths)
+        yield Attacked(name="reward_service", port=port, paths=paths, good=good)
     await scoring.tools.aclose()
     scoring.close()
+
+
+@contextlib.asynccontextmanager
+async def _page(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
+    run = make_run(request.getfixturevalue("tmp_path"))
+    api = f"/api/runs/{run.name}"
+    rows = {"step": 1, "offset": 0, "limit": 4}
+    questions: list[tuple[str, dict[str, Any]]] = [
+        ("/curves", {"points": 2}),
+        ("/groups", rows | {"status": "trained", "task": "t", "sort": "oldest"}),
+        ("/trajectories", rows | {"group": 1, "verdict": "accepted", "mixed": "true"}),
+        ("/timeline", {"since": 1000.0, "until": 1050.5, "bins": 20}),
+        ("/moment", {"lane": "trainer", "at": 1015, "slack": 0.5}),
+        ("/pushes", {"limit": 3}),
+    ]
+    async with _listening(page_app(FolderShelf(run))) as port:
+        yield Attacked(
+            name="page",
+            port=port,
+            paths=[b"/static", api.encode(), f"{api}/groups".encode()],
+            questions=[(api + path, query) for path, query in questions],
+        )
 
 
 class _Mounted:
@@ -148,7 +177,13 @@ async def _listening(app: Any) -> AsyncIterator[int]:
         await listener.stop()
 
 
-_INTERFACES = {"router": _router, "orchestrator": _orchestrator, "reward_service": _reward_service}
+_INTERFACES = {
+    "router": _router,
+    "orchestrator": _orchestrator,
+    "reward_service": _reward_service,
+    "page": _page,
+}
+_ALIVE = {"orchestrator": "/v1/runs", "page": "/api/runs"}
 
 
 @pytest.fixture(params=_INTERFACES)
@@ -164,7 +199,7 @@ async def attacked(
         before = len(asyncio.all_tasks())
         yield attacked
         async with asyncio.timeout(20), httpx.AsyncClient(verify=False) as http:
-            path = "/v1/runs" if attacked.name == "orchestrator" else "/health"
+            path = _ALIVE.get(attacked.name, "/health")
             assert (await http.get(attacked.url + path)).status_code == 200
         async with asyncio.timeout(20):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  (announced to nobody)

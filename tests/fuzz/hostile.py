@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlencode
 
 HALF_A_PAIR = "\ud800"
 VALUES: list[Any] = [
@@ -37,6 +38,9 @@ VALUES: list[Any] = [
     {HALF_A_PAIR: HALF_A_PAIR},
     {"__class__": "x", "constructor": {"prototype": 1}},
 ]
+NUMBERS = [2**53, 2**53 - 1, 1e15, "1e-320", "-0", "1_0", "\u0663", " 1 ", "+1", "0x10", "1e2"]
+"""As text, to a service that reads numbers."""
+
 DEEP = b"[" * 50_000 + b"]" * 50_000
 BODIES = [
     b"",
@@ -70,6 +74,19 @@ def bodies(good: Any, *, seed: int, count: int) -> Iterator[bytes]:
         yield raw
 
 
+def queries(good: dict[str, Any], *, seed: int, count: int) -> Iterator[str]:
+    """`count` times a good query with one to three of its values gone wrong."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        wrong = chance.choices(list(good), k=chance.randint(1, 3))
+        query = _query(good | {name: chance.choice([*VALUES, *NUMBERS]) for name in wrong})
+        yield query + chance.choice(["", "", "&&=", "&limit", "&limit=1&limit=x", "&x=1", "%"])
+
+
+def _query(values: dict[str, Any]) -> str:
+    return urlencode({name: str(value) for name, value in values.items()}, errors="surrogatepass")
+
+
 def _mutated(value: Any, chance: random.Random) -> Any:
     """The value with one place of it, at any depth, changed, gone or doubled."""
     if not isinstance(value, dict | list) or not value or chance.random() < 0.2:
@@ -87,6 +104,7 @@ def _mutated(value: Any, chance: random.Random) -> Any:
     return value
 
 
+GET, POST = b"GET {path} HTTP/1.1", b"POST {path} HTTP/1.1"
 HEADERS = [
     b"content-length: -1",
     b"content-length: 99999999999999999999",
@@ -168,11 +186,12 @@ def requests(paths: list[bytes], *, seed: int, count: int) -> Iterator[bytes]:
         yield from (_request(path, line=line) for line in LINES)
         yield from (_request(path, headers=[header]) for header in HEADERS)
         yield from (_request(path, headers=[CHUNKED], body=chunks) for chunks in CHUNKS)
-        yield from (_request(path + steps) for steps in STEPS_UP)
+        for steps in STEPS_UP:
+            yield from (_request(path + steps, line=line) for line in (GET, POST))
     for _ in range(count):
         path = chance.choice(paths) + chance.choice([b"", *STEPS_UP])
         headers = chance.sample(HEADERS, chance.randint(0, 3))
-        line = chance.choice([b"POST {path} HTTP/1.1", b"PUT {path} HTTP/1.1", *LINES])
+        line = chance.choice([GET, POST, b"PUT {path} HTTP/1.1", *LINES])
         raw = _request(path, line=line, headers=headers, body=chance.choice([b"", *CHUNKS]))
         for _ in range(chance.choice([0, 0, 1, 5])):
             place = chance.randrange(len(raw))
@@ -186,7 +205,7 @@ CHUNKED = b"transfer-encoding: chunked"
 def _request(
     path: bytes,
     *,
-    line: bytes = b"POST {path} HTTP/1.1",
+    line: bytes = POST,
     headers: list[bytes] | None = None,
     body: bytes = b"",
 ) -> bytes:

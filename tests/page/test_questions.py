@@ -1,5 +1,6 @@
 """What the page's server answers about a run directory."""
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -154,6 +155,45 @@ def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:
     overview = RunFolder.open(run_dir).overview()
     assert (overview["step"], overview["trajectories"]) == (4, 8)
     assert overview["state"] == "unfinished"
+
+
+HUGE = "9" * 400
+NOT_SAYABLE = [
+    f'{{"step": {HUGE}, "group": {HUGE}, "reward": 0, "tokens": 1}}',
+    f'{{"lane": "trainer", "kind": "train", "start": 1e300, "end": 1e305, "answers": {HUGE}}}',
+    '{"step": 1, "group": 1, "reward": 0, "tokens": 1, "verdict": "\\ud800"}',
+    '{"step": NaN, "group": 3, "lane": "trainer", "kind": "train", "start": 0, "end": Infinity}',
+]
+
+
+def test_numbers_and_texts_that_json_cannot_hold_cost_their_own_line_only(run_dir: Path) -> None:
+    for name in ("metrics", "tokens", "groups", "timeline", "evaluations"):
+        with (run_dir / f"{name}.jsonl").open("a") as file:
+            file.writelines(f"{line}\n" for line in NOT_SAYABLE)
+    (run_dir / "summary.json").write_text('{"failure_example": "\\ud800", "wall_s": NaN}')
+    (run_dir / "config.yaml").write_text('{steps: .nan, name: "\\ud800"}')
+    client = TestClient(page_app(FolderShelf(run_dir)))
+    run = client.get("/api/runs/test-1").json()
+    assert (run["trajectories"], run["summary"], run["config"]) == (8, None, {})
+    for view in ("curves", "groups", "groups/3", "trajectories", "timeline", "pushes"):
+        assert client.get(f"/api/runs/test-1/{view}").status_code == 200
+    assert client.get("/api/runs/test-1/timeline").json()["last"] == 1049.0
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")  # a division by zero
+def test_the_parts_of_a_time_have_a_width_however_late_it_is(client: TestClient) -> None:
+    asked = {"since": "1e10", "until": "1e10", "bins": "2000"}
+    assert client.get("/api/runs/test-1/timeline", params=asked).status_code == 200
+    answer = client.get("/api/runs/test-1/timeline", params=asked | {"since": "1e11"})
+    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "since")
+
+
+def test_a_folder_whose_name_is_no_text_is_no_run(run_dir: Path) -> None:
+    os.rename(run_dir, os.fsencode(run_dir.parent) + b"/\xff")
+    (run_dir.parent / "test-2").mkdir()
+    (run_dir.parent / "test-2" / "config.yaml").write_text("")
+    client = TestClient(page_app(FolderShelf(run_dir.parent)))
+    assert [run["run_id"] for run in client.get("/api/runs").json()["runs"]] == ["test-2"]
 
 
 def test_a_damaged_ledger_leaves_the_curves_to_see(run_dir: Path) -> None:
