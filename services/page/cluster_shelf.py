@@ -9,6 +9,7 @@ import aiohttp
 
 from services.observability.log import Log
 from services.page.config import PageConfig
+from services.page.open_folders import OpenFolders
 from services.page.run_folder import RunFolder
 from services.page.run_shelf import NoSuchRun
 from services.protocol.errors import InvalidInput, NotReady
@@ -39,7 +40,7 @@ class ClusterShelf:
         self._config, self._url, self._bus = config, url, bus
         self._headers = _key_header(config.router_key_env)
         self._statuses: dict[str, dict[str, Any]] = {}
-        self._folders: dict[str, RunFolder] = {}
+        self._folders = OpenFolders()
         self._load: dict[str, Any] | None = None
         self._table: MemberTable | None = None
         self._problem = "nothing was heard yet"
@@ -49,20 +50,30 @@ class ClusterShelf:
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
             while True:
-                try:
-                    await self._look(http)
-                    self._problem = ""
-                except (aiohttp.ClientError, TimeoutError, NotReady, ValueError, KeyError) as error:
-                    problem = str(error) or type(error).__name__
-                    if problem != self._problem:
-                        _log.warning("cluster_not_seen", why=problem)
-                    self._problem = problem
+                problem = await self._look(http)
+                if problem and problem != self._problem:
+                    _log.warning("cluster_not_seen", why=problem)
+                self._problem = problem
                 await asyncio.sleep(self._config.look_s)
 
-    async def _look(self, http: aiohttp.ClientSession) -> None:
+    async def _look(self, http: aiohttp.ClientSession) -> str:
+        """Ask each of them; returns why some did not answer, empty if all did."""
+        problems = []
+        for ask in (self._ask_runs, self._ask_load, self._ask_members):
+            try:
+                await ask(http)
+            except Exception as error:  # noqa: BLE001  the outer edge of a look: shown and logged
+                problems.append(str(error) or type(error).__name__)
+        return "; ".join(dict.fromkeys(problems))
+
+    async def _ask_runs(self, http: aiohttp.ClientSession) -> None:
         for status in await self._asked(http, "/v1/runs"):
             self._statuses[status["run_id"]] = status
+
+    async def _ask_load(self, http: aiohttp.ClientSession) -> None:
         self._load = await self._asked(http, "/v1/load")
+
+    async def _ask_members(self, _: aiohttp.ClientSession) -> None:
         self._table = await self._bus.watch(0, 0.0)
 
     async def _asked(self, http: aiohttp.ClientSession, path: str) -> Any:
@@ -85,11 +96,7 @@ class ClusterShelf:
         """
         if run_id not in self._statuses:
             raise NoSuchRun(run_id)
-        folder = self._folders.get(run_id)
-        if folder is None:
-            folder = RunFolder.open(self._statuses[run_id]["run_dir"], field="run_dir")
-            self._folders[run_id] = folder
-        return folder
+        return self._folders.get(run_id, self._statuses[run_id]["run_dir"], field="run_dir")
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """What the orchestrator said of it last."""

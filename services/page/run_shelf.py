@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.page.open_folders import OpenFolders
 from services.page.run_folder import RunFolder
 
 _MOST_RUNS = 500
@@ -40,21 +41,18 @@ class FolderShelf:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._known: dict[str, RunFolder] = {}
-        self._parent: Path | None = None
-        folder = Path(path)
-        if not (folder / "config.yaml").exists() and any(_inside(folder)):
-            self._parent = folder
-        else:
-            run = RunFolder.open(folder)
-            self._known[run.run_id] = run
+        self._folders = OpenFolders()
+        self._place = Path(path)
+        self._holds_several = not (self._place / "config.yaml").exists() and bool(
+            _inside(self._place)
+        )
+        if not self._holds_several:
+            RunFolder.open(self._place)
 
     def runs(self) -> list[dict[str, Any]]:
         """A line about each, newest first."""
-        if self._parent is None:
-            return [_line(run.path) for run in self._known.values()]
-        found = sorted(_inside(self._parent), key=_made_at, reverse=True)
-        return [_line(path) for path in found[:_MOST_RUNS]]
+        found = sorted(self._paths().items(), key=lambda run: _made_at(run[1]), reverse=True)
+        return [{"run_id": name, "made_at": _made_at(path)} for name, path in found[:_MOST_RUNS]]
 
     def open(self, run_id: str) -> RunFolder:
         """One of them.
@@ -62,14 +60,16 @@ class FolderShelf:
         Raises:
             NoSuchRun: there is none of that id.
         """
-        if run_id in self._known:
-            return self._known[run_id]
         # A name that is listed cannot lead out of the folder.
-        inside = _inside(self._parent) if self._parent is not None else []
-        for path in inside:
-            if path.name == run_id:
-                return self._known.setdefault(run_id, RunFolder.open(path))
-        raise NoSuchRun(run_id)
+        path = self._paths().get(run_id)
+        if path is None:
+            raise NoSuchRun(run_id)
+        return self._folders.get(run_id, path, field="RUN_DIR")
+
+    def _paths(self) -> dict[str, Path]:
+        """By run id, which is the name of the folder itself and not of a link to it."""
+        found = _inside(self._place) if self._holds_several else [self._place]
+        return {path.resolve().name: path for path in found}
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """Nothing: files only."""
@@ -101,7 +101,3 @@ def _made_at(path: Path) -> float:
         return (path / "config.yaml").stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _line(path: Path) -> dict[str, Any]:
-    return {"run_id": path.resolve().name, "made_at": _made_at(path)}

@@ -96,6 +96,15 @@ async def test_a_cluster_that_refuses_is_named(cluster) -> None:
     assert shelf.runs() == []
 
 
+async def test_who_answers_is_shown_whatever_another_says(cluster, monkeypatch) -> None:
+    monkeypatch.setenv("PAGE_KEY", KEY)
+    cluster[1][:] = ["no status of a run"]
+    shelf = ClusterShelf(PageConfig(router_key_env="PAGE_KEY", look_s=0.01), cluster[0], Bus())
+    await heard(shelf, lambda live: live["members"])
+    await heard(shelf, lambda live: "indices" in live["problem"])
+    assert shelf.live()["load"]["in_flight"] == 3
+
+
 def test_a_key_that_is_not_set_is_refused_at_the_start(monkeypatch) -> None:
     monkeypatch.delenv("PAGE_KEY", raising=False)
     with pytest.raises(InvalidInput, match="PAGE_KEY"):

@@ -12,6 +12,7 @@ from services.orchestrator.ledger import Ledger, Prompt
 from services.page import ledger_reading
 from services.page.http_app import open_paths, page_app
 from services.page.ledger_reading import LedgerReading
+from services.page.open_folders import OpenFolders
 from services.page.run_folder import RunFolder
 from services.page.run_shelf import FolderShelf
 from services.page.trajectory_index import TrajectoryQuery
@@ -145,6 +146,23 @@ def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClie
     assert (error["field"], error["value"]) == ("limit", "many")
     assert "from 0 to" in error["fix"]
     assert client.get("/api/runs/..%2Ftest-1").status_code == 404
+
+
+def test_of_a_folder_every_run_opens_under_the_name_that_is_listed(run_dir: Path) -> None:
+    (run_dir.parent / "latest").symlink_to(run_dir)
+    shelf = FolderShelf(run_dir.parent)
+    assert [run["run_id"] for run in shelf.runs()] == ["test-1"]
+    assert shelf.open("test-1") is shelf.open("test-1")
+
+
+def test_only_so_many_runs_are_held_open(run_dir: Path) -> None:
+    folders = OpenFolders(most=2)
+    first = folders.get("a", run_dir, field="RUN_DIR")
+    second = folders.get("b", run_dir, field="RUN_DIR")
+    assert folders.get("a", run_dir, field="RUN_DIR") is first
+    folders.get("c", run_dir, field="RUN_DIR")
+    assert folders.get("a", run_dir, field="RUN_DIR") is first
+    assert folders.get("b", run_dir, field="RUN_DIR") is not second
 
 
 def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:

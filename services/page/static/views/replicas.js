@@ -17,10 +17,11 @@ export async function replicas({ root, ask }) {
 }
 
 function members(live) {
-  if (live.problem) return empty("The cluster does not answer.", live.problem);
+  if (!live.members.length) return empty(live.problem ? "The cluster does not answer." : "No replica has registered.", live.problem);
   const load = live.load?.by_replica || {};
   const most = Math.max(1, ...Object.values(load));
-  return [el("div", { class: "scroll" }, el("table", {},
+  return [live.problem ? el("p", { class: "balance bad", role: "status" }, `As it was last; not everything answers: ${live.problem}`) : null,
+    el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, el("th", {}, "replica"), el("th", {}, "state"), el("th", {}, "lease"), el("th", { class: "number" }, "version"), el("th", { class: "number" }, "answers in flight"), el("th", {}, ""), el("th", {}, "last trouble"))),
     el("tbody", {}, live.members.map((one) => el("tr", {}, el("td", {}, one.replica_id), el("td", {}, one.state), el("td", {}, el("span", { class: `verdict ${one.leased ? "good" : "bad"}` }, one.leased ? "leased" : "no lease")),
       el("td", { class: "number" }, one.committed_version === null ? "–" : `${one.committed_version}${one.committed_version === live.newest_version ? "" : ` of ${live.newest_version}`}`),

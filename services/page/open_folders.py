@@ -1,0 +1,32 @@
+"""Run directories that somebody looks at."""
+
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+
+from services.page.run_folder import RunFolder
+
+_MOST = 32
+
+
+class OpenFolders:
+    """Folders by run id, those asked for last: each holds indexes of its files in memory."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._open: OrderedDict[str, RunFolder] = OrderedDict()
+        self._turn = Lock()
+
+    def get(self, run_id: str, path: str | Path, *, field: str) -> RunFolder:
+        """The folder of a run.
+
+        Raises:
+            InvalidInput: there is none at the path, which `field` names.
+        """
+        with self._turn:
+            folder = self._open.get(run_id) or RunFolder.open(path, field=field)
+            self._open[run_id] = folder
+            self._open.move_to_end(run_id)
+            while len(self._open) > self._most:
+                self._open.popitem(last=False)
+            return folder
