@@ -17,7 +17,7 @@ from services.orchestrator.run import Peers, Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.task_table import TaskTable
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
 
 _log = Log("orchestrator")
@@ -94,14 +94,15 @@ class Runs:
     async def go_on(self) -> None:
         """Go on with the run that the orchestrator before this one has left open, if it did."""
         async with self._starting:
-            request = None if self._open_run is None else await self._open_run.again()
-            if request is None:
-                return
+            request = None
             try:
-                await self._begin(request)
-                _log.info("run_resumed", run=request.resume)
-            except (InvalidInput, NotReady) as error:
-                _log.warning("run_not_resumed", run=request.resume, why=str(error))
+                request = None if self._open_run is None else await self._open_run.again()
+                if request is not None:
+                    await self._begin(request)
+                    _log.info("run_resumed", run=request.resume)
+            except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+                run = request.resume if request is not None else None
+                _log.warning("run_not_resumed", run=run, why=f"{type(error).__name__}: {error}")
 
     async def _begin(self, request: RunRequest) -> Run:
         run = request.config
@@ -120,9 +121,12 @@ class Runs:
 
     async def _live(self, run: Run) -> None:
         await run.execute()
-        # A run that a shutdown has cut off is still open, for whoever comes next.
-        if self._open_run is not None and not self._closing:
-            await self._open_run.end()
+        if self._open_run is None or self._closing:
+            return  # a run that a shutdown has cut off is still open, for whoever comes next
+        # The note of this run may be being written still, and that of the next one may be there.
+        async with self._starting:
+            if self._active in (run, None):
+                await self._open_run.end()
 
     def _refuse_second(self) -> None:
         if self._active is not None and not self._active.progress.active:

@@ -106,6 +106,71 @@ async def test_a_run_that_moves_on_comes_back_as_often_as_need_be(tmp_path: Path
             note.text = json.dumps(json.loads(note.text) | {"step": 0})
 
 
+class SlowNote(Note):
+    """A head that takes its time: what is written or erased is so once `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def write(self, text: str) -> None:
+        await self.gate.wait()
+        await super().write(text)
+
+    async def erase(self) -> None:
+        await self.gate.wait()
+        await super().erase()
+
+
+async def over(runs: Runs) -> None:
+    """Until the newest run shows its end; its task may go on."""
+    async with asyncio.timeout(60):
+        while not runs.list() or runs.list()[-1].state is not RunState.FINISHED:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_run_that_ends_before_it_is_noted_does_not_come_back(tmp_path: Path) -> None:
+    note = SlowNote()
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        starting = asyncio.create_task(runs.start(RunRequest(config=cluster.run_config(steps=1))))
+        await over(runs)
+        note.gate.set()
+        await runs.ended((await starting).run_id)
+        assert note.text is None
+
+
+async def test_the_end_of_a_run_does_not_erase_the_note_of_the_next(tmp_path: Path) -> None:
+    note = SlowNote()
+    note.gate.set()
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        await runs.start(RunRequest(config=cluster.run_config(steps=1)))
+        note.gate.clear()
+        await over(runs)
+        starting = asyncio.create_task(runs.start(RunRequest(config=cluster.run_config(steps=99))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        note.gate.set()
+        status = await starting
+        assert note.text is not None
+        assert status.run_id in note.text
+        await runs.close()
+
+
+async def test_a_note_that_cannot_be_used_keeps_no_orchestrator_from_starting(
+    tmp_path: Path,
+) -> None:
+    note = Note()
+    note.text = '{"request": 1'
+    async with world(tmp_path) as cluster:
+        runs = orchestrator(cluster, note)
+        await runs.go_on()
+        assert runs.list() == []
+
+
 async def test_a_head_that_is_away_costs_no_run(tmp_path: Path) -> None:
     note = Note()
     note.away = True
