@@ -1,6 +1,7 @@
 """Brings what the weight bus knows of pushes to the run's timeline."""
 
 import asyncio
+import time
 
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.timeline import Timeline
@@ -13,10 +14,15 @@ _LAST_LOOK_S = 2.0
 
 
 class PushRecord:
-    """Knows which outcomes were written, so that each is written once."""
+    """Knows which outcomes were written, so that each is written once.
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
+    Args:
+        since: seconds since 1970; the bus still tells of pushes before, which are another run's,
+            or were written by this one before its orchestrator was another.
+    """
+
+    def __init__(self, timeline: Timeline, *, since: float) -> None:
+        self._timeline, self._since = timeline, since
         self._written: set[tuple[str, int, float]] = set()
 
     def write(self, records: tuple[VersionRecord, ...]) -> None:
@@ -26,7 +32,7 @@ class PushRecord:
             for outcome in record.outcomes:
                 key = outcome.replica_id, record.version, outcome.at
                 seen.add(key)
-                if key in self._written:
+                if key in self._written or outcome.at < self._since:
                     continue
                 # A push to one that joins late does not last since the version was published.
                 took = outcome.seconds if outcome.seconds is not None else 0.0
@@ -47,7 +53,7 @@ class PushRecord:
 
 async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> None:
     """Ask after every change of what replicas serve, until cancelled, and then once more."""
-    record, seen = PushRecord(timeline), -1
+    record, seen = PushRecord(timeline, since=time.time()), -1
     try:
         while True:
             if fleet.pushes != seen:
