@@ -5,16 +5,15 @@ import os
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from process_samples import Sample, of_each, sample_of
 
 from services.cli.leftovers import descendants
 from tests.chaos.scene import Scene
 
-MIB = 1 << 20
 WARM_S = 90.0
 """Younger processes still fill caches and are not compared."""
 
@@ -27,25 +26,6 @@ TOLERANCES = {"rss_mib": (24.0, 0.0), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
 GRACE_S = 10.0
 MORE_PROCESSES = 0
 SEGMENTS = Path("/dev/shm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One process at one time.
-
-    Attributes:
-        at_s: seconds since the first census.
-        name: what it is.
-        age_s: seconds since the process began.
-    """
-
-    at_s: float
-    name: str
-    pid: int
-    age_s: float
-    rss_mib: float
-    fds: int
-    threads: int
 
 
 class Census:
@@ -74,9 +54,10 @@ class Census:
         mapped: set[str] = set()
         for pid, name in names.items():
             try:
-                self.samples.append(self._sample(pid, name))
+                at_s = time.monotonic() - self._began
+                self.samples.append(sample_of(psutil.Process(pid), name=name, at_s=at_s))
                 mapped |= _segments_of(pid)
-            except (psutil.NoSuchProcess, OSError):
+            except (psutil.Error, OSError):
                 continue  # it ended meanwhile
         self.processes.append(len(names))
         self._segments |= mapped
@@ -94,17 +75,11 @@ class Census:
     def growth(self) -> list[dict[str, Any]]:
         """Early and late means of each process that lived long enough, and what is too much."""
         rows = []
-        by_process: dict[tuple[str, int], list[Sample]] = defaultdict(list)
-        for sample in self.samples:
-            if sample.age_s >= WARM_S:
-                by_process[sample.name, sample.pid].append(sample)
-        for (name, pid), samples in by_process.items():
-            if len(samples) < LEAST:
-                continue
+        for samples in of_each(self.samples, older_s=WARM_S, least=LEAST):
             early, late = samples[: len(samples) // 3], samples[-(len(samples) // 3) :]
             row: dict[str, Any] = {
-                "name": name,
-                "pid": pid,
+                "name": samples[-1].name,
+                "pid": samples[-1].pid,
                 "minutes": (samples[-1].at_s - samples[0].at_s) / 60,
                 "grown": [],
             }
@@ -148,18 +123,6 @@ class Census:
             if name.startswith("replica"):
                 names |= dict.fromkeys(descendants(pid), name.replace("replica", "engine"))
         return names
-
-    def _sample(self, pid: int, name: str) -> Sample:
-        process = psutil.Process(pid)
-        return Sample(
-            at_s=time.monotonic() - self._began,
-            name=name,
-            pid=pid,
-            age_s=time.time() - process.create_time(),
-            rss_mib=process.memory_info().rss / MIB,
-            fds=process.num_fds(),
-            threads=process.num_threads(),
-        )
 
 
 def _segments_of(pid: int) -> set[str]:

@@ -1,16 +1,16 @@
 """What a whole cluster holds, minute for minute, and whether any of it grows."""
 
+import os
 import statistics
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import psutil
+from process_samples import HELD, MIB, Sample, of_each, sample_of
 
-MIB = 1 << 20
 WARM_S = 180.0
 """Younger processes still fill caches and are not judged."""
 
@@ -23,24 +23,6 @@ GROWTH = {"rss_mib": 32.0, "fds": 8.0, "threads": 8.0, "disk_mib": 64.0}
 SHARE = 0.1
 """The whole cluster's memory, descriptors and threads may grow by this share of them an hour, or
 by what one process may: processes that have just been replaced are smaller and larger."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One process at one time, or all of them.
-
-    Attributes:
-        at_s: seconds since the first census.
-        age_s: of the process.
-    """
-
-    at_s: float
-    name: str
-    pid: int
-    age_s: float
-    rss_mib: float
-    fds: int
-    threads: int
 
 
 class Census:
@@ -65,40 +47,40 @@ class Census:
             try:
                 title = " ".join(process.cmdline()[:2])
                 if title and not any(part in " ".join(process.cmdline()) for part in self._spared):
-                    now.append(_sample(process, title, at_s))
+                    now.append(sample_of(process, name=title[:60], at_s=at_s))
             except psutil.Error:
                 continue  # it ended meanwhile
         total = {"minute": round(at_s / 60, 2), "processes": len(now)}
-        total |= {what: sum(getattr(one, what) for one in now) for what in ("rss_mib", "fds")}
-        total["threads"] = sum(one.threads for one in now)
+        total |= {what: sum(getattr(one, what) for one in now) for what in HELD}
         total |= {f"disk_mib {name}": _disk_mib(path) for name, path in self._folders.items()}
         self.samples += now
         self.totals.append({what: round(figure, 1) for what, figure in total.items()})
 
     def growth(self) -> list[dict[str, Any]]:
         """Of each process that lived long enough: how much more it holds per hour."""
-        by_process: dict[tuple[str, int], list[Sample]] = defaultdict(list)
-        for one in self.samples:
-            if one.age_s >= WARM_S:
-                by_process[one.name, one.pid].append(one)
         return [
-            {"name": name, "pid": pid, "minutes": round((own[-1].at_s - own[0].at_s) / 60, 1)}
+            {
+                "name": own[-1].name,
+                "pid": own[-1].pid,
+                "minutes": round((own[-1].at_s - own[0].at_s) / 60, 1),
+            }
             | {
                 what: round(per_hour([(one.at_s, getattr(one, what)) for one in own]), 2)
-                for what in ("rss_mib", "fds", "threads")
+                for what in HELD
             }
-            for (name, pid), own in by_process.items()
-            if len(own) >= LEAST
+            for own in of_each(self.samples, older_s=WARM_S, least=LEAST)
         ]
 
     def problems(self) -> list[str]:
         """What is not flat; only what was seen for long enough to tell its slope from noise."""
         judged_s = max(10 * WARM_S, self.samples[-1].at_s / 3) if self.samples else 0.0
+        judged = [row for row in self.growth() if 60 * row["minutes"] >= judged_s]
+        if not judged:
+            return [f"no process was counted for {judged_s / 60:.0f} minutes: growth is not judged"]
         found = [
             f"{row['name']} (pid {row['pid']}): {what} grows by {row[what]:g} an hour"
-            for row in self.growth()
-            if 60 * row["minutes"] >= judged_s
-            for what in ("rss_mib", "fds", "threads")
+            for row in judged
+            for what in HELD
             if row[what] > GROWTH[what]
         ]
         settled = [one for one in self.totals if 60 * one["minute"] >= WARM_S]
@@ -124,24 +106,11 @@ def per_hour(points: list[tuple[float, float]]) -> float:
     return 3600 * statistics.median(slopes) if slopes else 0.0
 
 
-def _sample(process: psutil.Process, title: str, at_s: float) -> Sample:
-    with process.oneshot():
-        return Sample(
-            at_s=at_s,
-            name=title[:60],
-            pid=process.pid,
-            age_s=time.time() - process.create_time(),
-            rss_mib=process.memory_info().rss / MIB,
-            fds=process.num_fds(),
-            threads=process.num_threads(),
-        )
-
-
 def _disk_mib(folder: Path) -> float:
+    """What the files below a folder take; those that go meanwhile are left out."""
     size = 0
-    for path in folder.rglob("*"):
-        try:
-            size += path.lstat().st_blocks * 512
-        except OSError:
-            continue  # it went meanwhile
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
     return size / MIB

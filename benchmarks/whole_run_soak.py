@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def soak(demo: DemoCluster, options: argparse.Namespace, console: Console) -> di
         while not over.wait(_MINUTE_S):
             census.take()
 
-    counting = threading.Thread(target=count, name="census")
-    counting.start()
+    pool = ThreadPoolExecutor(1, thread_name_prefix="census")
+    counting = pool.submit(count)
     runs: list[dict[str, Any]] = []
     try:
         while time.monotonic() - began < 60 * options.minutes:
@@ -76,7 +77,7 @@ def soak(demo: DemoCluster, options: argparse.Namespace, console: Console) -> di
             console.print(_line(runs[-1]), markup=False, highlight=False)
     finally:
         over.set()
-        counting.join()
+        counting.result()  # a census that broke off shows nothing
     return figures(options, time.monotonic() - began, runs, census)
 
 
