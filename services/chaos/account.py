@@ -66,6 +66,9 @@ def _lost(seen: Observation) -> Iterable[str]:
             yield f"the ledger was off by {audit.off} at {audit.at_s:.1f} s"
         if audit.skipped:
             yield f"{audit.skipped} prompts were skipped at {audit.at_s:.1f} s"
+    unread_s = seen.ended_s - (seen.audits[-1].at_s if seen.audits else 0.0)
+    if unread_s > NOTICED_S or not seen.audits:
+        yield f"the ledger could not be read in the last {unread_s:.0f} s"
     yield from _lost_of_the_run(seen)
     yield from _lost_versions(seen)
     if not seen.leases or len(seen.leases[-1].leased) < seen.expected:

@@ -19,6 +19,7 @@ ASK_AGAIN = (
 """What says nothing about the request itself: a client may ask again."""
 
 PATIENCE_S = 180.0
+LONG_S = 60.0
 _PAUSE_S = 0.5
 _TOKENS = 12
 _TURNS = 2
@@ -67,7 +68,18 @@ class Agent:
                 problem = f"{type(error).__name__}: {error}"
             except (openai.APIError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
+            except asyncio.CancelledError:
+                self._note_unanswered(kind, sent, again)
+                raise
             return Call(sent_s=sent, ended_s=self._clock(), kind=kind, again=again, problem=problem)
+
+    def _note_unanswered(self, kind: str, sent: float, again: int) -> None:
+        """The campaign is over; a call that waits for long by then has been lost."""
+        ended = self._clock()
+        if ended - sent > LONG_S:
+            problem = f"no answer in {ended - sent:.0f} s, until the end"
+            call = Call(sent_s=sent, ended_s=ended, kind=kind, again=again, problem=problem)
+            self._calls.append(call)
 
     async def _whole(self) -> None:
         answer = await self._client.chat.completions.create(**await self._question())

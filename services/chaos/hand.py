@@ -1,7 +1,7 @@
 """What acts on one node: a small Ray actor that lists victims and starts keepers."""
 
 import json
-import os
+import select
 import subprocess
 import sys
 from contextlib import suppress
@@ -78,8 +78,17 @@ class Hand:
         )
         started.wait(_ANSWER_S)  # it has left a child that goes on
         assert started.stdout is not None
+        self._forget_ended()
         self._keepers.append(started)
-        return os.fdopen(started.stdout.fileno(), "rb", closefd=False).readline().decode().strip()
+        with started.stdout:
+            return started.stdout.readline().decode().strip()
+
+    def _forget_ended(self) -> None:
+        """Let go of keepers that have undone their fault."""
+        for one in [one for one in self._keepers if _has_ended(one)]:
+            assert one.stdin is not None
+            one.stdin.close()
+            self._keepers.remove(one)
 
     def undo(self) -> None:
         """Undo whatever lasts still."""
@@ -87,6 +96,14 @@ class Hand:
             assert one.stdin is not None
             one.stdin.close()
         self._keepers.clear()
+
+
+def _has_ended(one: "subprocess.Popen[bytes]") -> bool:
+    """Whether nobody reads any more what tells the keeper that its owner lives."""
+    assert one.stdin is not None
+    readers = select.poll()
+    readers.register(one.stdin, 0)  # errors are told always
+    return bool(readers.poll(0))
 
 
 def nodes() -> list[Node]:

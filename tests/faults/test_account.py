@@ -74,6 +74,12 @@ def test_every_kind_of_loss_is_told() -> None:
     assert len(drawn.lost) == 7
 
 
+def test_a_ledger_that_nobody_could_read_is_not_said_to_balance() -> None:
+    assert account(seen(audits=[])).lost == ("the ledger could not be read in the last 30 s",)
+    stale = account(seen(ended_s=90.0, progress=[progress(5, 3), progress(89, 6)])).lost
+    assert stale == ("the ledger could not be read in the last 75 s",)
+
+
 def test_a_new_bus_that_learns_its_versions_again_has_lost_none() -> None:
     again = [leases(0, 2, version=5), leases(12, 0, -1, "b"), leases(20, 2, 5, "b")]
     assert account(seen(leases=again)).lost == ()

@@ -1,6 +1,7 @@
 """A node without a network: packets to and from others are dropped, as by a dead switch."""
 
 import subprocess
+from contextlib import ExitStack
 from typing import Any
 
 _RULES = (
@@ -38,10 +39,11 @@ class Cut:
         return 3600.0
 
     def end(self) -> None:
-        """Heal."""
+        """Heal, each direction for itself."""
         if self._is_cut:
-            for rule in _RULES:
-                _iptables("-D", rule[0], *rule[1:], *_MARK)
+            with ExitStack() as healing:
+                for rule in _RULES:
+                    healing.callback(_iptables, "-D", rule[0], *rule[1:], *_MARK)
 
 
 def _iptables(*arguments: str) -> None:
