@@ -107,18 +107,18 @@ async def test_a_run_that_moves_on_comes_back_as_often_as_need_be(tmp_path: Path
 
 
 class SlowNote(Note):
-    """A head that takes its time: what is written or erased is so once `gate` opens."""
+    """A head that takes its time: it writes, or erases, once that may be."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gate = asyncio.Event()
+        self.may_write, self.may_erase = asyncio.Event(), asyncio.Event()
 
     async def write(self, text: str) -> None:
-        await self.gate.wait()
+        await self.may_write.wait()
         await super().write(text)
 
     async def erase(self) -> None:
-        await self.gate.wait()
+        await self.may_erase.wait()
         await super().erase()
 
 
@@ -133,31 +133,30 @@ async def over(runs: Runs) -> None:
 
 async def test_a_run_that_ends_before_it_is_noted_does_not_come_back(tmp_path: Path) -> None:
     note = SlowNote()
+    note.may_erase.set()
     async with world(tmp_path) as cluster:
         runs = orchestrator(cluster, note)
         starting = asyncio.create_task(runs.start(RunRequest(config=cluster.run_config(steps=1))))
         await over(runs)
-        note.gate.set()
+        note.may_write.set()
         await runs.ended((await starting).run_id)
         assert note.text is None
 
 
 async def test_the_end_of_a_run_does_not_erase_the_note_of_the_next(tmp_path: Path) -> None:
     note = SlowNote()
-    note.gate.set()
+    note.may_write.set()
     async with world(tmp_path) as cluster:
         runs = orchestrator(cluster, note)
         await runs.start(RunRequest(config=cluster.run_config(steps=1)))
-        note.gate.clear()
         await over(runs)
         starting = asyncio.create_task(runs.start(RunRequest(config=cluster.run_config(steps=99))))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        note.gate.set()
-        status = await starting
-        assert note.text is not None
-        assert status.run_id in note.text
+        await asyncio.wait({starting}, timeout=0.5)  # time enough to be noted first
+        note.may_erase.set()
+        status, noted = await starting, note.text
         await runs.close()
+        assert noted is not None
+        assert status.run_id in noted
 
 
 async def test_a_note_that_cannot_be_used_keeps_no_orchestrator_from_starting(
