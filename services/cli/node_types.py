@@ -46,7 +46,13 @@ def nodes_of_file(path: str | Path) -> list[NodeType]:
     data = load_yaml(path)
     kind = kind_of(data)
     if kind == RAY_UP:
-        return list(_of_ray_up(data, str(path)))
+        try:
+            return list(_of_ray_up(data, str(path)))
+        except InvalidInput:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            fix = f"Its nodes are not written as `ray up` reads them: {error}."
+            raise InvalidInput("--nodes", str(path), fix) from None
     if kind == KUBERNETES:
         return list(_of_ray_service(RayServiceFile.check(data, source=str(path))))
     fix = "Give a `ray up` file such as deploy/ray/aws.yaml, or a RayService manifest."
@@ -67,9 +73,10 @@ def _of_ray_up(data: Any, source: str) -> Iterator[NodeType]:
     for name, node in types.items():
         if not node.get("resources"):
             raise InvalidInput(f"{source}: available_node_types.{name}.resources", None, _DETECTED)
-        most = min(node.get("max_workers", workers), workers)
         head = name == data.get("head_node_type")
-        yield NodeType(name=name, count=most + head, resources=node["resources"])
+        most = min(node.get("max_workers", 0 if head else workers), workers)  # as Ray has it
+        resources = {one: float(amount) for one, amount in node["resources"].items()}
+        yield NodeType(name=name, count=most + head, resources=resources)
 
 
 def _of_ray_service(file: RayServiceFile) -> Iterator[NodeType]:

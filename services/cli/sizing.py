@@ -45,8 +45,9 @@ class Sizing:
 
     @property
     def parameters(self) -> int:
-        """Of the model; 0 where they cannot be counted from its shape."""
-        return self.shape.parameters or 0
+        """Of the model, which is a dense one."""
+        assert self.shape.parameters is not None
+        return self.shape.parameters
 
     @property
     def state_gib(self) -> float:
@@ -181,7 +182,7 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
 
     Raises:
         InvalidInput: the file leaves one of them out or trains on CPUs, or its model is not on
-            this machine.
+            this machine, or has experts.
     """
     for name in ("trainer", "rollout_server", "reward_service"):
         if name not in configs:
@@ -193,6 +194,9 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
     shape = shape_of(trainer.model)
     if shape is None:
         fix = "Its config.json is not on this machine: fetch the model, or leave out --figures."
+        raise InvalidInput("trainer.args.model", trainer.model, fix)
+    if shape.parameters is None:
+        fix = "There are figures only for dense models, and it has experts: leave out --figures."
         raise InvalidInput("trainer.args.model", trainer.model, fix)
     return Sizing(
         shape=shape,

@@ -55,6 +55,24 @@ def test_nodes_that_ray_finds_out_about_itself_are_not_guessed() -> None:
         nodes_of_file(DEPLOY / "ray" / "onprem.yaml")
 
 
+def test_workers_are_counted_as_ray_would_and_bad_nodes_are_named(tmp_path: Path) -> None:
+    cluster = _load("aws.yaml")
+    for node in cluster["available_node_types"].values():
+        node.pop("max_workers", None)
+    cluster |= {"max_workers": 3}
+    path = tmp_path / "nodes.yaml"
+    path.write_text(yaml.safe_dump(cluster))
+    ours = {node.name: node.count for node in nodes_of_file(path)}
+    theirs = prepare_config(copy.deepcopy(cluster))["available_node_types"]
+    head = cluster["head_node_type"]
+    assert ours == {name: one["max_workers"] + (name == head) for name, one in theirs.items()}
+    assert ours[head] == 1
+    cluster["available_node_types"][head] = ["CPU"]
+    path.write_text(yaml.safe_dump(cluster))
+    with pytest.raises(InvalidInput, match="as `ray up` reads them"):
+        nodes_of_file(path)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_the_nodes_can_hold_the_tier_of_sandbox_that_is_required(name: str) -> None:
     configs = Deployment.read(DEPLOY / "cluster-4-nodes.yaml").configs

@@ -8,7 +8,8 @@ import yaml
 
 from services.cli.deployment import Deployment
 from services.cli.model_shape import ModelShape
-from services.cli.sizing import Sizing
+from services.cli.sizing import Sizing, sizing_of
+from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -87,5 +88,9 @@ def test_parameters_counted_from_the_shape_are_those_that_the_models_have(
     assert counted / 1e9 == pytest.approx(billions, abs=0.01)
 
 
-def test_parameters_of_experts_are_not_guessed() -> None:
-    assert ModelShape.of(MODELS["hf://Qwen/Qwen3-4B"] | {"num_experts": 128}).parameters is None
+def test_parameters_of_experts_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ModelShape.of(MODELS["hf://Qwen/Qwen3-4B"] | {"num_experts": 128})
+    assert shape.parameters is None
+    monkeypatch.setattr("services.cli.sizing.shape_of", lambda _: shape)
+    with pytest.raises(InvalidInput, match="it has experts"):
+        sizing_of(Deployment.read(DEPLOY / "cluster.yaml").configs, None, 80)

@@ -71,13 +71,24 @@ class ClusterFeed:
 
     def _listen(self, lines: IO[str]) -> None:
         for line in lines:
-            word = json.loads(line)
+            word = _word(line)
+            if word is None:
+                continue
             self.problem = word.get("problem", "")
             self.newest = None if self.problem else word
             self.heard.set()
         self.newest = None
         self.problem = self.problem or "the connection to the cluster was lost"
         self.heard.set()
+
+
+def _word(line: str) -> dict[str, Any] | None:
+    """What the process said; None for a line that its end cut short, or that Ray has printed."""
+    try:
+        word = json.loads(line)
+    except ValueError:
+        return None
+    return word if isinstance(word, dict) else None
 
 
 def main() -> None:

@@ -34,9 +34,9 @@ class MetricPages:
     def _page(self, url: str, names: tuple[str, ...]) -> Series:
         try:
             answer = self._http.get(url)
-        except (httpx.HTTPError, httpx.InvalidURL):
+            return series(answer.text, names) if answer.is_success else {}
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # the last: it is no such page
             return {}
-        return series(answer.text, names) if answer.is_success else {}
 
 
 def series(page: str, names: tuple[str, ...]) -> Series:

@@ -208,7 +208,8 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ClusterFeed]]:
     table = {"newest_version": 1, "members": []}
     word = json.dumps({"table": table, "versions": [], "pages": []})
     monkeypatch.setattr("services.cli.top.cluster_feed._AGAIN_S", 0.01)
-    script = f"import sys; print({word!r}, flush=True); sys.exit(sys.stdin.readline() == 'die')"
+    torn = word[: len(word) // 2]
+    script = f"import sys; print({torn!r}); print({word!r}, flush=True); sys.stdin.readline()"
     begin = ClusterFeed.__init__
 
     def scripted(self: ClusterFeed, address: str | None) -> None:
