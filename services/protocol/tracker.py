@@ -1,10 +1,26 @@
 """Where a run's figures go beside its `metrics.jsonl`."""
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from services.protocol.strict import StrictModel
+
+LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+"""User, password or token within an address."""
+
+
+def _without_login(address: str | None) -> str | None:
+    if address is not None and LOGIN.search(address):
+        raise ValueError(
+            "run files are kept and shown: leave user and password out, and set the tracker's own "
+            "environment variables where the orchestrator runs"
+        )
+    return address
+
+
+Address = Annotated[str | None, AfterValidator(_without_login)]
 
 
 class TensorBoardTracker(StrictModel):
@@ -32,7 +48,7 @@ class WandbTracker(StrictModel):
     project: str = Field(default="millrace", min_length=1, max_length=128)
     entity: str | None = None
     mode: Literal["online", "offline"] = "online"
-    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    base_url: Address = Field(default=None, pattern=r"^https?://")
 
 
 class MlflowTracker(StrictModel):
@@ -45,7 +61,7 @@ class MlflowTracker(StrictModel):
     """
 
     kind: Literal["mlflow"] = "mlflow"
-    uri: str | None = Field(default=None, min_length=1)
+    uri: Address = Field(default=None, min_length=1)
     experiment: str = Field(default="millrace", min_length=1)
 
 

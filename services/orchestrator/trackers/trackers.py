@@ -18,7 +18,7 @@ from services.orchestrator.trackers.kinds import open_tracker
 from services.orchestrator.trackers.tracker import TrackedRun, Tracker
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.tracker import TrackerConfig
+from services.protocol.tracker import LOGIN, TrackerConfig
 
 CLOSE_S = 20.0
 _QUEUE = 1024
@@ -79,7 +79,8 @@ class TrackerFeed:
         RunMetrics.tracker_losses.inc(1, tags | {"reason": reason})
         if reason not in self._told:  # the metric goes on counting
             self._told.add(reason)
-            _log.warning("tracker_failed", **tags, reason=reason, error=why[:500])
+            shown = LOGIN.sub("(not shown)", why)[:500]  # of an address in the environment
+            _log.warning("tracker_failed", **tags, reason=reason, error=shown)
 
 
 class Trackers:

@@ -25,6 +25,7 @@ from services.protocol.tracker import MlflowTracker, TensorBoardTracker
 
 ROOT = Path(__file__).parents[3]
 LINE = {"step": 3, "reward": 0.5, "evaluations": [], "idle_seconds": {"trainer": {"rollout": 2}}}
+SECRETIVE = "API request to https://me:secret@mlflow.example/api failed"
 
 
 def run_config(*entries: Any) -> RunConfig:
@@ -85,6 +86,18 @@ def test_one_line_of_a_run_file_names_trackers_with_or_without_options() -> None
             run_config(unknown)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"kind": "mlflow", "uri": "postgresql://me:secret@db/mlflow"},
+        {"kind": "wandb", "base_url": "https://token@wandb.example"},
+    ],
+)
+def test_a_password_is_kept_out_of_the_run_file_which_is_shown(entry: dict[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="environment variables"):
+        run_config(entry)
+
+
 def test_a_missing_package_is_said_before_a_run_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -143,7 +156,10 @@ def test_everything_reaches_a_tracker_in_order(tmp_path: Path, losses: list[str]
 def test_a_tracker_that_fails_is_tried_again_and_each_loss_counted_but_told_once(
     tmp_path: Path, losses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tracker, attempts = Recording(), iter([ConnectionError("down"), ConnectionError("down"), None])
+    tracker, attempts = (
+        Recording(),
+        iter([ConnectionError(SECRETIVE), ConnectionError("down"), None]),
+    )
 
     def open_it(config: Any, run: TrackedRun) -> Recording:
         error = next(attempts)
@@ -151,15 +167,22 @@ def test_a_tracker_that_fails_is_tried_again_and_each_loss_counted_but_told_once
             raise error
         return tracker
 
-    warned: list[str] = []
-    monkeypatch.setattr(trackers._log, "warning", lambda event, **_: warned.append(event))
+    warned: list[tuple[str, str]] = []
+
+    def warning(event: str, *, error: str, **_: Any) -> None:
+        warned.append((event, error))
+
+    monkeypatch.setattr(trackers._log, "warning", warning)
     feeding = started(tmp_path, open_it)
     for _ in range(3):
         feeding.step(LINE)
     feeding.close(RunState.STOPPED)
     assert [what for what, _ in tracker.heard] == [3, "closed"]
     assert losses == ["error", "error"]
-    assert warned == ["tracker_failed"]
+    ((event, error),) = warned
+    assert event == "tracker_failed"
+    assert "mlflow.example/api" in error
+    assert "secret" not in error
 
 
 def test_a_tracker_that_hangs_costs_the_run_nothing_but_the_deadline_at_its_end(
