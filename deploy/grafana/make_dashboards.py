@@ -4,6 +4,7 @@ From the repository's root: `python -m deploy.grafana.make_dashboards`.
 """
 
 from pathlib import Path
+from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -103,7 +104,7 @@ def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
     made.title(panel.title).description(_description(panel)).datasource(_SOURCE)
     made.unit(panel.unit).span(panel.width).height(_HEIGHT[panel.kind])
     made.thresholds(_thresholds(panel))
-    for letter, query in zip("ABCDEFGH", panel.queries, strict=False):
+    for letter, query in zip(ascii_uppercase[: len(panel.queries)], panel.queries, strict=True):
         made.with_target(_target(letter, query))
     if panel.runbook:
         made.links([_runbook(f"Runbook: {panel.runbook}", f"#{panel.runbook.lower()}")])

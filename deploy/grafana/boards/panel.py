@@ -109,6 +109,14 @@ def quantile(share: float, metric: str, where: str, by: str = "") -> str:
     return f"histogram_quantile({share:g}, {buckets(f'ray_millrace_{metric}', where, by)})"
 
 
+def median_and_p95(metric: str, where: str, by: str) -> tuple[Query, Query]:
+    """What is usual, and what one in twenty exceeds; a line each for every value of a label."""
+    return (
+        Query(f"p50 {{{{{by}}}}}", quantile(0.5, metric, where, by)),
+        Query(f"p95 {{{{{by}}}}}", quantile(0.95, metric, where, by)),
+    )
+
+
 def buckets(histogram: str, where: str, by: str = "") -> str:
     """What the buckets of a histogram grow by, summed by these labels."""
     labels = f"le, {by}" if by else "le"

@@ -6,7 +6,7 @@ from deploy.grafana.boards.panel import (
     Panel,
     Query,
     Row,
-    quantile,
+    median_and_p95,
     rate,
     recent,
     series,
@@ -67,14 +67,7 @@ _SOON = Row(
             "One answer, p50 and p95",
             "s",
             "From the job to its score, waiting included.",
-            (
-                Query(
-                    "p50 {{language}}", quantile(0.5, "reward_grading_seconds", NODE, "language")
-                ),
-                Query(
-                    "p95 {{language}}", quantile(0.95, "reward_grading_seconds", NODE, "language")
-                ),
-            ),
+            median_and_p95("reward_grading_seconds", NODE, "language"),
             width=8,
         ),
         Panel(

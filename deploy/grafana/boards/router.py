@@ -6,6 +6,7 @@ from deploy.grafana.boards.panel import (
     Panel,
     Query,
     Row,
+    median_and_p95,
     quantile,
     rate,
     recent,
@@ -78,30 +79,14 @@ _SOON = Row(
             "First token, p50 and p95",
             "s",
             "From the request to its first token.",
-            (
-                Query(
-                    "p50 {{endpoint}}",
-                    quantile(0.5, "router_first_token_seconds", NODE, "endpoint"),
-                ),
-                Query(
-                    "p95 {{endpoint}}",
-                    quantile(0.95, "router_first_token_seconds", NODE, "endpoint"),
-                ),
-            ),
+            median_and_p95("router_first_token_seconds", NODE, "endpoint"),
             width=8,
         ),
         Panel(
             "Whole request, p50 and p95",
             "s",
             "To the last byte. Long answers take long; compare with the phases.",
-            (
-                Query(
-                    "p50 {{endpoint}}", quantile(0.5, "router_request_seconds", NODE, "endpoint")
-                ),
-                Query(
-                    "p95 {{endpoint}}", quantile(0.95, "router_request_seconds", NODE, "endpoint")
-                ),
-            ),
+            median_and_p95("router_request_seconds", NODE, "endpoint"),
             width=8,
         ),
         Panel(

@@ -7,7 +7,7 @@ from deploy.grafana.boards.panel import (
     Query,
     Row,
     mean,
-    quantile,
+    median_and_p95,
     rate,
     recent,
     series,
@@ -58,10 +58,7 @@ _COST = Row(
             "Publish to commit, p50 and p95",
             "s",
             "Per replica; generation goes on meanwhile.",
-            (
-                Query("p50 {{replica}}", quantile(0.5, "bus_push_seconds", REPLICA, "replica")),
-                Query("p95 {{replica}}", quantile(0.95, "bus_push_seconds", REPLICA, "replica")),
-            ),
+            median_and_p95("bus_push_seconds", REPLICA, "replica"),
             width=8,
         ),
         Panel(
