@@ -90,7 +90,7 @@ def _limited(cpu_s: float) -> Iterator[None]:
 def some(first: int, count: int) -> Findings:
     """Play some in this process."""
     logging.disable(logging.CRITICAL)
-    RunDirectory.draw_learning_curve = lambda self, summary: None  # type: ignore[method-assign]
+    RunDirectory.draw_learning_curve = lambda self: None  # type: ignore[method-assign]
     findings = Findings()
     for seed in range(first, first + count):
         findings.play(draw(seed))
