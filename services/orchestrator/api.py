@@ -1,5 +1,6 @@
 """The HTTP face of the orchestrator, below `/v1/runs`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,7 +60,8 @@ def http_api(runs: Runs) -> FastAPI:
 
     @app.get("/{run_id}/trajectories")
     async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
-        return runs.get(run_id).trajectories(_limit(limit))
+        # A long run has kept many, and the run goes on in this event loop.
+        return await asyncio.to_thread(runs.get(run_id).trajectories, _limit(limit))
 
     _add_controls(app, runs)
     return app
