@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.config import AccessConfig
+from services.access.cross_site import CrossSiteGuard
 from services.access.key_limits import Excess, KeyLimits
 from services.access.key_ring import ApiKey, KeyRing
 from services.access.key_source import KeySource
@@ -100,7 +101,7 @@ class AccessControl:
 def protect(
     app: Starlette, config: AccessConfig, *, service: str, open_paths: Collection[str] = ()
 ) -> None:
-    """Have an application ask for keys, if any are configured.
+    """Have an application ask for keys; where none are configured, refuse other sites' pages.
 
     Raises:
         InvalidInput: the keys cannot be read, which is found out here and not at a request.
@@ -108,6 +109,7 @@ def protect(
     source = KeySource(config, service=service)
     ring = source.read()
     if ring is None:
+        app.add_middleware(CrossSiteGuard)
         return
     app.add_middleware(
         AccessControl,
