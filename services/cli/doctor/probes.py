@@ -190,8 +190,7 @@ def leftovers() -> Leftovers:
         folder
         for pattern in ("millrace-*", "ray/session_[0-9]*")
         for folder in Path("/tmp").glob(pattern)
-        # Compilers' folders have no process of their own, so nobody can tell whose they are.
-        if _ours(folder) and not folder.name.startswith("millrace-toolchain-")
+        if _ours(folder) and of_a_cluster(folder)
     ]
     commands = _commands() if folders else ""
     forgotten = [folder for folder in folders if str(folder) not in commands]
@@ -209,6 +208,11 @@ def _ours(folder: Path) -> bool:
         return folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
     except OSError:
         return False  # it went meanwhile
+
+
+def of_a_cluster(folder: Path) -> bool:
+    """Whether it is a session of Ray, or holds one: the rest may be somebody's work."""
+    return folder.name.startswith("session_") or (folder / "session_latest").is_symlink()
 
 
 def _commands() -> str:

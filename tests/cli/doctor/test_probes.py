@@ -70,6 +70,16 @@ def test_rdma_ports_are_told_apart_by_their_state(tmp_path: Path) -> None:
     assert rdma_ports(tmp_path) == (("mlx5_0/1",), ("mlx5_0/2",))
 
 
+def test_only_folders_of_clusters_are_called_left_over(tmp_path: Path) -> None:
+    made, own = tmp_path / "millrace-0vbffw31", tmp_path / "millrace-examples"
+    for folder in (made, own):
+        folder.mkdir()
+    (made / "session_latest").symlink_to(made / "session_1")
+    assert probes.of_a_cluster(made)
+    assert probes.of_a_cluster(tmp_path / "session_2026")
+    assert not probes.of_a_cluster(own)
+
+
 def test_the_quickest_look_at_a_clock_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = iter([0.0, 8.0, 10.0, 11.0, 20.0, 29.0, 30.0, 39.0, 40.0, 49.0])
     theirs = iter([90.0, 103.5, 99.0, 99.0, 99.0])
