@@ -138,33 +138,47 @@ class Figures:
 def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
     """A whole run."""
     hardware, trace = case.equipment()
+    shape = {"steps": case.steps, "batch_groups": case.batch_groups, "group_size": GROUP_SIZE}
+    run = run_file(folder, schedule=point, **shape)
+    peers = cluster(hardware, trace)
+    gc.collect()
+    began, Simulated.cpu_s = time.process_time(), 0.0
+    live(run, hardware, peers)
+    cpu_s = time.process_time() - began
+    return _figures(case, run, peers, cpu_s)
+
+
+def run_file(folder: Path, **keys: Any) -> RunConfig:
+    """A run whose tasks and run directory are in a new folder."""
     folder.mkdir()
-    tasks = max(64, case.batch_groups)
-    run = RunConfig.model_validate(
+    tasks = max(64, keys["batch_groups"])
+    return RunConfig.model_validate(
         {
             "name": "benchmark",
             "task_file": str(write_tasks(folder / "tasks.jsonl", train=tasks, heldout=1)),
             "run_root": str(folder),
             "model": "tiny",
-            "steps": case.steps,
-            "batch_groups": case.batch_groups,
-            "group_size": GROUP_SIZE,
             "rollout_timeout_s": 2e4,
             "checkpoint": {"every": 1000},
-            "schedule": point,
         }
+        | keys
     )
+
+
+def live(run: RunConfig, hardware: Hardware, peers: Cluster) -> None:
+    """Have the orchestrator do the run, in virtual time.
+
+    Raises:
+        RuntimeError: the run did not finish.
+    """
     config = OrchestratorConfig(
         score_concurrency=4 * hardware.sandboxes,
         score_batch=1,
         score_timeout_s=2e4,
         replicas_timeout_s=2e4,
     )
-    peers = cluster(hardware, trace)
-    gc.collect()
-    began, Simulated.cpu_s = time.process_time(), 0.0
 
-    async def live() -> None:
+    async def to_its_end() -> None:
         runs = Runs(
             config,
             lambda: Peers(
@@ -177,11 +191,9 @@ def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
         )
         status = await runs.ended((await runs.start(RunRequest(config=run))).run_id)
         if status.state is not RunState.FINISHED:
-            raise RuntimeError(f"{case} {point}: {status.detail}")
+            raise RuntimeError(f"{run.batch_groups} groups, {run.schedule}: {status.detail}")
 
-    run_virtually(live, limit_s=1e6)
-    cpu_s = time.process_time() - began
-    return _figures(case, run, peers, cpu_s)
+    run_virtually(to_its_end, limit_s=1e6)
 
 
 def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figures:

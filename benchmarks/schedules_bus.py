@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from schedules_hardware import Hardware, simulated
 
+from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 
 _WAVES = 8
@@ -100,6 +101,10 @@ class Bus:
             max_model_len=4096,
             pid=1,
         )
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """See `WeightBus`; nobody looks at them."""
+        return ()
 
     async def want_replicas(self, replicas: int) -> None:
         """See `WeightBus`; there are as many as there are."""

@@ -17,21 +17,23 @@ _MASK = (1,) * (LONGEST + 1)
 
 
 @dataclass(kw_only=True, eq=False)
-class _Answer:
+class Answer:
     """One answer on its way.
 
     Attributes:
+        session: of the request that asked for it.
         place: among all answers, in the order in which they were asked for.
         left: tokens, which are seconds, still to be sampled.
         pieces: when sampling began, and for how long, before each interruption and at last.
         timer: of the piece being sampled.
     """
 
+    session: str
     place: int
     index: int
     tokens: int
     left: float
-    arrived: Callable[["_Answer"], None]
+    arrived: Callable[["Answer"], None]
     began: float = 0.0
     pieces: list[tuple[float, float]] = field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
@@ -50,9 +52,9 @@ class Rollouts:
         self._trace = trace
         self._bus = bus
         self._busy = self._asked = 0
-        self._queue: deque[_Answer] = deque()
-        self._sessions: dict[str, list[_Answer]] = {}
-        self._held: list[_Answer] = []
+        self._queue: deque[Answer] = deque()
+        self._sessions: dict[str, list[Answer]] = {}
+        self._held: list[Answer] = []
         self.began: float | None = None
 
     async def __aenter__(self) -> "Rollouts":
@@ -66,7 +68,7 @@ class Rollouts:
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         left = request.n
 
-        def finished(answer: _Answer) -> None:
+        def finished(answer: Answer) -> None:
             nonlocal left
             arrived(answer.index, self._trajectory(answer))
             left -= 1
@@ -89,7 +91,7 @@ class Rollouts:
         return 0
 
     @simulated
-    def _ask(self, request: RolloutRequest, arrived: Callable[[_Answer], None]) -> list[_Answer]:
+    def _ask(self, request: RolloutRequest, arrived: Callable[[Answer], None]) -> list[Answer]:
         evaluation = request.n == 1
         group_id = 0 if evaluation else int(request.session.split("-")[-2])
         if self.began is None and not evaluation:
@@ -98,7 +100,14 @@ class Rollouts:
         for index, tokens in enumerate(self._trace.group(group_id).tokens[: request.n]):
             self._asked += 1
             answers.append(
-                _Answer(place=self._asked, index=index, tokens=tokens, left=tokens, arrived=arrived)
+                Answer(
+                    session=request.session,
+                    place=self._asked,
+                    index=index,
+                    tokens=tokens,
+                    left=tokens,
+                    arrived=arrived,
+                )
             )
         self._sessions[request.session] = answers
         self._queue += answers
@@ -133,29 +142,30 @@ class Rollouts:
             answer.began = loop.time()
             answer.timer = loop.call_later(answer.left, self._end, answer)
 
-    def _stop(self, answer: _Answer) -> None:
+    def _stop(self, answer: Answer) -> None:
         """Nothing more of this answer is sampled."""
         if answer.timer is not None:
             answer.timer.cancel()
-            self._put_down(answer, asyncio.get_running_loop().time() - answer.began)
+            self.put_down(answer, asyncio.get_running_loop().time() - answer.began)
 
-    def _put_down(self, answer: _Answer, seconds: float) -> None:
+    def put_down(self, answer: Answer, seconds: float) -> None:
+        """Nothing of it is sampled any more, after this many seconds."""
         answer.pieces.append((answer.began, seconds))
         answer.left = max(0.0, answer.left - seconds)
         answer.timer = None
         self._busy -= 1
 
-    def _end(self, answer: _Answer) -> None:
+    def _end(self, answer: Answer) -> None:
         self._ended(answer)
         answer.arrived(answer)
 
     @simulated
-    def _ended(self, answer: _Answer) -> None:
-        self._put_down(answer, answer.left)
+    def _ended(self, answer: Answer) -> None:
+        self.put_down(answer, answer.left)
         self._serve()
 
     @simulated
-    def _trajectory(self, answer: _Answer) -> Trajectory:
+    def _trajectory(self, answer: Answer) -> Trajectory:
         spans: list[PolicySpan] = []
         done = 0.0
         for began, seconds in answer.pieces:
