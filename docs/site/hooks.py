@@ -22,7 +22,7 @@ ROOT_PAGES = {
 }
 """Pages of the repository's root, and where the site has them."""
 
-_LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 _FENCE = re.compile(r"(^```.*?^```)", re.M | re.S)
 
 
