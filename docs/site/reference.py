@@ -1,8 +1,9 @@
 """The reference pages: Markdown by path, made from the code each time the site is built."""
 
 import argparse
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 from unittest.mock import patch
@@ -15,6 +16,8 @@ from docs.site.models import Link, describe, models_of, section
 from services.cli.main import command_parser
 from services.observability import metrics
 from services.orchestrator.api import http_api as runs_api
+from services.page.app import PREFIX
+from services.page.http_app import page_app
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import RouterConfig
@@ -129,21 +132,31 @@ def _command_line() -> str:
     return "\n".join(parts)
 
 
-def _http() -> str:
-    """The services' own OpenAPI documents; nothing is started, so what they lean on is left out."""
+@cache
+def http_services() -> dict[str, tuple[str, str, FastAPI]]:
+    """Of each service that speaks HTTP: title, where it is mounted, and its application.
+
+    Nothing is started, so what they lean on is left out.
+    """
     nothing = cast(Any, None)
-    apps = {
-        "Router": ("", build_http(RouterConfig(), nothing)),
-        "Runs": ("/v1/runs", runs_api(nothing)),
-        "Reward service": ("", reward_api(nothing, RewardServiceConfig())),
+    return {
+        "router": ("Router", "", build_http(RouterConfig(), nothing)),
+        "orchestrator": ("Runs", "/v1/runs", runs_api(nothing)),
+        "reward_service": ("Reward service", "", reward_api(nothing, RewardServiceConfig())),
+        "page": ("Page", PREFIX, page_app(nothing)),
     }
+
+
+def _http() -> str:
     parts = [
         "# HTTP\n\nMade from the services' own OpenAPI documents; the router serves its own at "
         "`/openapi.json`. Bodies of chats and completions are OpenAI's, see "
         "[the API page](../api.md) for where answers differ from vLLM's. Where a deployment has "
-        "[API keys](../access.md), every path but `/health` wants one.\n"
+        "[API keys](../access.md), every path but `/health` and the page's own files wants one. "
+        "`millrace view` serves the page's paths without `/page`; they are what its browser side "
+        "asks, and may change with it.\n"
     ]
-    for title, (prefix, app) in apps.items():
+    for title, prefix, app in http_services().values():
         parts.append(f"## {title}\n")
         parts += _operations(prefix, app)
     return "\n".join(parts)
@@ -157,10 +170,10 @@ def _operations(prefix: str, app: FastAPI) -> Iterator[str]:
             yield f"### {method.upper()} {prefix}{path}\n"
             yield (operation.get("description") or operation.get("summary", "")) + "\n"
             if parameters := operation.get("parameters"):
-                yield _table("parameter", {p["name"]: (p["in"], p["schema"]) for p in parameters})
+                yield _parameters(parameters, link)
             body = operation.get("requestBody", {}).get("content", {})
             for kind, content in body.items():
-                yield _body(f"Body, `{kind}`", content.get("schema", {}), document, link)
+                yield _body(f"Body, `{kind}`", content.get("schema", {}), document)
             for status, answer in operation["responses"].items():
                 schema = answer.get("content", {}).get("application/json", {}).get("schema")
                 said = f": {describe(schema, link)}" if schema and "$ref" in schema else ""
@@ -168,22 +181,34 @@ def _operations(prefix: str, app: FastAPI) -> Iterator[str]:
             yield ""
 
 
-def _body(title: str, schema: Mapping[str, Any], document: Mapping[str, Any], link: Link) -> str:
-    if "$ref" in schema:
-        return f"{title}: {describe(schema, link)}\n"
-    known = schema.get("properties", {})
-    wanted = schema.get("required", [])
-    rows = {name: ("required" if name in wanted else "", one) for name, one in known.items()}
-    return f"{title}:\n\n{_table('field', rows)}" if rows else f"{title}.\n"
-
-
-def _table(head: str, rows: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    lines = [f"| {head} | | type |", "|---|---|---|"]
-    lines += [
-        f"| `{name}` | {where} | {describe(schema, linker('reference/http.md'))} |"
-        for name, (where, schema) in rows.items()
-    ]
+def _parameters(parameters: Sequence[Mapping[str, Any]], link: Link) -> str:
+    lines = ["| parameter | in | type | default | meaning |", "|---|---|---|---|---|"]
+    for one in parameters:
+        schema = one["schema"]
+        default = "none" if schema.get("default") is None else f"`{json.dumps(schema['default'])}`"
+        kind = "required" if one.get("required") else default
+        said = one.get("description", "")
+        lines.append(
+            f"| `{one['name']}` | {one['in']} | {describe(schema, link)} | {kind} | {said} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _body(title: str, schema: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """A link to where the model is explained, or else its fields."""
+    link = linker("reference/http.md")
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if (place := link(name)) != f"`{name}`":
+            return f"{title}: {place}\n"
+        schema = document["components"]["schemas"][name]
+    wanted = schema.get("required", [])
+    lines = ["| field | | type |", "|---|---|---|"]
+    for name, one in schema.get("properties", {}).items():
+        lines.append(
+            f"| `{name}` | {'required' if name in wanted else ''} | {describe(one, link)} |"
+        )
+    return f"{title}:\n\n" + "\n".join(lines) + "\n" if "properties" in schema else f"{title}.\n"
 
 
 def _metrics() -> str:

@@ -16,6 +16,7 @@ from services.access.json_body import (
     parsed_body,
     read_body,
 )
+from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.orchestrator.runs import NoSuchRun, RunActive, Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunRequest, RunStatus
@@ -33,7 +34,13 @@ def http_api(runs: Runs) -> FastAPI:
         yield
         await runs.close()
 
-    app = FastAPI(title="Millrace runs", lifespan=lifespan, default_response_class=AsciiJson)
+    app = FastAPI(
+        title="Millrace runs",
+        lifespan=lifespan,
+        default_response_class=AsciiJson,
+        responses=ERRORS,
+    )
+    describe_bodies(app, RunRequest)
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(RunActive, _run_active)
     app.add_exception_handler(NoSuchRun, _no_such_run)
@@ -42,24 +49,29 @@ def http_api(runs: Runs) -> FastAPI:
     app.add_exception_handler(BodyTooSlow, _too_slow)
     app.add_exception_handler(ClientDisconnect, _gone)
 
-    @app.post("", status_code=201)
+    @app.post("", status_code=201, openapi_extra=json_body(RunRequest, required=True))
     async def start(request: Request) -> RunStatus:
+        """Start a run, or take up an earlier one; 409 while another is active."""
         return await runs.start(await _run_request(request))
 
     @app.get("")
     async def listing() -> list[RunStatus]:
+        """The runs since the orchestrator started."""
         return runs.list()
 
     @app.get("/{run_id}")
     async def status(run_id: str) -> RunStatus:
+        """Where a run stands."""
         return runs.get(run_id).status()
 
     @app.post("/{run_id}/stop")
     async def stop(run_id: str) -> RunStatus:
+        """End a run and wait until it has ended; a checkpoint keeps what it learned."""
         return await runs.stop(run_id)
 
     @app.get("/{run_id}/trajectories")
     async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
+        """The newest trajectories that are kept, at most `limit`, which is 1000 or less."""
         # A long run has kept many, and the run goes on in this event loop.
         return await asyncio.to_thread(runs.get(run_id).trajectories, _limit(limit))
 
@@ -72,18 +84,21 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
 
     @app.post("/{run_id}/pause")
     async def pause(run_id: str) -> RunStatus:
+        """Admit no sample group and begin no train step; rollouts end as usual."""
         run = runs.active(run_id)
         run.pause()
         return run.status()
 
     @app.post("/{run_id}/resume")
     async def resume(run_id: str) -> RunStatus:
+        """End a pause."""
         run = runs.active(run_id)
         run.go_on()
         return run.status()
 
     @app.post("/{run_id}/checkpoint")
     async def checkpoint(run_id: str) -> RunStatus:
+        """Write a checkpoint after the train step in progress, unless the newest one is of it."""
         run = runs.active(run_id)
         await run.checkpoint()
         return run.status()

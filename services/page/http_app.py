@@ -4,24 +4,27 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from pathlib import Path as FilePath
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi import FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
+from services.access.openapi import ERRORS
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
-from services.page.query import a_time, group_query, trajectory_query, whole_number
+from services.page.ledger_reading import LARGEST, GroupQuery
+from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
 from services.page.run_shelf import NoSuchRun, RunShelf
+from services.page.trajectory_index import TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
-STATIC = Path(__file__).parent / "static"
-_MOST_POINTS = 4000
-_MOST_BINS = 2000
-_MOST_PUSHES = 500
+STATIC = FilePath(__file__).parent / "static"
+_LONGEST_SHOWN = 200  # characters of what was wrong
+_Number = Annotated[int, Path(ge=0, le=LARGEST)]
 
 
 def page_app(
@@ -48,7 +51,9 @@ def page_app(
         redoc_url=None,
         openapi_url=None,
         lifespan=lifespan,
+        responses=ERRORS,
     )
+    app.add_exception_handler(RequestValidationError, _invalid_question)
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(sqlite3.Error, _damaged_ledger)
@@ -58,7 +63,7 @@ def page_app(
     _add_trajectories(app, shelf)
     _add_timeline(app, shelf)
 
-    @app.get("/")
+    @app.get("/", include_in_schema=False)
     def index() -> FileResponse:
         return FileResponse(STATIC / "index.html")
 
@@ -78,47 +83,53 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
 
     @app.get("/api/runs")
     def runs() -> Any:
+        """The runs that the page can show, newest first."""
         return {"runs": shelf.runs()}
 
     @app.get("/api/live")
     def live() -> Any:
+        """Replicas with version and lease, and the router's load; null without a cluster."""
         return {"live": shelf.live()}
 
     @app.get("/api/runs/{run_id}")
     def overview(run_id: str) -> Any:
+        """What a run is, where it stands, and how its ledger balances."""
         return shelf.open(run_id).overview() | {"status": shelf.status(run_id)}
 
     @app.get("/api/runs/{run_id}/curves")
-    def curves(run_id: str, request: Request) -> Any:
-        points = whole_number(request.query_params, "points", 800, least=2, most=_MOST_POINTS)
-        return shelf.open(run_id).curves(points)
+    def curves(run_id: str, asked: Annotated[CurvesQuery, Query()]) -> Any:
+        """The numbers of train steps as columns, and the evaluations."""
+        return shelf.open(run_id).curves(asked.points)
 
     @app.get("/api/runs/{run_id}/groups")
-    def groups(run_id: str, request: Request) -> Any:
-        return shelf.open(run_id).groups(group_query(request.query_params))
+    def groups(run_id: str, asked: Annotated[GroupQuery, Query()]) -> Any:
+        """Sample groups of the ledger with their rewards, and how many fit in all."""
+        return shelf.open(run_id).groups(asked)
 
     @app.get("/api/runs/{run_id}/groups/{group_id}")
-    def group(run_id: str, group_id: str) -> Any:
-        wanted = whole_number({"group_id": group_id}, "group_id", 0)
-        found = shelf.open(run_id).group(wanted)
+    def group(run_id: str, group_id: _Number) -> Any:
+        """One sample group, and those of its trajectories that are kept, their texts cut short."""
+        found = shelf.open(run_id).group(group_id)
         if found is None:
             return _answer(404, "group_id", group_id, "The run has no such sample group.")
         return found
 
-    @app.get("/api/runs/{run_id}/events")
+    @app.get("/api/runs/{run_id}/events", response_class=StreamingResponse)
     async def events(run_id: str) -> Response:
+        """Server-sent events: a `change` whenever a file of the run has changed."""
         return stream.response(shelf.open(run_id))
 
 
 def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
     @app.get("/api/runs/{run_id}/trajectories")
-    def trajectories(run_id: str, request: Request) -> Any:
-        return shelf.open(run_id).trajectories(trajectory_query(request.query_params))
+    def trajectories(run_id: str, asked: Annotated[TrajectoryQuery, Query()]) -> Any:
+        """Trajectories that are kept, their texts cut short, and how many fit in all."""
+        return shelf.open(run_id).trajectories(asked)
 
     @app.get("/api/runs/{run_id}/trajectories/{number}")
-    def trajectory(run_id: str, number: str) -> Any:
-        wanted = whole_number({"number": number}, "number", 0)
-        found = shelf.open(run_id).trajectory(wanted)
+    def trajectory(run_id: str, number: _Number) -> Any:
+        """One trajectory, whole: its token ids, their texts and logprobs, advantages, versions."""
+        found = shelf.open(run_id).trajectory(number)
         if found is None:
             return _answer(404, "number", number, "The run has no such trajectory.")
         return found
@@ -126,23 +137,27 @@ def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
 
 def _add_timeline(app: FastAPI, shelf: RunShelf) -> None:
     @app.get("/api/runs/{run_id}/timeline")
-    def timeline(run_id: str, request: Request) -> Any:
-        params = request.query_params
-        since, until = a_time(params, "since"), a_time(params, "until")
-        bins = whole_number(params, "bins", 400, least=10, most=_MOST_BINS)
-        return shelf.open(run_id).timeline(since, until, bins)
+    def timeline(run_id: str, asked: Annotated[TimelineQuery, Query()]) -> Any:
+        """How busy each lane was in equal parts of a time, and who had the admission slots."""
+        return shelf.open(run_id).timeline(asked.since, asked.until, asked.bins)
 
     @app.get("/api/runs/{run_id}/moment")
-    def moment(run_id: str, request: Request) -> Any:
-        params = request.query_params
-        at, slack = a_time(params, "at"), a_time(params, "slack")
-        found = shelf.open(run_id).moment(params.get("lane", ""), at or 0.0, slack or 0.0)
-        return {"spans": found}
+    def moment(run_id: str, asked: Annotated[MomentQuery, Query()]) -> Any:
+        """What one lane did at a time, span by span."""
+        return {"spans": shelf.open(run_id).moment(asked.lane, asked.at, asked.slack)}
 
     @app.get("/api/runs/{run_id}/pushes")
-    def pushes(run_id: str, request: Request) -> Any:
-        limit = whole_number(request.query_params, "limit", 100, least=1, most=_MOST_PUSHES)
-        return {"pushes": shelf.open(run_id).pushes(limit)}
+    def pushes(run_id: str, asked: Annotated[PushesQuery, Query()]) -> Any:
+        """Pushes of weights with their phases, newest first."""
+        return {"pushes": shelf.open(run_id).pushes(asked.limit)}
+
+
+def _invalid_question(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problem = error.errors()[0]
+    is_unknown = problem["type"] == "extra_forbidden"
+    fix = "There is no such parameter." if is_unknown else f"{problem['msg']}."
+    return _answer(400, str(problem["loc"][-1]), problem["input"], fix)
 
 
 def _invalid_input(_: Request, error: Exception) -> JSONResponse:
@@ -159,6 +174,6 @@ def _damaged_ledger(_: Request, error: Exception) -> JSONResponse:
 
 
 def _answer(code: int, field: str, value: object, fix: str) -> JSONResponse:
-    shown = value if isinstance(value, str | int | float | bool | None) else repr(value)
+    shown = value if isinstance(value, int | float | bool | None) else str(value)[:_LONGEST_SHOWN]
     error = {"field": field, "value": shown, "fix": fix, "message": f"{field}: {shown!r}. {fix}"}
     return JSONResponse({"error": error}, status_code=code)

@@ -3,12 +3,23 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-ENDINGS = ("trained", "filtered", "expired", "failed", "in_flight")
-SORTS = {"newest": "group_id DESC", "oldest": "group_id", "tokens": "tokens DESC, group_id DESC"}
+from pydantic import Field
+
+from services.protocol.strict import StrictModel
+
+Ending = Literal["trained", "filtered", "expired", "failed", "in_flight"]
+Sort = Literal["newest", "oldest", "tokens"]
+LARGEST = 2**53
+"""Of a whole number that is asked for."""
+
+_SORTS: dict[Sort, str] = {
+    "newest": "group_id DESC",
+    "oldest": "group_id",
+    "tokens": "tokens DESC, group_id DESC",
+}
 _BUSY_S = 2.0
 _CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _COLUMNS = (
@@ -24,25 +35,26 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupQuery:
-    """Which sample groups are asked for.
+class GroupQuery(StrictModel, use_attribute_docstrings=True):
+    """Which sample groups are asked for."""
 
-    Attributes:
-        status: one of `ENDINGS`, None for all.
-        step: train step that closed them, None for any.
-        task: part of the task's id, empty for any.
-        sort: a key of `SORTS`.
-        offset: groups to leave out.
-        limit: most groups.
-    """
+    status: Ending | None = None
+    """How they ended; any by default."""
 
-    status: str | None = None
-    step: int | None = None
-    task: str = ""
-    sort: str = "newest"
-    offset: int = 0
-    limit: int = 50
+    step: int | None = Field(default=None, ge=0, le=LARGEST)
+    """The train step that closed them; any by default."""
+
+    task: str = Field(default="", max_length=200)
+    """Part of the id of their task."""
+
+    sort: Sort = "newest"
+    """By which they are ordered."""
+
+    offset: int = Field(default=0, ge=0, le=LARGEST)
+    """Groups to leave out."""
+
+    limit: int = Field(default=50, ge=0, le=200)
+    """Most groups."""
 
     @property
     def where(self) -> tuple[str, list[Any]]:
@@ -82,8 +94,8 @@ class LedgerReading:
             ).fetchall()
             again = dict(db.execute("SELECT cause, tokens FROM waste").fetchall())
             finished = db.execute("SELECT COUNT(*) FROM results").fetchone()[0]
-        groups = dict.fromkeys(ENDINGS, 0) | {status: count for status, count, *_ in rows}
-        kept = dict.fromkeys(ENDINGS, 0) | {status: tokens for status, *_, tokens in rows}
+        groups = dict.fromkeys(get_args(Ending), 0) | {status: count for status, count, *_ in rows}
+        kept = dict.fromkeys(get_args(Ending), 0) | {status: tokens for status, *_, tokens in rows}
         accounted = sum(kept.values()) + sum(again.values())
         return {
             "groups": groups | {"admitted": admitted},
@@ -109,7 +121,7 @@ class LedgerReading:
             total = db.execute(f"SELECT COUNT(*) FROM groups WHERE {where}", values).fetchone()[0]
             rows = db.execute(
                 f"SELECT {', '.join(_COLUMNS)} FROM groups WHERE {where}"
-                f" ORDER BY {SORTS[query.sort]} LIMIT ? OFFSET ?",
+                f" ORDER BY {_SORTS[query.sort]} LIMIT ? OFFSET ?",
                 [*values, query.limit, query.offset],
             ).fetchall()
         return total, [dict(zip(_COLUMNS, row, strict=True)) for row in rows]

@@ -1,91 +1,50 @@
-"""What a request asks for, checked."""
+"""What requests ask for beside sample groups and trajectories."""
 
-import math
-from collections.abc import Mapping
+from typing import Annotated
 
-from services.page.ledger_reading import ENDINGS, SORTS, GroupQuery
+from pydantic import Field
+
 from services.page.timeline_reading import LATEST
-from services.page.trajectory_index import TrajectoryQuery
-from services.protocol.errors import InvalidInput
+from services.protocol.strict import StrictModel
 
-_MOST_ROWS = 200
-_LARGEST = 2**53
-_LONGEST_TEXT = 200
-
-Params = Mapping[str, str]
+_Time = Annotated[float, Field(ge=0, le=LATEST)]
 
 
-def whole_number(
-    params: Params, name: str, default: int, *, least: int = 0, most: int = _LARGEST
-) -> int:
-    """A whole number.
+class CurvesQuery(StrictModel, use_attribute_docstrings=True):
+    """The numbers of train steps."""
 
-    Raises:
-        InvalidInput: it is none, or out of bounds.
-    """
-    text = params.get(name, str(default))
-    good = text.isascii() and text.isdigit() and len(text) < 18
-    if not good or not least <= int(text) <= most:
-        raise InvalidInput(name, text, f"Give a number from {least} to {most}.")
-    return int(text)
+    points: int = Field(default=800, ge=2, le=4000)
+    """Most rows: where there are more steps, a row is the mean over several."""
 
 
-def a_time(params: Params, name: str) -> float | None:
-    """Seconds; None where nothing is given.
+class TimelineQuery(StrictModel, use_attribute_docstrings=True):
+    """What every part of the system did."""
 
-    Raises:
-        InvalidInput: it is no number.
-    """
-    text = params.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= LATEST:  # nor a NaN
-        raise InvalidInput(name, text, "Give seconds since 1970.")
-    return value
+    since: _Time | None = None
+    """Seconds since 1970; the beginning by default."""
+
+    until: _Time | None = None
+    """Seconds since 1970; the end by default."""
+
+    bins: int = Field(default=400, ge=10, le=2000)
+    """Equal parts of that time."""
 
 
-def _maybe_number(params: Params, name: str) -> int | None:
-    return whole_number(params, name, 0) if params.get(name) else None
+class MomentQuery(StrictModel, use_attribute_docstrings=True):
+    """What one part of the system did at a time."""
+
+    lane: str = Field(max_length=1000)
+    """A lane of the timeline, such as `trainer 0`."""
+
+    at: _Time
+    """Seconds since 1970."""
+
+    slack: _Time = 0.0
+    """Seconds before and after it that count as well."""
 
 
-def _one_of(params: Params, name: str, choices: tuple[str, ...]) -> str:
-    value = params.get(name, "")
-    if value and value not in choices:
-        raise InvalidInput(name, value, f"Give one of {', '.join(choices)}.")
-    return value
+class PushesQuery(StrictModel, use_attribute_docstrings=True):
+    """Pushes of weights."""
 
-
-def group_query(params: Params) -> GroupQuery:
-    """Sample groups.
-
-    Raises:
-        InvalidInput: a parameter does not fit.
-    """
-    return GroupQuery(
-        status=_one_of(params, "status", ENDINGS) or None,
-        step=_maybe_number(params, "step"),
-        task=params.get("task", "")[:_LONGEST_TEXT],
-        sort=_one_of(params, "sort", tuple(SORTS)) or "newest",
-        offset=whole_number(params, "offset", 0),
-        limit=whole_number(params, "limit", 50, most=_MOST_ROWS),
-    )
-
-
-def trajectory_query(params: Params) -> TrajectoryQuery:
-    """Trajectories.
-
-    Raises:
-        InvalidInput: a parameter does not fit.
-    """
-    return TrajectoryQuery(
-        step=_maybe_number(params, "step"),
-        group=_maybe_number(params, "group"),
-        verdict=params.get("verdict", "")[:_LONGEST_TEXT],
-        mixed=params.get("mixed", "") == "true",
-        offset=whole_number(params, "offset", 0),
-        limit=whole_number(params, "limit", 50, most=_MOST_ROWS),
-    )
+    limit: int = Field(default=100, ge=1, le=500)
+    """Most pushes."""

@@ -15,13 +15,12 @@ from services.page.ledger_reading import GroupQuery, LedgerReading
 from services.page.metric_table import MetricTable
 from services.page.timeline_reading import TimelineReading
 from services.page.token_pieces import TokenPieces
-from services.page.trajectory_index import TrajectoryIndex, TrajectoryQuery
+from services.page.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
 _MARKS = ("config.yaml", "ledger.sqlite")
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters
-_MOST_SIBLINGS = 512
 _SHORT = 240  # characters of a prompt or an answer in a list
 
 
@@ -133,7 +132,7 @@ class RunFolder:
         group = self.ledger.group(group_id)
         if group is None:
             return None
-        kept = self.trajectories(TrajectoryQuery(group=group_id, limit=_MOST_SIBLINGS))
+        kept = self.trajectories(TrajectoryQuery(group=group_id, limit=MOST_SIBLINGS))
         with self._turn:
             return group | {"result": self._groups.find(group_id)} | kept
 

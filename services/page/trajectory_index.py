@@ -1,14 +1,20 @@
 """Which trajectories were kept, so that one of 100,000 is found without reading the others."""
 
 from array import array
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from pydantic import Field
 
 from services.page.json_lines import Count, JsonLines
+from services.page.ledger_reading import LARGEST
+from services.protocol.strict import StrictModel
 
 _AT_ONCE = 2048
+
+
+MOST_SIBLINGS = 512
+"""Trajectories of a sample group that are shown together."""
 
 
 class _Head(msgspec.Struct):
@@ -23,25 +29,26 @@ class _Head(msgspec.Struct):
     policy_versions: list[Count] = []
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrajectoryQuery:
-    """Which trajectories are asked for, newest first.
+class TrajectoryQuery(StrictModel, use_attribute_docstrings=True):
+    """Which trajectories are asked for, newest first."""
 
-    Attributes:
-        step: of this train step, None for any.
-        group: of this sample group, None for any.
-        verdict: with this verdict, empty for any.
-        mixed: tokens of more than one policy version only.
-        offset: trajectories to leave out.
-        limit: most trajectories.
-    """
+    step: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Of this train step; any by default."""
 
-    step: int | None = None
-    group: int | None = None
-    verdict: str = ""
+    group: int | None = Field(default=None, ge=0, le=LARGEST)
+    """Of this sample group; any by default."""
+
+    verdict: str = Field(default="", max_length=200)
+    """With this verdict; any by default."""
+
     mixed: bool = False
-    offset: int = 0
-    limit: int = 50
+    """Only those with tokens of more than one policy version."""
+
+    offset: int = Field(default=0, ge=0, le=LARGEST)
+    """Trajectories to leave out."""
+
+    limit: int = Field(default=50, ge=0, le=MOST_SIBLINGS)
+    """Most trajectories."""
 
 
 class TrajectoryIndex:

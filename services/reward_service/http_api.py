@@ -19,6 +19,7 @@ from services.access.json_body import (
     parsed_body,
     read_body,
 )
+from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.grader import (
@@ -67,17 +68,20 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         await scoring().tools.aclose()
 
     app = FastAPI(
-        title="Millrace reward service", lifespan=lifespan, default_response_class=AsciiJson
+        title="Millrace reward service",
+        lifespan=lifespan,
+        default_response_class=AsciiJson,
+        responses=ERRORS,
     )
+    describe_bodies(app, GradeRequest)
     app.add_exception_handler(InvalidInput, _invalid_input)
     app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
     app.add_exception_handler(QueueFull, _queue_full)
     app.add_exception_handler(BodyTooLarge, _too_large)
     app.add_exception_handler(BodyTooSlow, _too_slow)
     app.add_exception_handler(ClientDisconnect, _gone)
-    body = {"content": {"application/json": {"schema": GradeRequest.model_json_schema()}}}
 
-    @app.post("/v1/grade", openapi_extra={"requestBody": {"required": True, **body}})
+    @app.post("/v1/grade", openapi_extra=json_body(GradeRequest, required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
         jobs = _jobs(_asked(await _body(request, config)), scoring(), config)

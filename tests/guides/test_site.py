@@ -113,9 +113,41 @@ def test_the_pages_of_commands_and_paths_have_them_all() -> None:
     pages = reference.pages()
     for command in ("run", "check", "grade", "demo"):
         assert f"## {command}\n\n```text\nusage: millrace {command}" in pages["reference/cli.md"]
-    for path in ("POST /v1/chat/completions", "POST /v1/runs", "POST /v1/grade"):
-        assert f"### {path}\n" in pages["reference/http.md"]
     assert (
         "`ray_millrace_run_groups_total` | counter | `run`, `status`"
         in pages["reference/metrics.md"]
+    )
+
+
+UNLISTED = {"/", "/static", "/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+"""Files, a redirection and what FastAPI adds: nothing that a program would ask for."""
+
+
+def test_every_path_that_a_service_answers_is_in_the_http_reference() -> None:
+    folder = Path(services.__path__[0])
+    speaking = {
+        app.parent.name for app in folder.glob("*/app.py") if "serve.ingress" in app.read_text()
+    }
+    assert set(reference.http_services()) == speaking
+    page = reference.pages()["reference/http.md"]
+    operations = [
+        f"{method} {prefix}{route.path}"
+        for _, prefix, app in reference.http_services().values()
+        for route in app.routes
+        if route.path not in UNLISTED
+        for method in route.methods - {"HEAD"}
+    ]
+    assert len(operations) > 30
+    assert [one for one in operations if f"### {one}\n" not in page] == []
+
+
+def test_a_body_and_a_query_have_their_fields_in_the_http_reference() -> None:
+    page = reference.pages()["reference/http.md"]
+    runs = page.partition("### POST /v1/runs\n")[2].partition("###")[0]
+    assert "Body, `application/json`: [`RunRequest`](run-file.md#runrequest)" in runs
+    grade = page.partition("### POST /v1/grade\n")[2].partition("###")[0]
+    assert "| `jobs` | required | list of `GradeJob`, at least 1 |" in grade
+    timeline = page.partition("/timeline\n")[2].partition("###")[0]
+    assert (
+        "| `bins` | query | integer, ≥ 10, ≤ 2000 | `400` | Equal parts of that time. |" in timeline
     )

@@ -144,7 +144,14 @@ def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClie
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["field"], error["value"]) == ("limit", "many")
-    assert "from 0 to" in error["fix"]
+    assert "integer" in error["fix"]
+    for path, field in (
+        ("groups?steps=1", "steps"),
+        ("moment?at=1", "lane"),
+        ("groups/x", "group_id"),
+    ):
+        answer = client.get(f"/api/runs/test-1/{path}")
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
     assert client.get("/api/runs/..%2Ftest-1").status_code == 404
 
 
