@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from process_samples import Sample, of_each, sample_of
+from process_holdings import Holding, holding_of, of_each
 
 from services.cli.leftovers import descendants
 from tests.chaos.scene import Scene
@@ -18,7 +18,7 @@ WARM_S = 90.0
 """Younger processes still fill caches and are not compared."""
 
 LEAST = 6
-"""Samples without which a process is not compared."""
+"""Counts without which a process is not compared."""
 
 TOLERANCES = {"rss_mib": (24.0, 0.0), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
 """How much more, and which share more, a process may hold late than early."""
@@ -32,7 +32,7 @@ class Census:
     """Counted whenever everything is whole, so that counts can be compared.
 
     Attributes:
-        samples: of all processes, in order of time.
+        holdings: of all processes, in order of time.
         processes: how many there were at each census.
         forgotten: segments of shared memory that outlived all processes that mapped them.
     """
@@ -40,7 +40,7 @@ class Census:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._began = time.monotonic()
-        self.samples: list[Sample] = []
+        self.holdings: list[Holding] = []
         self.processes: list[int] = []
         self.forgotten: set[str] = set()
         self._segments: set[str] = set()
@@ -55,7 +55,7 @@ class Census:
         for pid, name in names.items():
             try:
                 at_s = time.monotonic() - self._began
-                self.samples.append(sample_of(psutil.Process(pid), name=name, at_s=at_s))
+                self.holdings.append(holding_of(psutil.Process(pid), name=name, at_s=at_s))
                 mapped |= _segments_of(pid)
             except (psutil.Error, OSError):
                 continue  # it ended meanwhile
@@ -75,12 +75,12 @@ class Census:
     def growth(self) -> list[dict[str, Any]]:
         """Early and late means of each process that lived long enough, and what is too much."""
         rows = []
-        for samples in of_each(self.samples, older_s=WARM_S, least=LEAST):
-            early, late = samples[: len(samples) // 3], samples[-(len(samples) // 3) :]
+        for holdings in of_each(self.holdings, older_s=WARM_S, least=LEAST):
+            early, late = holdings[: len(holdings) // 3], holdings[-(len(holdings) // 3) :]
             row: dict[str, Any] = {
-                "name": samples[-1].name,
-                "pid": samples[-1].pid,
-                "minutes": (samples[-1].at_s - samples[0].at_s) / 60,
+                "name": holdings[-1].name,
+                "pid": holdings[-1].pid,
+                "minutes": (holdings[-1].at_s - holdings[0].at_s) / 60,
                 "grown": [],
             }
             for what, (more, share) in TOLERANCES.items():
@@ -109,7 +109,7 @@ class Census:
     def series(self) -> dict[str, list[list[float]]]:
         """Of each process, once a minute: minute, RSS in MiB, file descriptors, threads."""
         rows: dict[str, dict[int, list[float]]] = defaultdict(dict)
-        for one in self.samples:
+        for one in self.holdings:
             minute = int(one.at_s / 60)
             row: list[float] = [minute, round(one.rss_mib, 1), one.fds, one.threads]
             rows[f"{one.name}, pid {one.pid}"].setdefault(minute, row)
@@ -135,5 +135,5 @@ def _segments_of(pid: int) -> set[str]:
     }
 
 
-def _mean(samples: list[Sample], what: str) -> float:
-    return statistics.mean(getattr(sample, what) for sample in samples)
+def _mean(holdings: list[Holding], what: str) -> float:
+    return statistics.mean(getattr(holding, what) for holding in holdings)

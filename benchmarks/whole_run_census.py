@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from process_samples import HELD, MIB, Sample, of_each, sample_of
+from process_holdings import HELD, MIB, Holding, holding_of, of_each
 
 WARM_S = 180.0
 """Younger processes still fill caches and are not judged."""
 
 LEAST = 4
-"""Samples without which nothing is judged."""
+"""Counts without which nothing is judged."""
 
 GROWTH = {"rss_mib": 32.0, "fds": 8.0, "threads": 8.0, "disk_mib": 64.0}
 """How much more per hour anything may hold: of one process, or of the cluster's folder."""
@@ -37,7 +37,7 @@ class Census:
     def __init__(self, below: int, folders: dict[str, Path], spared: tuple[str, ...]) -> None:
         self._root, self._folders, self._spared = psutil.Process(below), folders, spared
         self._began = time.monotonic()
-        self.samples: list[Sample] = []
+        self.holdings: list[Holding] = []
         self.totals: list[dict[str, float]] = []
 
     def take(self) -> None:
@@ -47,13 +47,13 @@ class Census:
             try:
                 title = " ".join(process.cmdline()[:2])
                 if title and not any(part in " ".join(process.cmdline()) for part in self._spared):
-                    now.append(sample_of(process, name=title[:60], at_s=at_s))
+                    now.append(holding_of(process, name=title[:60], at_s=at_s))
             except psutil.Error:
                 continue  # it ended meanwhile
         total = {"minute": round(at_s / 60, 2), "processes": len(now)}
         total |= {what: sum(getattr(one, what) for one in now) for what in HELD}
         total |= {f"disk_mib {name}": _disk_mib(path) for name, path in self._folders.items()}
-        self.samples += now
+        self.holdings += now
         self.totals.append({what: round(figure, 1) for what, figure in total.items()})
 
     def growth(self) -> list[dict[str, Any]]:
@@ -68,12 +68,12 @@ class Census:
                 what: round(per_hour([(one.at_s, getattr(one, what)) for one in own]), 2)
                 for what in HELD
             }
-            for own in of_each(self.samples, older_s=WARM_S, least=LEAST)
+            for own in of_each(self.holdings, older_s=WARM_S, least=LEAST)
         ]
 
     def problems(self) -> list[str]:
         """What is not flat; only what was seen for long enough to tell its slope from noise."""
-        judged_s = max(10 * WARM_S, self.samples[-1].at_s / 3) if self.samples else 0.0
+        judged_s = max(10 * WARM_S, self.holdings[-1].at_s / 3) if self.holdings else 0.0
         judged = [row for row in self.growth() if 60 * row["minutes"] >= judged_s]
         if not judged:
             return [f"no process was counted for {judged_s / 60:.0f} minutes: growth is not judged"]

@@ -12,7 +12,7 @@ HELD = ("rss_mib", "fds", "threads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class Holding:
     """One process at one time.
 
     Attributes:
@@ -32,7 +32,7 @@ class Sample:
     threads: int
 
 
-def sample_of(process: psutil.Process, *, name: str, at_s: float) -> Sample:
+def holding_of(process: psutil.Process, *, name: str, at_s: float) -> Holding:
     """What a process holds now.
 
     Raises:
@@ -40,7 +40,7 @@ def sample_of(process: psutil.Process, *, name: str, at_s: float) -> Sample:
     """
     with process.oneshot():
         began = process.create_time()
-        return Sample(
+        return Holding(
             at_s=at_s,
             name=name,
             pid=process.pid,
@@ -52,11 +52,11 @@ def sample_of(process: psutil.Process, *, name: str, at_s: float) -> Sample:
         )
 
 
-def of_each(samples: Iterable[Sample], *, older_s: float, least: int) -> list[list[Sample]]:
+def of_each(holdings: Iterable[Holding], *, older_s: float, least: int) -> list[list[Holding]]:
     """A list for every process, of those taken when it was older than `older_s`; only of processes
     of which there are at `least` so many."""
-    by_process: dict[tuple[int, float], list[Sample]] = defaultdict(list)
-    for one in samples:
+    by_process: dict[tuple[int, float], list[Holding]] = defaultdict(list)
+    for one in holdings:
         if one.age_s >= older_s:
             by_process[one.pid, one.began].append(one)
     return [own for own in by_process.values() if len(own) >= least]
