@@ -96,7 +96,7 @@ class ClusterShelf:
         """
         if run_id not in self._statuses:
             raise NoSuchRun(run_id)
-        return self._folders.get(run_id, self._statuses[run_id]["run_dir"], field="run_dir")
+        return self._folders.get(run_id, lambda: self._statuses[run_id]["run_dir"], field="run_dir")
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """What the orchestrator said of it last."""

@@ -1,6 +1,7 @@
 """Run directories that somebody looks at."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
@@ -17,14 +18,14 @@ class OpenFolders:
         self._open: OrderedDict[str, RunFolder] = OrderedDict()
         self._turn = Lock()
 
-    def get(self, run_id: str, path: str | Path, *, field: str) -> RunFolder:
-        """The folder of a run.
+    def get(self, run_id: str, find: Callable[[], str | Path], *, field: str) -> RunFolder:
+        """The folder of a run; `find` is asked for its path where it is not open.
 
         Raises:
-            InvalidInput: there is none at the path, which `field` names.
+            InvalidInput: there is none at the path, which `field` names; and what `find` raises.
         """
         with self._turn:
-            folder = self._open.get(run_id) or RunFolder.open(path, field=field)
+            folder = self._open.get(run_id) or RunFolder.open(find(), field=field)
             self._open[run_id] = folder
             self._open.move_to_end(run_id)
             while len(self._open) > self._most:

@@ -60,11 +60,14 @@ class FolderShelf:
         Raises:
             NoSuchRun: there is none of that id.
         """
+        return self._folders.get(run_id, lambda: self._path_of(run_id), field="RUN_DIR")
+
+    def _path_of(self, run_id: str) -> Path:
         # A name that is listed cannot lead out of the folder.
         path = self._paths().get(run_id)
         if path is None:
             raise NoSuchRun(run_id)
-        return self._folders.get(run_id, path, field="RUN_DIR")
+        return path
 
     def _paths(self) -> dict[str, Path]:
         """By run id, which is the name of the folder itself and not of a link to it."""

@@ -164,12 +164,12 @@ def test_of_a_folder_every_run_opens_under_the_name_that_is_listed(run_dir: Path
 
 def test_only_so_many_runs_are_held_open(run_dir: Path) -> None:
     folders = OpenFolders(most=2)
-    first = folders.get("a", run_dir, field="RUN_DIR")
-    second = folders.get("b", run_dir, field="RUN_DIR")
-    assert folders.get("a", run_dir, field="RUN_DIR") is first
-    folders.get("c", run_dir, field="RUN_DIR")
-    assert folders.get("a", run_dir, field="RUN_DIR") is first
-    assert folders.get("b", run_dir, field="RUN_DIR") is not second
+    first = folders.get("a", lambda: run_dir, field="RUN_DIR")
+    second = folders.get("b", lambda: run_dir, field="RUN_DIR")
+    assert folders.get("a", lambda: run_dir, field="RUN_DIR") is first
+    folders.get("c", lambda: run_dir, field="RUN_DIR")
+    assert folders.get("a", lambda: run_dir, field="RUN_DIR") is first
+    assert folders.get("b", lambda: run_dir, field="RUN_DIR") is not second
 
 
 def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:
