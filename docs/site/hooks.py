@@ -17,7 +17,7 @@ from docs.site.reference import pages  # noqa: E402
 
 ROOT_PAGES = {
     name: f"project/{name.lower()}"
-    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
     if (ROOT / name).exists()
 }
 """Pages of the repository's root, and where the site has them."""
