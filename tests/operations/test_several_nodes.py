@@ -128,6 +128,9 @@ def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
         unleased_s = wait_for(lambda: not leased(), "an end of its lease", UNLEASED_S)
         unleased_at, step = time.monotonic(), client.status(run).step
         wait_for(lambda: client.status(run).step >= step + 2, "steps without it", RUN_S)
+        wait_for(
+            lambda: any(call.began > unleased_at for call in agent.calls), "calls without it", RUN_S
+        )
         right.heal()
         healed_at = time.monotonic()
         how = nodes.back(right, leased, BACK_S)
