@@ -19,8 +19,9 @@ STEPS = 24
 EVERY_S = 4.0
 RUN_S = 900.0
 EVALUATION = {"tasks": 100, "every": STEPS}
-NOISE = 0.15
-"""Three standard deviations of a pass rate of 100 tasks at 0.5."""
+SPREAD = 0.3
+"""Between undisturbed runs of one seed: timing decides which weights sample an answer, and an
+operation of the example that a run does not find costs a sixth of the tasks."""
 
 pytestmark = pytest.mark.timeout(3 * RUN_S)
 
@@ -50,7 +51,7 @@ def test_under_faults_the_demo_learns_as_well_and_nothing_is_lost(
     demo: DemoCluster, undisturbed: RunStatus, tmp_path: Path
 ) -> None:
     before, after = rates(undisturbed)
-    assert after > before + NOISE, "the undisturbed run learns too little to compare with"
+    assert after > before + SPREAD, "the undisturbed run learns too little to compare with"
 
     run_id = demo.start_run(steps=STEPS, evaluation=EVALUATION).run_id
     report = tmp_path / "report.json"
@@ -64,7 +65,7 @@ def test_under_faults_the_demo_learns_as_well_and_nothing_is_lost(
     print(said)
     assert status.state is RunState.FINISHED, status.detail
     assert status.step == STEPS
-    assert rates(status)[1] > after - NOISE
+    assert rates(status)[1] > after - SPREAD
     assert chaos.returncode == 0, said
 
     drawn = json.loads(report.read_text())
