@@ -17,7 +17,10 @@ from services.protocol.strict import load_yaml
 from tests.operations.network import Machine, Network, wait_for, why_not
 from tests.operations.several_nodes import KEYS, PORT, ROOT, ROUTER_KEY, RayNodes
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.timeout(1500),
+]
 
 MODEL = "tiny_code-seed0"
 REPLICAS = 2
