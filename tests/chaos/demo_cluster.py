@@ -5,10 +5,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import ray
@@ -54,6 +55,11 @@ class DemoCluster:
         with RunsClient(self.url) as client:
             return client.start(RunConfig.model_validate(config.model_dump() | here | changes))
 
+    def stop(self, run_id: str) -> RunStatus:
+        """Stop the run, its progress kept."""
+        with RunsClient(self.url) as client:
+            return client.stop(run_id)
+
     def follow(self, run_id: str, timeout_s: float) -> RunStatus:
         """The run's last status, however often its orchestrator was away meanwhile."""
         heard = began = time.monotonic()
@@ -82,8 +88,15 @@ class DemoCluster:
 
 
 @contextmanager
-def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
-    """Started on entry with a model of seed 0; nothing of it is left on exit."""
+def demo_cluster(
+    folder: Path, environments: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+) -> Iterator[DemoCluster]:
+    """Started on entry with a model of seed 0; nothing of it is left on exit.
+
+    Args:
+        folder: for what is written.
+        environments: variables of the processes of an application, by its name.
+    """
     model = ROOT / "models" / "tiny_code-seed0"
     make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", model]
     subprocess.run(make, cwd=ROOT, check=True, timeout=READY_S, stdout=subprocess.DEVNULL)
@@ -96,6 +109,9 @@ def demo_cluster(folder: Path) -> Iterator[DemoCluster]:
     args["trainer"] |= {"model": str(model), "spoilable": True}
     args["rollout_server"] |= {"model": str(model)}
     args["orchestrator"] |= {"router_url": url}
+    for application in content["applications"]:
+        variables = environments.get(application["name"], {})
+        application["runtime_env"] = {"env_vars": dict(variables)}
     with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
