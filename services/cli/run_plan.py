@@ -133,6 +133,7 @@ class RunPlan:
         rollout, trainer = self.cluster.rollout, self.cluster.trainer
         return Surroundings(
             environments=self.cluster.orchestrator.environments,
+            tracker_addresses=self.cluster.orchestrator.tracker_addresses,
             score_queue=self.cluster.orchestrator.score_queue,
             models=(rollout.served_model_name,),
             max_model_len=rollout.max_model_len,

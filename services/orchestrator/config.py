@@ -20,6 +20,9 @@ class OrchestratorConfig(StrictModel):
         environments: whether a run file may name Python code, its `environment`, which then
             runs beside the orchestrator with its rights. Off, because whoever may start runs
             could run anything.
+        tracker_addresses: whether a run file may say where a tracker's server is (`uri`,
+            `base_url`), to which the orchestrator then shows its own keys for trackers. Off,
+            because whoever may start runs could have them sent to a server of his own.
         max_connections: open connections to the router; also episodes at a time.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;
@@ -55,6 +58,7 @@ class OrchestratorConfig(StrictModel):
     router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
     router_key_env: str | None = None
     environments: bool = False
+    tracker_addresses: bool = False
     max_connections: int = Field(default=256, ge=1)
     rollout_retries: int = Field(default=2, ge=0)
     backoff_s: float = Field(default=0.1, gt=0)

@@ -28,6 +28,7 @@ class Surroundings:
 
     Attributes:
         environments: the orchestrator runs Python code that run files name.
+        tracker_addresses: it goes to servers of trackers that run files name.
         score_queue: answers that may wait to be graded.
         models: names that the rollout servers serve.
         max_model_len: longest prompt and answer together that they take, tokens.
@@ -38,6 +39,7 @@ class Surroundings:
     """
 
     environments: bool | None = None
+    tracker_addresses: bool | None = None
     score_queue: int | None = None
     models: tuple[str, ...] | None = None
     max_model_len: int | None = None
@@ -169,6 +171,14 @@ def _of_orchestrator(run: RunConfig, around: Surroundings) -> Iterator[InvalidIn
                 "orchestrator's args, if you trust whoever may start runs."
             )
             yield InvalidInput("environment", environment, fix)
+    for tracker in run.trackers:
+        if tracker.address is not None and around.tracker_addresses is False:
+            fix = (
+                "This deployment shows its keys to no server that a run file names: leave it out "
+                "and set the tracker's environment variables where the orchestrator runs, or set "
+                "`tracker_addresses: true` in its args."
+            )
+            yield InvalidInput(f"trackers.{tracker.kind}", tracker.address, fix)
     waiting = run.schedule.groups_in_flight(run.batch_groups) * run.group_size
     if around.score_queue is not None and waiting > around.score_queue:
         fix = f"Up to {waiting} answers may wait to be graded: at least that many."

@@ -7,6 +7,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,10 @@ class Runs:
         _check_paths(run)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
-        around = await peers.surroundings(self._config)
+        around = replace(
+            await peers.surroundings(self._config),
+            tracker_addresses=self._config.tracker_addresses,
+        )
         refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
         _check_environments(run)
         started = self._make(request, tasks, peers)

@@ -33,6 +33,10 @@ class TensorBoardTracker(StrictModel):
     kind: Literal["tensorboard"] = "tensorboard"
     folder: str | None = Field(default=None, pattern=r"^/")
 
+    @property
+    def address(self) -> None:
+        """It has no server."""
+
 
 class WandbTracker(StrictModel):
     """Weights & Biases; the key comes from the orchestrator's environment (WANDB_API_KEY).
@@ -50,6 +54,11 @@ class WandbTracker(StrictModel):
     mode: Literal["online", "offline"] = "online"
     base_url: Address = Field(default=None, pattern=r"^https?://")
 
+    @property
+    def address(self) -> str | None:
+        """Of the server, where the run file names one."""
+        return self.base_url
+
 
 class MlflowTracker(StrictModel):
     """MLflow.
@@ -63,6 +72,11 @@ class MlflowTracker(StrictModel):
     kind: Literal["mlflow"] = "mlflow"
     uri: Address = Field(default=None, min_length=1)
     experiment: str = Field(default="millrace", min_length=1)
+
+    @property
+    def address(self) -> str | None:
+        """Of the server or store, where the run file names one."""
+        return self.uri
 
 
 def _named(value: Any) -> Any:

@@ -38,6 +38,11 @@ def small_disk(cluster: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"model": "other"}, "model", "serve tiny"),
         ({"sampling": {"max_tokens": 4096}, "rollout_timeout_s": 60.0}, "sampling", "4096 tokens"),
         ({"environment": "/mine.py:rollout"}, "environment", "`environments: true`"),
+        (
+            {"trackers": [{"kind": "wandb", "base_url": "https://evil.example"}]},
+            "trackers.wandb",
+            "`tracker_addresses: true`",
+        ),
         ({"batch_groups": 20}, "orchestrator.score_queue", "Up to 80 answers"),
         ({"run_root": "/proc"}, "run_root", "GB are free"),
     ],
