@@ -38,7 +38,7 @@ from schedules_ideal import bounds
 from schedules_oracle import ideal
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.run import Peers
+from services.orchestrator.peers import Peers
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from services.cli.model_size import parameters_of
+from services.disk import free_bytes
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.run_check import Surroundings, free_bytes, problems, trajectories
+from services.orchestrator.run_check import Surroundings, problems, trajectories
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig

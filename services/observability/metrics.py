@@ -203,6 +203,10 @@ class RunMetrics:
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"
     )
+    no_room = _gauge("run_no_room", "1 while the run waits for room on its disk, else 0", "run")
+    dropped = _counter(
+        "run_records_dropped", "Lines not written: disk, bound", "run", "file", "cause"
+    )
     window = _gauge("run_admission_window", "Groups that may be open, if adaptive", "run")
     ledger_imbalance = _gauge("run_ledger_imbalance", "Admitted minus accounted; must be 0", "run")
     rollout_failures = _counter("run_rollout_failures", "Failed attempts", "run", "reason")

@@ -9,7 +9,7 @@ from services.observability import tracing
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
-from services.orchestrator.run import Peers
+from services.orchestrator.peers import Peers
 from services.orchestrator.runs import Runs
 from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
 

@@ -1,10 +1,10 @@
 """Preferring tasks by the pass rate that their last sample group had."""
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.orchestrator.journal import Journal
 from services.orchestrator.prompts import Mixture, Place
 from services.protocol.curriculum import CurriculumConfig
 
@@ -18,20 +18,18 @@ class PassRates:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._rates: dict[str, float] = {}
-        if path.exists():
-            # A last line that a kill cut short is left out.
-            for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
-                task_id, rate = json.loads(line)
-                self._rates[task_id] = rate
+        self._journal = Journal(path)
+        self._rates: dict[str, float] = dict(self._journal.lines())
 
     def note(self, task_id: str, rewards: Sequence[float]) -> None:
         """A group of this task got these rewards, one at least."""
         rate = sum(reward >= 1.0 for reward in rewards) / len(rewards)
         self._rates[task_id] = rate
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([task_id, rate]) + "\n")
+        self._journal.write([task_id, rate])
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._journal.close()
 
     def of(self, task_id: str) -> float | None:
         """The newest rate; None for a task that has none."""

@@ -10,11 +10,13 @@ from dataclasses import asdict, is_dataclass
 from functools import wraps
 from inspect import signature
 from pathlib import Path
-from typing import IO, Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from services.orchestrator.journal import Journal
 
 BEGIN = "begin"
 FULL = "full"
-"""The method of the line of an orchestrator's first breath, and of the last one that fits."""
+"""The method of the line of an orchestrator's first breath, and of the last before a loss."""
 MOST_BYTES = 256 * 1024 * 1024
 _QUESTIONS = frozenset(("free_slots", "interrupted", "live", "overdue", "select"))
 """Asked again and again: the same answer to the same question is written down once."""
@@ -63,54 +65,37 @@ def plain(answer: Any) -> Any:
 
 
 class DecisionLog:
-    """Appends decisions to a file until it is full; what is lost with a kill is at its end."""
+    """Appends decisions to a file; nothing follows where one is missing.
+
+    What is lost with a kill is at its end.
+    """
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._path = path
-        self._most = most_bytes
-        self._file: IO[str] | None = None
-        self._bytes = 0
+        self._journal = Journal(path, most_bytes=most_bytes, last=[FULL, {}, None])
+        self._open = False
         self._said: dict[str, str] = {}
 
     def open(self, told: dict[str, Any]) -> None:
         """A schedule begins with nothing open; `told` is what it is made of."""
-        self._file = self._path.open("a", encoding="utf-8")
-        self._bytes = self._file.tell()
-        # A line cut short by a kill must not swallow this one.
-        self._file.write("\n" if self._bytes else "")
-        self._write(json.dumps([BEGIN, told, None]))
-        self._flush()
+        self._open = True
+        self._journal.write([BEGIN, told, None])
 
     def close(self) -> None:
         """Nothing more is written."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._open = False
+        self._journal.close()
 
     def hear(self, method: str, told: dict[str, Any], answer: Any) -> None:
         """See `Listener`."""
-        if self._file is None:
+        if not self._open:
             return
-        line = json.dumps([method, told, plain(answer)])
+        line = [method, told, plain(answer)]
         if method not in _QUESTIONS or (method in ("interrupted", "select") and answer):
             self._said.clear()
-        elif self._said.get(method) == line:
+        elif self._said.get(method) == (said := json.dumps(line)):
             return
         else:
-            self._said[method] = line
-        self._write(line)
+            self._said[method] = said
+        self._journal.add(line)
         if method == "published":
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._file is not None:  # it may be full
-            self._file.flush()
-
-    def _write(self, line: str) -> None:
-        assert self._file is not None
-        self._bytes += len(line) + 1
-        if self._bytes > self._most:
-            self._file.write(json.dumps([FULL, {}, None]) + "\n")
-            self.close()
-        else:
-            self._file.write(line + "\n")
+            self._journal.flush()

@@ -6,6 +6,7 @@ A run that broke on a full disk breaks here again; it must still be seen to have
 import asyncio
 import sqlite3
 import traceback
+from errno import ENOSPC
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -51,6 +52,9 @@ class RunEnding:
         # While the trainer recovers, the weights of the last steps are gone already.
         lost = self._progress.state is RunState.RECOVERING
         if lost or self._progress.step <= self._progress.saved_step:
+            return
+        if self._ledger.behind:  # a checkpoint must not know of a step that the ledger lacks
+            self.failed("checkpoint", OSError(ENOSPC, "no room for the ledger"))
             return
         save = self._trainer.save(self._progress.run_id, self._ledger.frontier())
         try:
@@ -113,7 +117,10 @@ class RunEnding:
         if state is RunState.FINISHED:
             for group in self._ledger.in_flight():
                 self._ledger.close_group(group.group_id, "expired", reason="the run is over")
-        return self._record.summarise(seed=seed, pushes=self._fleet.pushes)
+        summary = self._record.summarise(seed=seed, pushes=self._fleet.pushes)
+        if not self._ledger.catch_up():
+            raise OSError(ENOSPC, "no room for the ledger")
+        return summary
 
     async def _draw(self) -> None:
         try:

@@ -1,17 +1,17 @@
 """What is written down of every sample group, and of some of them token by token."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from services.orchestrator.journal import Journal
 from services.orchestrator.results import Graded, GroupResult
 from services.protocol.trainer import TokenDetail, TrainReport
 
 MOST_TOKENS = 16384
 """Of one trajectory; the rest of a longer one is left out, and said to be."""
 MOST_BYTES = 512 * 1024 * 1024
-"""Of `tokens.jsonl`; then no more of it is written."""
+"""Of `tokens.jsonl`, and of `groups.jsonl`; then no more of it is written."""
 
 
 class GroupRecord:
@@ -23,34 +23,36 @@ class GroupRecord:
     """
 
     def __init__(self, groups: Path, tokens: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._groups, self._tokens = groups, tokens
-        self._room = most_bytes
+        self._groups = Journal(groups, most_bytes=most_bytes)
+        self._tokens = Journal(tokens, most_bytes=most_bytes)
 
     def write_groups(
         self, results: Sequence[GroupResult], step: int, report: TrainReport | None = None
     ) -> None:
         """Add groups that were trained in this step, or were filtered before the next one."""
         advantages = dict(report.advantages) if report is not None else {}
-        with self._groups.open("a", encoding="utf-8") as file:
-            for result in results:
-                known = dict(advantages.get(result.group.group_id, ()))
-                file.write(json.dumps(_group_line(result, step, known)) + "\n")
+        for result in results:
+            known = dict(advantages.get(result.group.group_id, ()))
+            self._groups.add(_group_line(result, step, known))
+        self._groups.flush()
 
     def write_tokens(self, results: Sequence[GroupResult], report: TrainReport) -> None:
         """Add every trajectory of these groups, as long as there is room."""
         details = {(one.group_id, one.index): one for one in report.details}
         advantages = dict(report.advantages)
-        with self._tokens.open("a", encoding="utf-8") as file:
-            for result in results:
-                known = dict(advantages.get(result.group.group_id, ()))
-                for index, graded in enumerate(result.graded):
-                    detail = details.get((result.group.group_id, index))
-                    line = _trajectory_line(result, index, graded, report.step)
-                    line |= {"advantage": _rounded(known.get(index))} | _numbers(graded, detail)
-                    text = json.dumps(line) + "\n"
-                    if file.tell() + len(text) > self._room:
-                        return
-                    file.write(text)
+        for result in results:
+            known = dict(advantages.get(result.group.group_id, ()))
+            for index, graded in enumerate(result.graded):
+                detail = details.get((result.group.group_id, index))
+                line = _trajectory_line(result, index, graded, report.step)
+                line |= {"advantage": _rounded(known.get(index))} | _numbers(graded, detail)
+                self._tokens.add(line)
+        self._tokens.flush()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._groups.close()
+        self._tokens.close()
 
 
 def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) -> dict[str, Any]:

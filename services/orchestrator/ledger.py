@@ -7,18 +7,20 @@ in groups and in tokens, whenever the process is killed; `imbalance` compares th
 A group's result, once it is rolled out and scored, stays here until the group closes or is
 rolled out again, so that no kill costs what was finished.
 
+While there is no room on the disk the account goes on in memory: see `LedgerFile`.
+
 Of a group's `tokens`, those of its newest attempt are `kept`; the others are in `waste`, by
 the cause for which their attempt was thrown away.
 """
 
 import json
-import sqlite3
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from services.orchestrator.ledger_file import LedgerFile
 from services.protocol.orchestrator import LedgerCounts
 from services.protocol.trainer import LedgerFrontier
 
@@ -89,14 +91,10 @@ class Ledger:
     """One run's ledger; use it from one thread."""
 
     def __init__(self, path: str | Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode NORMAL survives the death of the process; only a power cut can undo
-        # the last transactions, and then as a whole.
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
+        self._db = LedgerFile(path)
+        self._db.connection.executescript(_SCHEMA)
         if "kept" not in self._columns():  # a ledger from before waste was accounted for
-            self._db.executescript(
+            self._db.connection.executescript(
                 "ALTER TABLE groups ADD COLUMN kept INTEGER NOT NULL DEFAULT 0;"
                 "UPDATE groups SET kept = tokens; DROP INDEX groups_by_status"
             )
@@ -107,19 +105,25 @@ class Ledger:
     def _columns(self) -> set[str]:
         return {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}
 
+    @property
+    def behind(self) -> bool:
+        """The file lacks what was told last, as there was no room: a kill would lose that."""
+        return self._db.behind
+
+    def when_behind(self, told: Callable[[], None]) -> None:
+        """Call this each time the file falls behind."""
+        self._db.fell_behind = told
+
+    def catch_up(self) -> bool:
+        """Bring to the file what it lacks; False while there is no room for it."""
+        return self._db.catch_up()
+
     def close(self) -> None:
         """Close the file."""
         self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._db.transaction()
 
     def admit(self, prompts: Sequence[Prompt], *, version: int) -> list[LedgerGroup]:
         """Open a group for each prompt, first attempt, sampled from `version` or newer."""

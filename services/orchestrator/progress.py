@@ -29,6 +29,8 @@ class Progress:
         idle: what trainer and rollout waited for.
         lengths: of sampled and of consumed answers.
         paused: no sample group is admitted and no train step begins.
+        no_room: what the run waits for on a full disk, as long as it does, else empty; it
+            begins as little as when it is paused.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
     """
 
@@ -50,6 +52,7 @@ class Progress:
     idle: IdleTimes = field(default_factory=IdleTimes)
     lengths: LengthBias = field(default_factory=lambda: LengthBias(settled_after=0))
     paused: bool = False
+    no_room: str = ""
     failures: Failures = field(default_factory=Failures)
     detail: str = "starting"
     summary: RunSummary | None = None
@@ -63,6 +66,11 @@ class Progress:
     def active(self) -> bool:
         """The run still uses the cluster."""
         return self.state not in (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+    @property
+    def held(self) -> bool:
+        """Nothing new may begin."""
+        return self.paused or bool(self.no_room)
 
     @property
     def heldout(self) -> float | None:
@@ -100,10 +108,14 @@ class Progress:
 
     def status(self, *, ledger: LedgerCounts, live_replicas: int) -> RunStatus:
         """The answer to a client."""
-        paused = self.paused and self.state is RunState.TRAINING
+        state, detail = self.state, self.detail
+        if self.no_room and self.active:
+            state, detail = RunState.NO_ROOM, self.no_room
+        elif self.paused and state is RunState.TRAINING:
+            state = RunState.PAUSED
         return RunStatus(
             run_id=self.run_id,
-            state=RunState.PAUSED if paused else self.state,
+            state=state,
             run_dir=self.run_dir,
             step=self.step,
             steps=self.steps,
@@ -123,7 +135,7 @@ class Progress:
             failure_example=self.failures.example,
             elapsed_s=round(self.elapsed_s, 1),
             seconds_left=None if self.seconds_left is None else round(self.seconds_left, 1),
-            detail=self.detail,
+            detail=detail,
             summary=self.summary,
         )
 

@@ -43,6 +43,7 @@ class RunRecord:
         self.timeline = Timeline(directory.timeline)
         self._trackers = trackers
         self._fresh: list[Evaluation] = []
+        self._measured = directory.evaluations()
         self.tags = {"run": progress.run_id}
 
     def write(
@@ -93,6 +94,7 @@ class RunRecord:
         """Record one evaluation; the next train step's line has it too."""
         if evaluation.pass_rate is not None:
             self._progress.evaluations[evaluation.name] = evaluation
+        self._measured.append(evaluation)
         self._directory.append_evaluation(evaluation)
         now = time.time()
         span = (now - evaluation.seconds, now)
@@ -190,8 +192,15 @@ class RunRecord:
         if self._directory.truncate_metrics(step):
             self._trackers.rolled_back(step)
         self._fresh = [one for one in self._fresh if one.step <= step]
+        self._measured = [one for one in self._measured if one.step <= step]
         before, after = self._evaluations()
         self._progress.evaluations = before | after
+
+    def close(self) -> None:
+        """Nothing more is written but the summary."""
+        self.timeline.close()
+        self._groups.close()
+        self._directory.close()
 
     def forget(self) -> None:
         """Let the run's gauges disappear: they are of a run in progress."""
@@ -232,7 +241,7 @@ class RunRecord:
 
     def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
         """Of each held-out set: before training, and the newest of trained weights."""
-        measured = [one for one in self._directory.evaluations() if one.pass_rate is not None]
+        measured = [one for one in self._measured if one.pass_rate is not None]
         before = {one.name: one for one in measured if not one.step}
         return before, {one.name: one for one in measured if one.step}
 

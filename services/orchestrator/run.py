@@ -2,14 +2,13 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 
 from services.observability.metrics import RunMetrics
 from services.orchestrator import replica_demand
 from services.orchestrator.admission_window import AdmissionWindow, follow
 from services.orchestrator.changes import Changes
+from services.orchestrator.checkpoints import Checkpoints
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.curriculum import PassRates
 from services.orchestrator.decisions import DecisionLog
@@ -21,15 +20,15 @@ from services.orchestrator.groups import Groups
 from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
+from services.orchestrator.peers import Peers
 from services.orchestrator.progress import Progress
 from services.orchestrator.push_record import follow_pushes
 from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import RunFailed, saved_step, start_trainer
-from services.orchestrator.router_load import router_load
-from services.orchestrator.run_check import Surroundings, refuse
+from services.orchestrator.recovery import RunFailed, start_trainer
+from services.orchestrator.room import Room
+from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
-from services.orchestrator.sampler import RunSampler, run_sampler
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
 from services.orchestrator.task_table import TaskTable
@@ -37,31 +36,7 @@ from services.orchestrator.trackers.trackers import Trackers
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
-from services.protocol.reward_service import RewardService
-from services.protocol.router import RouterLoad
-from services.protocol.trainer import RunStart, Trainer, TrainerState
-from services.protocol.weight_bus import WeightBus
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peers:
-    """The services a run works with.
-
-    Attributes:
-        rollouts: makes the run's way to the router.
-        load: asks the router how full the replicas are.
-    """
-
-    trainer: Trainer
-    reward: RewardService
-    bus: WeightBus
-    rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
-    load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
-
-    async def surroundings(self, config: OrchestratorConfig) -> Surroundings:
-        """What they say of themselves; one that is away is not waited for."""
-        own = Surroundings(environments=config.environments, score_queue=config.score_queue)
-        return await own.asked(self.bus, self.trainer, self.load(config))
+from services.protocol.trainer import RunStart, TrainerState
 
 
 class Run:
@@ -86,6 +61,13 @@ class Run:
         self.progress = self._remembered(run_id)
         self._decisions = DecisionLog(directory.decisions)
         self._changes = Changes()
+        self._room = Room(
+            directory.path,
+            ledger=self._ledger,
+            config=config,
+            progress=self.progress,
+            changes=self._changes,
+        )
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
         self._client = peers.rollouts(run, config, run_id)
@@ -98,6 +80,14 @@ class Run:
             trackers=trackers,
         )
         self._start = _trainer_start(run_id, run, directory)
+        self._checkpoints = Checkpoints(
+            peers.trainer,
+            run=run,
+            ledger=self._ledger,
+            progress=self.progress,
+            room=self._room,
+            timeline=self._record.timeline,
+        )
         self._heldout = HeldOut(
             tasks,
             run=run,
@@ -151,7 +141,7 @@ class Run:
             listener=self._decisions.hear,
         )
         self._window = AdmissionWindow(batch_groups=self._run.batch_groups, bound=schedule.capacity)
-        rates = PassRates(self._directory.pass_rates)
+        rates = self._rates = PassRates(self._directory.pass_rates)
         groups = Groups(
             run=self._run,
             config=self._config,
@@ -181,6 +171,7 @@ class Run:
             changes=self._changes,
             record=self._record,
             window=self._window,
+            checkpoints=self._checkpoints,
             after_step=self._heldout.start_due,
         )
 
@@ -246,11 +237,9 @@ class Run:
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
             await self._ending.release_replicas()
-        self._record.timeline.close()
-        try:
-            self._decisions.close()
-        except OSError as error:
-            self._ending.failed("decisions", error)
+        self._record.close()
+        self._decisions.close()
+        self._rates.close()
         counts = await self._ending.close(*self._outcome(work), seed=self._run.seed)
         self._counts = counts or self._counts
 
@@ -284,6 +273,7 @@ class Run:
             background = [
                 asyncio.create_task(self._fleet.watch(), name="fleet"),
                 asyncio.create_task(self._scorer.run(), name="scorer"),
+                asyncio.create_task(self._room.watch(), name="room"),
             ]
             background.append(asyncio.create_task(self._tell_demand(), name="demand"))
             pushes = follow_pushes(self._peers.bus, self._fleet, self._record.timeline)
@@ -348,8 +338,7 @@ class Run:
         ending = "all steps done"
         if progress.step < self._run.steps:
             ending = progress.detail
-            report = await self._peers.trainer.save(progress.run_id, self._ledger.frontier())
-            progress.saved_step = saved_step(report, at_least=progress.step)
+            await self._checkpoints.last()
         assert progress.policy_version is not None
         await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
         # Without a train step the weights are those of the first evaluation.
@@ -358,6 +347,7 @@ class Run:
             if not self._heldout.measured:
                 problem = (progress.heldout_problem or "").removeprefix("after training: ")
                 ending += f"; held-out pass rate not measured after training: {problem}"
+        await self._room.summary_fits()
         progress.detail = ending
 
     def _adopt(self, state: TrainerState) -> int:

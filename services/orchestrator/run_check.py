@@ -2,12 +2,11 @@
 its start, as far as the services that it meets are known."""
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
+from services.disk import free_bytes
 from services.orchestrator.task_table import TaskTable
 from services.orchestrator.trackers.kinds import missing_packages
 from services.protocol.errors import InvalidInput, NotReady
@@ -110,12 +109,6 @@ def problems(run: RunConfig, tasks: TaskTable, around: Surroundings) -> Iterator
 def trajectories(run: RunConfig) -> int:
     """Of one train step."""
     return run.batch_groups * run.group_size
-
-
-def free_bytes(folder: str) -> int:
-    """Bytes that are free where the folder is or will be."""
-    there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
-    return shutil.disk_usage(there).free
 
 
 def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:

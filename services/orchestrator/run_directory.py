@@ -1,6 +1,5 @@
 """The files that a run leaves behind."""
 
-import json
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ from typing import Any, Self
 
 import yaml
 
+from services.orchestrator.journal import Journal
 from services.protocol.errors import InvalidInput
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunSummary
@@ -41,9 +41,9 @@ class RunDirectory:
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"
-        self._metrics = self.path / "metrics.jsonl"
-        self._evaluations = self.path / "evaluations.jsonl"
-        self._trajectories = self.path / "trajectories.jsonl"
+        self._metrics = Journal(self.path / "metrics.jsonl")
+        self._evaluations = Journal(self.path / "evaluations.jsonl")
+        self._trajectories = Journal(self.path / "trajectories.jsonl")
         self._summary = self.path / "summary.json"
 
     @classmethod
@@ -90,11 +90,11 @@ class RunDirectory:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one train step."""
-        _append(self._metrics, [line])
+        self._metrics.write(line)
 
     def metrics(self) -> list[dict[str, Any]]:
         """All train steps so far."""
-        return _lines(self._metrics)
+        return self._metrics.lines()
 
     def truncate_metrics(self, step: int) -> bool:
         """Remove what is of steps above `step`: their weights are gone; they are done again.
@@ -102,24 +102,32 @@ class RunDirectory:
         Returns:
             Whether there was any.
         """
-        cut = [_truncate(path, step) for path in (self._metrics, self._evaluations)]
+        cut = [
+            one.keep(lambda line: line["step"] <= step)
+            for one in (self._metrics, self._evaluations)
+        ]
         return any(cut)
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
         """Add one evaluation."""
-        _append(self._evaluations, [evaluation.model_dump(mode="json")])
+        self._evaluations.write(evaluation.model_dump(mode="json"))
 
     def evaluations(self) -> list[Evaluation]:
         """All evaluations so far, in the order in which they ended."""
-        return [Evaluation.model_validate(line) for line in _lines(self._evaluations)]
+        return [Evaluation.model_validate(line) for line in self._evaluations.lines()]
 
     def append_trajectories(self, lines: Iterable[dict[str, Any]]) -> None:
         """Add trajectories for people to read."""
-        _append(self._trajectories, lines)
+        self._trajectories.write(*lines)
 
     def trajectories(self, limit: int) -> list[dict[str, Any]]:
         """The newest `limit` of them, oldest first."""
-        return _lines(self._trajectories)[-limit:] if limit > 0 else []
+        return self._trajectories.lines()[-limit:] if limit > 0 else []
+
+    def close(self) -> None:
+        """No more lines come."""
+        for journal in (self._metrics, self._evaluations, self._trajectories):
+            journal.close()
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, whole or not at all."""
@@ -152,27 +160,6 @@ class RunDirectory:
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
         figure.savefig(self.learning_curve, dpi=120)
-
-
-def _append(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; a last one cut short by a kill is left out."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.split("\n")[:-1]]
-
-
-def _truncate(path: Path, step: int) -> bool:
-    lines = _lines(path)
-    kept = [line for line in lines if line["step"] <= step]
-    if path.exists():
-        _replace(path, "".join(json.dumps(line) + "\n" for line in kept))
-    return len(kept) < len(lines)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -7,9 +7,23 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from services.observability.log import JsonFormatter
+from services.observability.metrics import RunMetrics
 
 LOG_FILE = "log.jsonl"
 _MOST_BYTES = 32 * 1024 * 1024
+
+
+class _BoundedFile(RotatingFileHandler):
+    """Counts the lines that could not be written, and says nothing else of them."""
+
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        file = run_dir / LOG_FILE
+        super().__init__(file, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        self._tags = {"run": run_id, "file": LOG_FILE, "cause": "disk"}
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        RunMetrics.dropped.inc(1, self._tags)
 
 
 @contextmanager
@@ -19,9 +33,7 @@ def run_log(run_dir: Path, run_id: str) -> Iterator[None]:
     The file is bounded: full, it becomes `log.jsonl.1` and another begins. A disk that is
     full costs lines, never the run.
     """
-    handler = RotatingFileHandler(
-        run_dir / LOG_FILE, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True
-    )
+    handler = _BoundedFile(run_dir, run_id)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(lambda record: getattr(record, "fields", {}).get("run") == run_id)
     logger = logging.getLogger("millrace.orchestrator")

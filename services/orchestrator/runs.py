@@ -14,7 +14,8 @@ from typing import Any
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
-from services.orchestrator.run import Peers, Run
+from services.orchestrator.peers import Peers
+from services.orchestrator.run import Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.task_table import TaskTable

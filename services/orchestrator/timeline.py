@@ -1,11 +1,10 @@
 """What happened when in a run, one JSON line a span, for people to see."""
 
-import json
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from services.observability.log import Log
+from services.orchestrator.journal import Journal
 from services.orchestrator.schedule import Slots
 from services.protocol.reward_service import Score
 from services.protocol.trainer import TrainReport
@@ -13,9 +12,7 @@ from services.protocol.trajectory import Trajectory
 
 MOST_BYTES = 48 * 1024 * 1024
 """Of each of two files: a full one becomes `timeline.1.jsonl`, so that the newest stays."""
-_FLUSH_S = 1.0
 _SLOTS_S = 0.2
-_log = Log("orchestrator")
 
 
 class Timeline:
@@ -34,27 +31,15 @@ class Timeline:
     """
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._path = path
-        self._most = most_bytes
-        self._file: IO[str] | None = None
-        self._bytes = 0
-        self._flushed = 0.0
+        self._journal = Journal(path, most_bytes=most_bytes, turns=True)
         self._waiting: tuple[str, float] | None = None
         self._slots: tuple[Slots, float] | None = None
-        self.lost = 0
-        """Spans that could not be written."""
 
     def span(self, lane: str, kind: str, start: float, end: float, **known: Any) -> None:
         """Add one."""
         told = {name: value for name, value in known.items() if value not in (None, "")}
         times = {"start": round(start, 4), "end": round(end, 4)}
-        line = json.dumps({"lane": lane, "kind": kind, **times, **told}) + "\n"
-        try:
-            self._write(line)
-        except OSError as error:
-            if not self.lost:
-                _log.warning("timeline_not_written", path=str(self._path), error=str(error))
-            self.lost += 1
+        self._journal.add({"lane": lane, "kind": kind, **times, **told})
 
     def trainer_waits(self, cause: str | None) -> None:
         """From now on the trainer waits for this; None: it works."""
@@ -124,33 +109,9 @@ class Timeline:
 
     def flush(self) -> None:
         """Have what was written seen by others."""
-        try:
-            if self._file is not None:
-                self._file.flush()
-        except OSError:
-            self.lost += 1
+        self._journal.flush()
 
     def close(self) -> None:
         """Nothing more comes."""
         self.trainer_waits(None)
-        self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _write(self, line: str) -> None:
-        if self._file is None:
-            self._file = self._path.open("a", encoding="utf-8")
-            self._bytes = self._file.tell()
-            # A line cut short by a kill must not swallow this one.
-            self._file.write("\n" if self._bytes else "")
-        self._file.write(line)
-        self._bytes += len(line)
-        now = time.monotonic()
-        if now > self._flushed + _FLUSH_S:
-            self._file.flush()
-            self._flushed = now
-        if self._bytes > self._most:
-            self._file.close()
-            self._file = None
-            self._path.replace(self._path.with_name("timeline.1.jsonl"))
+        self._journal.close()

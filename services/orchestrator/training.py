@@ -15,6 +15,7 @@ from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.admission_window import AdmissionWindow
 from services.orchestrator.changes import Changes
+from services.orchestrator.checkpoints import Checkpoints
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
@@ -22,13 +23,7 @@ from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
 from services.orchestrator.progress import Progress
 from services.orchestrator.prompts import Order
 from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import (
-    RunFailed,
-    TrainerLost,
-    ask,
-    saved_step,
-    start_trainer,
-)
+from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
 from services.orchestrator.results import GroupResult
 from services.orchestrator.schedule import Schedule, Selection
 from services.protocol.orchestrator import RunConfig, RunState
@@ -58,6 +53,7 @@ class TrainingLoop:
         changes: Changes,
         record: RunRecord,
         window: AdmissionWindow,
+        checkpoints: Checkpoints,
         after_step: Callable[[], None],
     ) -> None:
         self._run = run
@@ -74,6 +70,7 @@ class TrainingLoop:
         self._changes = changes
         self._record = record
         self._window = window
+        self._checkpoints = checkpoints
         self._after_step = after_step
         self._again: deque[LedgerGroup] = deque()
         self._position = 0
@@ -112,7 +109,7 @@ class TrainingLoop:
 
     def _admit_what_fits(self) -> None:
         version = self._fleet.live_version
-        if version is None or self._progress.paused:
+        if version is None or self._progress.held:
             return
         self._schedule.live(version)
         self._groups.traces.live(version)
@@ -149,15 +146,18 @@ class TrainingLoop:
 
     def _look(self) -> None:
         """Something may have changed in what trainer and rollout wait for."""
-        waits = None if self._training else self._trainer_waits_for()
+        working = self._training and not self._progress.no_room
+        waits = None if working else self._trainer_waits_for()
         slots, capacity = self._schedule.slots, self._schedule.capacity
         self._progress.idle.look(trainer=waits, slots=slots, capacity=capacity)
         self._record.timeline.trainer_waits(waits)
         self._record.timeline.slots_are(slots)
 
     def _trainer_waits_for(self) -> str:
-        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, or
-        its own `recovery`."""
+        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, `room`
+        on the disk, or its own `recovery`."""
+        if self._progress.no_room:
+            return "room"
         if self._progress.paused:
             return "pause"
         if self._progress.state is RunState.RECOVERING:
@@ -204,7 +204,7 @@ class TrainingLoop:
         while True:
             seen = self._changes.count
             self._check_health(admission)
-            if self._progress.paused:
+            if self._progress.held:
                 self._progress.detail = "paused; what was being sampled is kept"
                 await self._changes.after(seen, _RECHECK_S)
                 self._moved_at = time.monotonic()
@@ -299,19 +299,10 @@ class TrainingLoop:
             self._schedule.published(report.policy_version)
             self._changes.notify()
             seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
-            if step % self._run.checkpoint.every == 0 or step == self._run.steps:
-                # The last one must be on disk; any other is written behind the next steps.
-                wait, frontier = step == self._run.steps, self._ledger.frontier()
-                try:
-                    save = self._trainer.save(self._progress.run_id, frontier, wait)
-                    saving_at = time.time()
-                    saved, seconds["save"] = await ask(save)
-                    done_at = saving_at + seconds["save"]
-                    self._record.timeline.span("trainer", "checkpoint", saving_at, done_at)
-                    needed = step if wait else 0
-                    self._progress.saved_step = saved_step(saved, at_least=needed)
-                except TrainerLost as error:
-                    lost = error
+            try:
+                seconds["save"] = await self._checkpoints.after_step(report)
+            except TrainerLost as error:
+                lost = error
         if step > self._furthest:  # a step that kills the trainer each time is no progress
             self._recoveries_in_row, self._furthest = 0, step
         self._record.write(batch=batch, results=results, report=report, seconds=seconds)

@@ -129,12 +129,13 @@ class RunConfig(StrictModel):
 
 
 class RunState(StrEnum):
-    """Life of a run."""
+    """Life of a run. In `no_room` it waits for room on its disk, whatever it did before."""
 
     STARTING = "starting"
     EVALUATING = "evaluating"
     TRAINING = "training"
     PAUSED = "paused"
+    NO_ROOM = "no_room"
     RECOVERING = "recovering"
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -5,6 +5,8 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from services.trainer.write_problem import WriteProblem
+
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -29,9 +31,9 @@ def from_rank_0(ask: Callable[[], T], group: dist.ProcessGroup | None = None) ->
     return result
 
 
-def attempt(work: Callable[[], T], otherwise: U) -> tuple[T | U, str]:
+def attempt(work: Callable[[], T], otherwise: U) -> tuple[T | U, WriteProblem]:
     """The result of `work` and no problem, or `otherwise` and what the file system said."""
     try:
-        return work(), ""
+        return work(), WriteProblem()
     except OSError as error:
-        return otherwise, f"{error.strerror}: {error.filename}"
+        return otherwise, WriteProblem.of_file(error)

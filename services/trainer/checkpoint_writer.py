@@ -2,6 +2,7 @@
 
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from services.trainer.checkpoint import Parts, state_of
 from services.trainer.checkpoint_folder import CheckpointFolder
 from services.trainer.checkpoint_manifest import CheckpointManifest, FileDigest, digest_of
 from services.trainer.model_files import FOLDER, copy_model_files
+from services.trainer.write_problem import WriteProblem
 
 
 class CheckpointWriter:
@@ -29,13 +31,13 @@ class CheckpointWriter:
         self._timeout = timedelta(seconds=timeout_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._group: dist.ProcessGroup | None = None
-        self._writing: tuple[int, Future[str]] | None = None
-        self._saved_step, self._problem = 0, ""
+        self._writing: tuple[int, Future[WriteProblem]] | None = None
+        self._saved_step, self._problem = 0, WriteProblem()
 
     def follow(self, saved_step: int) -> None:
         """A run begins, and this is the step of its newest checkpoint, 0 for none."""
         self.settle()
-        self._saved_step, self._problem = saved_step, ""
+        self._saved_step, self._problem = saved_step, WriteProblem()
 
     def begin(
         self, folder: CheckpointFolder, parts: Parts, manifest: CheckpointManifest, *, kept: int
@@ -71,12 +73,15 @@ class CheckpointWriter:
         """What became of the checkpoints so far; a problem is told once."""
         if self._writing is not None and self._writing[1].done():
             self.settle()
-        problem, self._problem = self._problem, ""
-        return CheckpointReport(saved_step=self._saved_step, problem=problem)
+        problem, self._problem = self._problem, WriteProblem()
+        return CheckpointReport(
+            saved_step=self._saved_step, problem=problem.text, no_room=problem.no_room
+        )
 
-    def _note(self, step: int, problem: str) -> None:
+    def _note(self, step: int, problem: WriteProblem) -> None:
         if problem:
-            self._problem = f"the checkpoint of step {step} was not written: {problem}"
+            text = f"the checkpoint of step {step} was not written: {problem.text}"
+            self._problem = replace(problem, text=text)
         else:
             self._saved_step = step
 
@@ -95,22 +100,22 @@ class _Writing:
         self._folder, self._writing, self._manifest = folder, writing, manifest
         self._kept, self._group = kept, group
 
-    def finish(self, saving: "Future[Any]") -> str:
+    def finish(self, saving: "Future[Any]") -> WriteProblem:
         """Wait for the tensors, add the rest; returns the problem that any rank has met."""
         problem = self._finish(saving)
         if problem and dist.get_rank() == 0:
             shutil.rmtree(self._writing, ignore_errors=True)
         return problem
 
-    def _finish(self, saving: "Future[Any]") -> str:
+    def _finish(self, saving: "Future[Any]") -> WriteProblem:
         try:
             saving.result()
         except CheckpointException as error:  # raised on all ranks
             first, _ = next(iter(error.failures.values()))
-            return str(first)
+            return WriteProblem.of_tensors(first, self._writing)
         nothing: dict[str, FileDigest] = {}
         everyones = gather(attempt(self._own_files, nothing), self._group)
-        if problem := next(filter(None, (one for _, one in everyones)), ""):
+        if problem := next(filter(None, (one for _, one in everyones)), None):
             return problem
         files = {name: digest for part, _ in everyones for name, digest in part.items()}
         done = self._manifest.model_copy(update={"files": dict(sorted(files.items()))})

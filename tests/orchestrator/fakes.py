@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.run import Peers
+from services.orchestrator.peers import Peers
 from services.orchestrator.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.evaluation import Evaluation

@@ -11,7 +11,7 @@ from unittest import mock
 from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.run import Peers
+from services.orchestrator.peers import Peers
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 from services.protocol.router import RouterLoad

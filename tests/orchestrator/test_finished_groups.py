@@ -3,20 +3,16 @@
 import asyncio
 import multiprocessing
 import sqlite3
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
-from services.orchestrator.results import Graded, GroupResult
+from services.orchestrator.ledger import Ledger, Prompt
+from services.orchestrator.results import GroupResult
 from services.orchestrator.run import Run
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunRequest, RunState, RunStatus
-from services.protocol.reward_service import Score, Verdict
-from services.protocol.task import Task
-from services.protocol.trajectory import PolicySpan, Trajectory
 from tests.orchestrator.fakes import Asked, World, run_to_end, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -158,45 +154,6 @@ async def test_a_result_that_cannot_be_read_is_sampled_again(waiting) -> None:
     assert end.state is RunState.FINISHED, end.detail
     attempts = {row["group_id"]: row["attempts"] for row in rows(end.run_dir)}
     assert [attempts[group] for group in (1, 2, 3, 4)] == [1, 2, 2, 1]
-
-
-@pytest.fixture
-def result() -> GroupResult:
-    trajectory = Trajectory(
-        prompt_token_ids=(1, 2),
-        response_token_ids=(3, 150_000, 5),
-        behaviour_logprobs=(-0.1, -1 / 3, -1e-17),
-        loss_mask=(1, 0, 1),
-        spans=(
-            PolicySpan(version=4, start=0, end=1, replica_id="a"),
-            PolicySpan(version=6, start=1, end=3, replica_id="b"),
-        ),
-        finish_reason="length",
-        text="größer \x00",
-    )
-    score = Score(
-        job_id="j",
-        verdict=Verdict.WRONG_ANSWER,
-        reward=0.1,
-        passed=1,
-        total=2,
-        seconds=0.5,
-        cpu_s=0.25,
-        detail="d",
-        cached=False,
-    )
-    failed = replace(score, verdict=Verdict.INFRA_ERROR, reward=None, parts=(score,))
-    task = Task.model_validate(
-        {"task_id": "t", "messages": [{"role": "user", "content": "c"}], "split": "train"}
-    )
-    return GroupResult(
-        group=LedgerGroup(group_id=7, prompt=Prompt(position=6, epoch=0, task_id="t"), attempt=2),
-        task=task,
-        graded=(Graded(trajectory=trajectory, score=score),),
-        ungraded=(failed,),
-        rollout_s=1.5,
-        score_s=0.5,
-    )
 
 
 def test_a_result_is_kept_bit_by_bit(result: GroupResult) -> None:

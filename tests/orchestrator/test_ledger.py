@@ -111,7 +111,7 @@ def test_the_ledger_balances_after_a_kill_at_every_point(tmp_path: Path) -> None
         copies.append((folder / "ledger.sqlite", ledger.counts().admitted))
 
     # Before every single statement of every transaction.
-    ledger._db.set_trace_callback(
+    ledger._db.connection.set_trace_callback(
         lambda statement: killed_here() if statement.startswith(("UPDATE", "INSERT")) else None
     )
     position, step, open_ids = 0, 0, []
@@ -126,7 +126,7 @@ def test_the_ledger_balances_after_a_kill_at_every_point(tmp_path: Path) -> None
         ledger.close_group(open_ids[3], chance.choice(["failed", "expired"]))
         open_ids = open_ids[4:]
     ledger.rollback(step - 3)
-    ledger._db.set_trace_callback(None)
+    ledger._db.connection.set_trace_callback(None)
     ledger.close()
 
     assert len(copies) > 100
@@ -194,7 +194,7 @@ def test_a_ledger_from_before_waste_was_accounted_for_goes_on(tmp_path: Path) ->
     old = Ledger(path)
     (group,) = old.admit(prompts(1), version=1)
     old.rolled_out(group.group_id, oldest_version=1, tokens=10)
-    old._db.executescript(
+    old._db.connection.executescript(
         "DROP INDEX groups_by_ending; ALTER TABLE groups DROP COLUMN kept; DROP TABLE waste;"
         "CREATE INDEX groups_by_status ON groups (status, tokens)"
     )

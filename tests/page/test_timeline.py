@@ -76,4 +76,4 @@ def test_a_disk_that_refuses_costs_spans_and_not_the_run(tmp_path: Path) -> None
     timeline.span("trainer", "train", 1.0, 2.0)
     timeline.span("trainer", "train", 2.0, 3.0)
     timeline.close()
-    assert timeline.lost == 2
+    assert timeline._journal.dropped == 2

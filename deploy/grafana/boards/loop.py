@@ -42,8 +42,14 @@ _LEARNS = Row(
         Panel(
             "Held up",
             "none",
-            "1 while the run begins nothing because somebody has paused it (`millrace pause`).",
+            "1 while the run begins nothing because somebody has paused it (`millrace pause`), or "
+            "because its ledger or a checkpoint finds no room on its disk.",
             (
+                Query(
+                    "{{run}} has no room",
+                    series("run_no_room", RUN),
+                    empty="the disk was never full",
+                ),
                 Query(
                     "{{run}} is paused",
                     series("run_paused", RUN),
@@ -51,7 +57,22 @@ _LEARNS = Row(
                 ),
             ),
             warn=1,
-            width=24,
+            runbook="MillraceRunNoRoom",
+        ),
+        Panel(
+            "Lines not written",
+            "none",
+            "Of files that only show things, in the last ten minutes: their disk was full, or they "
+            "have reached their bound.",
+            (
+                Query(
+                    "{{file}}: {{cause}}",
+                    recent("run_records_dropped", RUN, "run, file, cause"),
+                    empty="every line was written",
+                ),
+            ),
+            warn=1,
+            runbook="MillraceRecordsDropped",
         ),
     ),
 )

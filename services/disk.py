@@ -1,0 +1,28 @@
+"""Whether there is room on a disk."""
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""What a file system says when it is full, or its user's quota is used up."""
+_PROBED = 64 * 1024
+
+
+def has_room(folder: Path) -> bool:
+    """Whether a little more can be written into a folder, by trying: quotas count, too."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_PROBED))
+            os.fsync(file.fileno())
+            return file.tell() == _PROBED
+    except OSError as error:
+        return error.errno not in NO_ROOM
+
+
+def free_bytes(folder: str | Path) -> int:
+    """Bytes that are free where a folder is or will be."""
+    there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
+    return shutil.disk_usage(there).free

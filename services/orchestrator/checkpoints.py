@@ -1,0 +1,81 @@
+"""When the trainer writes a checkpoint, and that none is ahead of the ledger's file."""
+
+import time
+
+from services.orchestrator.ledger import Ledger
+from services.orchestrator.progress import Progress
+from services.orchestrator.recovery import ask, saved_step
+from services.orchestrator.room import Room
+from services.orchestrator.timeline import Timeline
+from services.protocol.orchestrator import RunConfig
+from services.protocol.trainer import CheckpointReport, Trainer, TrainReport
+
+
+class Checkpoints:
+    """Of one run. One that finds no room holds the run up until there is, or fails it."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        run: RunConfig,
+        ledger: Ledger,
+        progress: Progress,
+        room: Room,
+        timeline: Timeline,
+    ) -> None:
+        self._trainer = trainer
+        self._every, self._steps = run.checkpoint.every, run.steps
+        self._ledger = ledger
+        self._progress = progress
+        self._room = room
+        self._timeline = timeline
+
+    async def after_step(self, report: TrainReport) -> float:
+        """Write the one that is due after a train step, if any is; seconds that it took.
+
+        The last one must be on disk, and so must one for which there was no room before; any
+        other is written behind the next steps.
+
+        Raises:
+            TrainerLost: in place of the trainer's errors.
+            RunFailed: the last one was not written, or one found no room within the deadline.
+        """
+        last, without_room = report.step == self._steps, report.checkpoint.no_room
+        if report.step % self._every and not last and not without_room:
+            return 0.0
+        began, began_at = time.monotonic(), time.time()
+        saved = await self._save(wait=last or without_room)
+        took = time.monotonic() - began
+        self._timeline.span("trainer", "checkpoint", began_at, began_at + took)
+        needed = report.step if last else 0
+        self._progress.saved_step = saved_step(saved, at_least=needed)
+        return took
+
+    async def last(self) -> None:
+        """Write one of the newest train step, after which there will be no other.
+
+        Raises:
+            TrainerLost: in place of the trainer's errors.
+            RunFailed: it was not written.
+        """
+        saved = await self._save(wait=True)
+        self._progress.saved_step = saved_step(saved, at_least=self._progress.step)
+
+    async def _save(self, *, wait: bool) -> CheckpointReport:
+        saved = await self._tried(wait=wait)
+
+        async def written() -> bool:
+            nonlocal saved
+            saved = await self._tried(wait=True)
+            return not saved.no_room
+
+        if saved.no_room:
+            await self._room.until(f"the checkpoint of step {self._progress.step}", written)
+        return saved
+
+    async def _tried(self, *, wait: bool) -> CheckpointReport:
+        # A kill must never leave a checkpoint of a step that the ledger does not know.
+        await self._room.ledger_written()
+        saving = self._trainer.save(self._progress.run_id, self._ledger.frontier(), wait)
+        return (await ask(saving))[0]

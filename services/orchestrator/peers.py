@@ -1,0 +1,35 @@
+"""The other services, as a run needs them."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.router_load import router_load
+from services.orchestrator.run_check import Surroundings
+from services.orchestrator.sampler import RunSampler, run_sampler
+from services.protocol.orchestrator import RunConfig
+from services.protocol.reward_service import RewardService
+from services.protocol.router import RouterLoad
+from services.protocol.trainer import Trainer
+from services.protocol.weight_bus import WeightBus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """The services a run works with.
+
+    Attributes:
+        rollouts: makes the run's way to the router.
+        load: asks the router how full the replicas are.
+    """
+
+    trainer: Trainer
+    reward: RewardService
+    bus: WeightBus
+    rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
+    load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
+
+    async def surroundings(self, config: OrchestratorConfig) -> Surroundings:
+        """What they say of themselves; one that is away is not waited for."""
+        own = Surroundings(environments=config.environments, score_queue=config.score_queue)
+        return await own.asked(self.bus, self.trainer, self.load(config))
