@@ -3,6 +3,9 @@
 import gc
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +39,22 @@ def vllm(tmp_path_factory):
     make_model(folder / "model")
     with running(folder, version=3) as urls:
         yield urls
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with room for four mebibytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mounting, capture_output=True, text=True, timeout=10)
+    except FileNotFoundError:
+        pytest.skip("no mount")
+    if mounted.returncode:
+        pytest.skip(f"only who may mount has a disk to fill: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        # Lazily: a test that failed may have left a file open.
+        subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=10)

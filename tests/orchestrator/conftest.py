@@ -1,9 +1,6 @@
 """Fixtures of the orchestrator's tests."""
 
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -19,25 +16,6 @@ from services.protocol.trajectory import PolicySpan, Trajectory
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the learning curve out: drawing takes longer than a whole run here."""
     monkeypatch.setattr(RunDirectory, "draw_learning_curve", lambda self: None)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with room for four mebibytes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(mounting, capture_output=True, text=True, timeout=10)
-    except FileNotFoundError:
-        pytest.skip("no mount")
-    if mounted.returncode:
-        pytest.skip(f"only who may mount has a disk to fill: {mounted.stderr.strip()}")
-    try:
-        yield disk
-    finally:
-        # Lazily: a test that failed may have left a file open.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=10)
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from services.orchestrator.run import Run
 from services.orchestrator.runs import Runs
 from services.protocol.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
+from tests.filling import fill
 from tests.orchestrator.fakes import World, run_to_end, world
-from tests.orchestrator.filling import fill
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.trainer import LedgerFrontier
+from services.protocol.trainer import CheckpointReport, LedgerFrontier
 from services.trainer.checkpoint_folder import CheckpointFolder
 from services.trainer.checkpoint_manifest import MANIFEST, read_manifest
+from tests.filling import fill
 from tests.trainer.test_learner import assert_same_steps, largest_difference, run_steps
 
 
@@ -188,7 +189,7 @@ def test_only_the_newest_checkpoints_stay_and_what_a_killed_save_left_goes(
     assert sorted(folder.iterdir()) == sorted(checkpoints)
 
 
-def test_a_full_disk_costs_a_checkpoint_and_neither_the_run_nor_the_ones_before(
+def test_a_save_that_fails_costs_a_checkpoint_and_neither_the_run_nor_the_ones_before(
     rank_groups, tiny_model, make_batch, make_start, tmp_path
 ) -> None:
     ranks, start = rank_groups[2], make_start()
@@ -199,7 +200,26 @@ def test_a_full_disk_costs_a_checkpoint_and_neither_the_run_nor_the_ones_before(
     assert report.saved_step == 1
     assert "checkpoint of step 2 was not written" in report.problem
     assert "File too large" in report.problem
+    assert not report.no_room, "more room would not help"
     ranks.call("limit_files", -1)
     assert list(Path(start.checkpoint_dir).iterdir()) == checkpoints
     assert ranks.call("train", make_batch(3), 2, 3)[0].checkpoint.problem == "", "told twice"
     assert ranks.call("save", 3)[0].saved_step == 3
+
+
+def test_a_checkpoint_that_finds_no_room_says_so_and_is_written_when_there_is(
+    rank_groups, tiny_model, make_batch, make_start, small_disk
+) -> None:
+    ranks, start = rank_groups[2], make_start("disk/checkpoints")
+    (first,) = saved(ranks, start, tiny_model, make_batch, 1)
+    size = sum(file.stat().st_size for file in first.rglob("*"))
+    filling = fill(small_disk, but=size // 2)
+    ranks.call("train", make_batch(2), 1, 2)
+    report = ranks.call("save", 2)[0]
+    assert (report.saved_step, report.no_room) == (1, True), report.problem
+    filling.unlink()
+    filling = fill(small_disk)
+    report = ranks.call("save", 2)[0]
+    assert (report.saved_step, report.no_room) == (1, True), report.problem
+    filling.unlink()
+    assert ranks.call("save", 2)[0] == CheckpointReport(saved_step=2)
