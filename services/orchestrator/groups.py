@@ -1,16 +1,13 @@
 """Sample groups on their way from admission to a result."""
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 
-from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
-from services.orchestrator.answers import Answers
+from services.orchestrator.attempt import Attempt, Attempts
 from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
@@ -26,34 +23,13 @@ from services.orchestrator.rollout import (
     RolloutFailed,
     RolloutRequest,
     Sampler,
-    sampling_seed,
 )
 from services.orchestrator.schedule import Schedule
-from services.orchestrator.scoring import BatchBarrier, Scorer
+from services.orchestrator.scoring import Scorer
 from services.protocol.orchestrator import RunConfig
-from services.protocol.reward_service import Score
 from services.protocol.task import Task
-from services.protocol.trajectory import Trajectory
 
 _log = Log("orchestrator")
-
-
-@dataclass(kw_only=True)
-class _Rolling:
-    """A group's rollout in progress.
-
-    Attributes:
-        request: of the attempt in progress, None while nothing is being sampled.
-    """
-
-    request: RolloutRequest | None = None
-    task: asyncio.Task[None] | None = None
-    answers: Answers | None = None
-
-    @property
-    def tokens(self) -> int:
-        """Sampled in the attempt in progress."""
-        return self.answers.tokens if self.answers else 0
 
 
 class Groups:
@@ -80,7 +56,6 @@ class Groups:
         self._ledger = ledger
         self._schedule = schedule
         self._sampler = sampler
-        self._scorer = scorer
         self._fleet = fleet
         self._progress = progress
         self._changes = changes
@@ -92,20 +67,28 @@ class Groups:
             run.algorithm.learns_from_equal_rewards or run.algorithm.overlong_limit is not None
         )
         self._tags = {"run": progress.run_id}
-        self._barrier = BatchBarrier(
-            batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
+        self.traces = GroupTraces(progress.run_id)
+        self._attempts = Attempts(
+            run=run,
+            tasks=tasks,
+            schedule=schedule,
+            sampler=sampler,
+            scorer=scorer,
+            progress=progress,
+            changes=changes,
+            timeline=record.timeline,
+            traces=self.traces,
         )
-        self._rolling: dict[int, _Rolling] = {}
+        self._rolling: dict[int, Attempt] = {}
         self._results: dict[int, GroupResult] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
         self.barren = BarrenRow(config, batch_groups=run.batch_groups)
         self.defect: BaseException | None = None
-        self.traces = GroupTraces(progress.run_id)
 
     def start(self, group: LedgerGroup) -> None:
         """Begin a rollout of a group that the schedule has admitted."""
         self.traces.admitted(group.group_id, task_id=group.prompt.task_id, attempt=group.attempt)
-        rolling = _Rolling()
+        rolling = Attempt()
         work = self._work(group, rolling)
         rolling.task = asyncio.create_task(work, name=f"group-{group.group_id}")
         rolling.task.add_done_callback(lambda task: self._ended(group.group_id, rolling, task))
@@ -206,18 +189,18 @@ class Groups:
         rolling.task.cancel()
         self._ledger.rolled_out(group_id, oldest_version=None, tokens=rolling.tokens)
 
-    def _ended(self, group_id: int, rolling: _Rolling, task: asyncio.Task[None]) -> None:
+    def _ended(self, group_id: int, rolling: Attempt, task: asyncio.Task[None]) -> None:
         if self._rolling.get(group_id) is rolling:
             del self._rolling[group_id]
         if not task.cancelled() and task.exception() is not None:
             self.defect = task.exception()
         self._changes.notify()
 
-    async def _work(self, group: LedgerGroup, rolling: _Rolling) -> None:
+    async def _work(self, group: LedgerGroup, rolling: Attempt) -> None:
         """All attempts at one group."""
         for retries_left in range(self._retries, -1, -1):
             try:
-                result = await self._attempt(group, rolling)
+                result = await self._attempts.make(group, rolling)
             except RolloutFailed as failure:
                 self._rolled_out(group, rolling, None)
                 if not self._retry(group, failure, retries_left):
@@ -231,7 +214,7 @@ class Groups:
                 self._finish(result)
                 return
 
-    def _rolled_out(self, group: LedgerGroup, rolling: _Rolling, oldest: int | None) -> None:
+    def _rolled_out(self, group: LedgerGroup, rolling: Attempt, oldest: int | None) -> None:
         self._ledger.rolled_out(group.group_id, oldest_version=oldest, tokens=rolling.tokens)
         rolling.answers = None
 
@@ -263,68 +246,6 @@ class Groups:
         self._schedule.close(group.group_id)
         self.traces.closed(group.group_id, "failed", reason)
         RunMetrics.groups.inc(1, self._tags | {"status": "failed"})
-
-    async def _attempt(self, group: LedgerGroup, rolling: _Rolling) -> GroupResult:
-        task = self._tasks[group.prompt.task_id]
-        started, started_at = time.monotonic(), time.time()
-        arrivals: list[tuple[float, Trajectory]] = []
-        answers = rolling.answers = Answers(
-            task,
-            run_id=self._progress.run_id,
-            name=f"{group.group_id}/{group.attempt}",
-            scorer=self._scorer,
-            barrier=self._run.schedule.batch_barrier,
-            trace=self.traces.of(group.group_id),
-        )
-
-        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
-            tokens = answers.add(index, trajectory, score)
-            arrivals.append((time.time(), trajectory))
-            self._progress.tokens += tokens
-            self._progress.lengths.sampled(tokens)
-            RunMetrics.tokens.inc(tokens, self._tags)
-            versions = trajectory.oldest_version, trajectory.newest_version
-            self._schedule.sampled(group.group_id, *versions)
-
-        self._barrier.enter()
-        try:
-            with tracing.span("rollout", self.traces.of(group.group_id)) as rollout:
-                rolling.request = self._request(group, task, rollout.headers)
-                await self._sampler.sample(rolling.request, arrived)
-                rollout.set(tokens=answers.tokens)
-        finally:
-            rolling.request = None
-            self._barrier.leave()
-            self._record.timeline.rolled_out(group.group_id, started_at, arrivals)
-        rolled_out = time.monotonic()
-        self._schedule.rolled_out(group.group_id)
-        self._changes.notify()
-        await self._barrier.passed()
-        graded, ungraded = await answers.scores()
-        scores = [*(one.score for one in graded), *ungraded]
-        self._record.timeline.scored(group.group_id, scores)
-        return GroupResult(
-            group=group,
-            task=task,
-            graded=tuple(graded),
-            ungraded=tuple(ungraded),
-            rollout_s=rolled_out - started,
-            score_s=time.monotonic() - rolled_out,
-        )
-
-    def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
-        prompt = group.prompt
-        return RolloutRequest(
-            session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
-            messages=task.chat,
-            n=self._run.group_size,
-            temperature=self._run.sampling.temperature,
-            max_tokens=self._run.sampling.max_tokens,
-            seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
-            timeout_s=self._run.rollout_timeout_s,
-            task=task,
-            trace=trace,
-        )
 
     def _finish(self, result: GroupResult) -> None:
         group_id = result.group.group_id

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator import replica_demand
-from services.orchestrator.admission_window import AdmissionWindow, follow
+from services.orchestrator.admission_window import AdmissionWindow
+from services.orchestrator.background import Background
 from services.orchestrator.changes import Changes
 from services.orchestrator.checkpoints import Checkpoints
 from services.orchestrator.config import OrchestratorConfig
@@ -22,21 +21,20 @@ from services.orchestrator.ledger import Ledger
 from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.peers import Peers
 from services.orchestrator.progress import Progress
-from services.orchestrator.push_record import follow_pushes
 from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import RunFailed, start_trainer
+from services.orchestrator.recovery import RunFailed
 from services.orchestrator.room import Room
-from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.run_log import run_log
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
+from services.orchestrator.stages import Stages
 from services.orchestrator.task_table import TaskTable
 from services.orchestrator.trackers.trackers import Trackers
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
-from services.protocol.trainer import RunStart, TrainerState
+from services.protocol.trainer import RunStart
 
 
 class Run:
@@ -79,29 +77,11 @@ class Run:
             samples=config.sample_trajectories,
             trackers=trackers,
         )
-        self._start = _trainer_start(run_id, run, directory)
-        self._checkpoints = Checkpoints(
-            peers.trainer,
-            run=run,
-            ledger=self._ledger,
-            progress=self.progress,
-            room=self._room,
-            timeline=self._record.timeline,
-        )
-        self._heldout = HeldOut(
-            tasks,
-            run=run,
-            evaluator=Evaluator(
-                run=run,
-                run_id=run_id,
-                sampler=self._client,
-                scorer=self._scorer,
-                concurrency=config.evaluation_concurrency,
-            ),
-            progress=self.progress,
-            record=self._record,
-        )
+        self._start = self._trainer_start()
+        self._heldout = self._held_out_sets()
         self._loop = self._training_loop()
+        self._stages = self._all_stages()
+        self._background = self._loops_beside()
         self._ending = RunEnding(
             trainer=peers.trainer,
             fleet=self._fleet,
@@ -134,6 +114,64 @@ class Run:
             ),
         )
 
+    def _trainer_start(self) -> RunStart:
+        return RunStart(
+            run_id=self.progress.run_id,
+            checkpoint_dir=str(self._directory.checkpoints),
+            algorithm=self._run.algorithm,
+            temperature=self._run.sampling.temperature,
+            seed=self._run.seed,
+        )
+
+    def _loops_beside(self) -> Background:
+        return Background(
+            run=self._run,
+            config=self._config,
+            peers=self._peers,
+            fleet=self._fleet,
+            scorer=self._scorer,
+            room=self._room,
+            schedule=self._schedule,
+            window=self._window,
+            progress=self.progress,
+            changes=self._changes,
+            timeline=self._record.timeline,
+        )
+
+    def _held_out_sets(self) -> HeldOut:
+        evaluator = Evaluator(
+            run=self._run,
+            run_id=self.progress.run_id,
+            sampler=self._client,
+            scorer=self._scorer,
+            concurrency=self._config.evaluation_concurrency,
+        )
+        return HeldOut(
+            self._tasks,
+            run=self._run,
+            evaluator=evaluator,
+            progress=self.progress,
+            record=self._record,
+        )
+
+    def _all_stages(self) -> Stages:
+        return Stages(
+            run=self._run,
+            config=self._config,
+            tasks=self._tasks,
+            peers=self._peers,
+            start=self._start,
+            ledger=self._ledger,
+            loop=self._loop,
+            heldout=self._heldout,
+            fleet=self._fleet,
+            progress=self.progress,
+            record=self._record,
+            decisions=self._decisions,
+            checkpoints=self._checkpoints,
+            room=self._room,
+        )
+
     def _training_loop(self) -> TrainingLoop:
         schedule = self._schedule = Schedule(
             self._run.schedule,
@@ -155,6 +193,14 @@ class Run:
             changes=self._changes,
             record=self._record,
             rates=rates,
+        )
+        self._checkpoints = Checkpoints(
+            self._peers.trainer,
+            run=self._run,
+            ledger=self._ledger,
+            progress=self.progress,
+            room=self._room,
+            timeline=self._record.timeline,
         )
         return TrainingLoop(
             run=self._run,
@@ -267,122 +313,5 @@ class Run:
         work.cancel()
 
     async def _work(self) -> None:
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._client)
-            await stack.enter_async_context(self._heldout)
-            background = [
-                asyncio.create_task(self._fleet.watch(), name="fleet"),
-                asyncio.create_task(self._scorer.run(), name="scorer"),
-                asyncio.create_task(self._room.watch(), name="room"),
-            ]
-            background.append(asyncio.create_task(self._tell_demand(), name="demand"))
-            pushes = follow_pushes(self._peers.bus, self._fleet, self._record.timeline)
-            background.append(asyncio.create_task(pushes, name="pushes"))
-            if self._run.schedule.adaptive:
-                background.append(asyncio.create_task(self._adapt(), name="adapt"))
-            stages = asyncio.create_task(self._stages(), name="stages")
-            try:
-                await asyncio.wait({stages, *background}, return_when=asyncio.FIRST_COMPLETED)
-                for task in background:
-                    if task.done():
-                        task.result()
-                await stages
-            finally:
-                for task in (stages, *background):
-                    task.cancel()
-                await asyncio.gather(stages, *background, return_exceptions=True)
-
-    async def _tell_demand(self) -> None:
-        await replica_demand.follow(
-            replica_demand.ReplicaDemand(batch_groups=self._run.batch_groups),
-            idle=self.progress.idle,
-            slots=lambda: self._schedule.slots,
-            fleet=self._fleet,
-            run_id=self.progress.run_id,
-        )
-
-    async def _adapt(self) -> None:
-        await follow(
-            self._window,
-            load=lambda: self._peers.load(self._config),
-            open_groups=lambda: self._schedule.open_groups,
-            starving=lambda: self.progress.idle.trainer_waits_for == "rollout",
-            run_id=self.progress.run_id,
-            changed=self._changes.notify,
-        )
-
-    async def _stages(self) -> None:
-        progress = self.progress
-        progress.enter(RunState.STARTING, "waiting for the weight bus")
-        bound, patience_s = self._run.schedule.max_staleness, self._config.replicas_timeout_s
-        await self._fleet.bound_lag(bound, patience_s)
-        progress.detail = "waiting for the trainer"
-        state = await start_trainer(self._peers.trainer, self._start, self._config, progress)
-        version = self._adopt(state)
-        progress.detail = f"waiting for rollout servers to hold version {version}"
-        await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
-        # Of services that were away when the run was asked for.
-        around = await self._peers.surroundings(self._config)
-        refuse(self._run, self._tasks, around.of_a_run_that_goes_on() if progress.step else around)
-        if not progress.step and not progress.evaluations:
-            await self._heldout.measure("before training")
-        progress.enter(RunState.TRAINING, "admitting sample groups")
-        progress.measure_rate()
-        self._decisions.open(
-            {
-                "schedule": self._run.schedule.model_dump(mode="json"),
-                "batch_groups": self._run.batch_groups,
-            }
-        )
-        await self._loop.run(version)
-        ending = "all steps done"
-        if progress.step < self._run.steps:
-            ending = progress.detail
-            await self._checkpoints.last()
-        assert progress.policy_version is not None
-        await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
-        # Without a train step the weights are those of the first evaluation.
-        if progress.step:
-            await self._heldout.measure("after training")
-            if not self._heldout.measured:
-                problem = (progress.heldout_problem or "").removeprefix("after training: ")
-                ending += f"; held-out pass rate not measured after training: {problem}"
-        await self._room.summary_fits()
-        progress.detail = ending
-
-    def _adopt(self, state: TrainerState) -> int:
-        """Take over where trainer and ledger are; the ledger is never behind a checkpoint."""
-        if state.policy_version is None:
-            raise RunFailed("the trainer started the run without publishing a version")
-        if state.step > self._ledger.last_step():
-            raise RunFailed(
-                f"the checkpoint is at step {state.step}, the ledger at "
-                f"{self._ledger.last_step()}: they are not of the same run"
-            )
-        # Where versions count from the beginning again, as in a new cluster, nobody can say how
-        # stale a result of before is.
-        comparable = state.policy_version >= self._ledger.fact("policy_version", 0)
-        keep = self._ledger.finished() if comparable else ()
-        self._ledger.rollback(state.step, keep=keep)
-        if state.frontier is not None and not self._ledger.reaches(state.frontier):
-            raise RunFailed(
-                f"the checkpoint of step {state.step} was written when the ledger had "
-                f"{state.frontier}, the ledger has {self._ledger.frontier()}: they are not of the "
-                "same run, or one of them is an older copy"
-            )
-        self._record.rolled_back(state.step)
-        self._ledger.note(policy_version=state.policy_version)
-        progress = self.progress
-        progress.step = progress.saved_step = state.step
-        progress.policy_version = state.policy_version
-        return state.policy_version
-
-
-def _trainer_start(run_id: str, run: RunConfig, directory: RunDirectory) -> RunStart:
-    return RunStart(
-        run_id=run_id,
-        checkpoint_dir=str(directory.checkpoints),
-        algorithm=run.algorithm,
-        temperature=run.sampling.temperature,
-        seed=run.seed,
-    )
+        async with self._client, self._heldout:
+            await self._background.beside(self._stages.run())

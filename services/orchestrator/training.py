@@ -7,29 +7,28 @@ schedule and the ledger, and wake each other through `Changes`.
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.admission import RECHECK_S, Admission
 from services.orchestrator.admission_window import AdmissionWindow
 from services.orchestrator.changes import Changes
 from services.orchestrator.checkpoints import Checkpoints
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.groups import Groups
-from services.orchestrator.ledger import Ledger, LedgerGroup, Prompt
+from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
 from services.orchestrator.prompts import Order
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
 from services.orchestrator.results import GroupResult
 from services.orchestrator.schedule import Schedule, Selection
+from services.orchestrator.trainer_idle import TrainerIdle
 from services.protocol.orchestrator import RunConfig, RunState
 from services.protocol.trainer import RunStart, TrainBatch, Trainer, TrainGroup, TrainReport
 
-_RECHECK_S = 5.0
 _log = Log("orchestrator")
 
 
@@ -58,8 +57,6 @@ class TrainingLoop:
     ) -> None:
         self._run = run
         self._config = config
-        self._task_ids = task_ids
-        self._prompts = prompts
         self._trainer = trainer
         self._start = start
         self._ledger = ledger
@@ -72,11 +69,23 @@ class TrainingLoop:
         self._window = window
         self._checkpoints = checkpoints
         self._after_step = after_step
-        self._again: deque[LedgerGroup] = deque()
-        self._position = 0
-        self._trainer_version = -1
+        self._idle = TrainerIdle(
+            schedule=schedule, fleet=fleet, progress=progress, timeline=record.timeline
+        )
+        self._admission = Admission(
+            run=run,
+            task_ids=task_ids,
+            prompts=prompts,
+            ledger=ledger,
+            schedule=schedule,
+            groups=groups,
+            fleet=fleet,
+            progress=progress,
+            changes=changes,
+            window=window,
+            idle=self._idle,
+        )
         self._recoveries_in_row = self._furthest = 0
-        self._training = False
         self._moved_at = 0.0
         self.stepping = asyncio.Lock()
         """Held from a train call until the ledger and the checkpoint agree with it."""
@@ -87,91 +96,15 @@ class TrainingLoop:
         Raises:
             RunFailed: with the reason for people.
         """
-        self._trainer_version = trainer_version
-        self._again = deque(self._groups.take_up())
-        self._position = self._ledger.next_position()
-        admission = asyncio.create_task(self._admit_forever(), name="admission")
+        self._idle.version = trainer_version
+        self._admission.first(self._groups.take_up())
+        admission = asyncio.create_task(self._admission.run(), name="admission")
         try:
             await self._train_all_steps(admission)
         finally:
             admission.cancel()
             await asyncio.gather(admission, return_exceptions=True)
             await self._groups.cancel_all()
-
-    # Admission
-
-    async def _admit_forever(self) -> None:
-        while True:
-            seen = self._changes.count
-            self._admit_what_fits()
-            self._look()
-            await self._changes.after(seen, _RECHECK_S)
-
-    def _admit_what_fits(self) -> None:
-        version = self._fleet.live_version
-        if version is None or self._progress.held:
-            return
-        self._schedule.live(version)
-        self._groups.traces.live(version)
-        if self._schedule.bound == 0 and not self._fleet.settled(self._trainer_version):
-            return
-        slots = self._schedule.free_slots(steps_left=self._run.steps - self._progress.step)
-        slots = max(0, min(slots, self._window.size - self._schedule.open_groups))
-        for group in self._next_groups(slots, version):
-            self._schedule.admit(group.group_id, version)
-            self._groups.start(group)
-        if slots:
-            self._moved_at = time.monotonic()
-            RunMetrics.in_flight.set(self._schedule.open_groups, self._record.tags)
-            RunMetrics.staleness_bound.set(self._schedule.bound, self._record.tags)
-
-    def _next_groups(self, slots: int, version: int) -> list[LedgerGroup]:
-        """Groups to roll out again first, then new prompts."""
-        groups: list[LedgerGroup] = []
-        while self._again and len(groups) < slots:
-            group = self._again.popleft()
-            self._ledger.restart(group.group_id, version=version)
-            groups.append(group)
-        fresh = [self._next_prompt() for _ in range(slots - len(groups))]
-        if fresh:
-            groups += self._ledger.admit(fresh, version=version)
-        return groups
-
-    def _next_prompt(self) -> Prompt:
-        place = self._prompts.next(self._position)
-        self._position = place.position + 1
-        return Prompt(
-            position=place.position, epoch=place.epoch, task_id=self._task_ids[place.index]
-        )
-
-    def _look(self) -> None:
-        """Something may have changed in what trainer and rollout wait for."""
-        working = self._training and not self._progress.no_room
-        waits = None if working else self._trainer_waits_for()
-        slots, capacity = self._schedule.slots, self._schedule.capacity
-        self._progress.idle.look(trainer=waits, slots=slots, capacity=capacity)
-        self._record.timeline.trainer_waits(waits)
-        self._record.timeline.slots_are(slots)
-
-    def _trainer_waits_for(self) -> str:
-        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, `room`
-        on the disk, or its own `recovery`."""
-        if self._progress.no_room:
-            return "room"
-        if self._progress.paused:
-            return "pause"
-        if self._progress.state is RunState.RECOVERING:
-            return "recovery"
-        slots = self._schedule.slots
-        if slots.scoring and not self._schedule.lacks_samples(self._trainer_version):
-            return "score"
-        if slots.sampling or slots.scoring:
-            return "rollout"
-        if self._fleet.live_version is None:
-            return "replicas"
-        return "weights" if slots.updating else "admission"
-
-    # Training
 
     async def _train_all_steps(self, admission: asyncio.Task[None]) -> None:
         while self._progress.step < self._run.steps:
@@ -206,24 +139,24 @@ class TrainingLoop:
             self._check_health(admission)
             if self._progress.held:
                 self._progress.detail = "paused; what was being sampled is kept"
-                await self._changes.after(seen, _RECHECK_S)
+                await self._changes.after(seen, RECHECK_S)
                 self._moved_at = time.monotonic()
                 continue
             self._deal_with_overdue()
-            batch = self._schedule.select(self._trainer_version)
+            batch = self._schedule.select(self._idle.version)
             if batch is not None:
                 return batch
             self._interrupt()
             if self._groups.barren.full:
                 return None
-            if time.monotonic() > self._moved_at + self._stall_s:
+            if time.monotonic() > max(self._moved_at, self._admission.moved_at) + self._stall_s:
                 raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")
             self._progress.detail = self._waiting_for()
-            await self._changes.after(seen, _RECHECK_S)
+            await self._changes.after(seen, RECHECK_S)
 
     def _interrupt(self) -> None:
         """What is being sampled goes on under the weights of a batch that is full."""
-        version = self._trainer_version
+        version = self._idle.version
         self._groups.interrupt(self._schedule.interrupted(version), version + 1)
 
     @property
@@ -239,7 +172,7 @@ class TrainingLoop:
     def _waiting_for(self) -> str:
         unfinished = self._schedule.unfinished
         if unfinished:
-            awaited = self._schedule.awaited(self._trainer_version)
+            awaited = self._schedule.awaited(self._idle.version)
             which = "all" if awaited == unfinished else f"the {awaited} oldest"
             needed = f"; the next train step needs {which} of them" if awaited else ""
             return f"{unfinished} sample groups are being sampled and scored{needed}"
@@ -257,7 +190,7 @@ class TrainingLoop:
 
     def _deal_with_overdue(self) -> None:
         """Groups above the staleness bound are never trained."""
-        overdue = self._schedule.overdue(self._trainer_version)
+        overdue = self._schedule.overdue(self._idle.version)
         closes = self._run.schedule.on_stale in ("drop", "mask")
         version = self._fleet.live_version
         if not overdue or (version is None and not closes):
@@ -271,38 +204,28 @@ class TrainingLoop:
                 self._moved_at = time.monotonic()
         self._changes.notify()
 
-    @asynccontextmanager
-    async def _busy(self) -> AsyncIterator[None]:
-        """The trainer has work."""
-        self._training = True
-        self._look()
-        try:
-            yield
-        finally:
-            self._training = False
-            self._look()
-
     async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
         step = self._progress.step + 1
         self._progress.detail = f"training step {step}"
         trained = results[: len(batch.train)]
         groups = tuple(result.as_train_group(batch.min_version) for result in trained)
         lost: TrainerLost | None = None
-        async with self.stepping, self._busy():
-            began_at = time.time()
-            report, train_s = await self._train(step, batch, groups)
-            self._record.timeline.trained(report, began_at, train_s)
-            self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
-            self._progress.step = step
-            self._progress.policy_version = self._trainer_version = report.policy_version
-            self._progress.saved_step = report.checkpoint.saved_step
-            self._schedule.published(report.policy_version)
-            self._changes.notify()
-            seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
-            try:
-                seconds["save"] = await self._checkpoints.after_step(report)
-            except TrainerLost as error:
-                lost = error
+        async with self.stepping:
+            with self._idle.busy():
+                began_at = time.time()
+                report, train_s = await self._train(step, batch, groups)
+                self._record.timeline.trained(report, began_at, train_s)
+                self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
+                self._progress.step = step
+                self._progress.policy_version = self._idle.version = report.policy_version
+                self._progress.saved_step = report.checkpoint.saved_step
+                self._schedule.published(report.policy_version)
+                self._changes.notify()
+                seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
+                try:
+                    seconds["save"] = await self._checkpoints.after_step(report)
+                except TrainerLost as error:
+                    lost = error
         if step > self._furthest:  # a step that kills the trainer each time is no progress
             self._recoveries_in_row, self._furthest = 0, step
         self._record.write(batch=batch, results=results, report=report, seconds=seconds)
@@ -344,7 +267,7 @@ class TrainingLoop:
             "trainer_lost",
             run=self._progress.run_id,
             step=self._progress.step,
-            version=self._trainer_version,
+            version=self._idle.version,
             error=str(error),
         )
         if self._recoveries_in_row > self._config.recoveries_in_row:
@@ -352,11 +275,11 @@ class TrainingLoop:
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
         self._schedule.lost()
         state = await start_trainer(self._trainer, self._start, self._config, self._progress)
-        self._trainer_version = -1 if state.policy_version is None else state.policy_version
-        keep = self._schedule.went_back(self._trainer_version)
+        self._idle.version = -1 if state.policy_version is None else state.policy_version
+        keep = self._schedule.went_back(self._idle.version)
         self._groups.put_back(one for one in results if one.group.group_id in keep)
         reopened = self._ledger.rollback(state.step, keep=keep)
-        self._again = deque(one for one in self._ledger.in_flight() if one.group_id not in keep)
+        self._admission.first(one for one in self._ledger.in_flight() if one.group_id not in keep)
         self._record.rolled_back(state.step)
         self._progress.step = self._progress.saved_step = state.step
         self._progress.policy_version = state.policy_version
@@ -369,6 +292,6 @@ class TrainingLoop:
             reopened=reopened,
             kept=len(keep),
         )
-        await self._fleet.wait_settled(self._trainer_version, self._config.replicas_timeout_s)
+        await self._fleet.wait_settled(self._idle.version, self._config.replicas_timeout_s)
         self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
         self._changes.notify()

@@ -1,0 +1,140 @@
+"""One try at a sample group: its answers are sampled and, each as it arrives, scored."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.observability import tracing
+from services.observability.metrics import RunMetrics
+from services.orchestrator.answers import Answers
+from services.orchestrator.changes import Changes
+from services.orchestrator.group_traces import GroupTraces
+from services.orchestrator.ledger import LedgerGroup
+from services.orchestrator.progress import Progress
+from services.orchestrator.results import GroupResult
+from services.orchestrator.rollout import RolloutRequest, Sampler, sampling_seed
+from services.orchestrator.schedule import Schedule
+from services.orchestrator.scoring import BatchBarrier, Scorer
+from services.orchestrator.timeline import Timeline
+from services.protocol.orchestrator import RunConfig
+from services.protocol.reward_service import Score
+from services.protocol.task import Task
+from services.protocol.trajectory import Trajectory
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """What is in progress of a group; each try takes the place of the one before.
+
+    Attributes:
+        request: of the attempt in progress, None while nothing is being sampled.
+        task: makes all attempts at the group.
+        answers: of the attempt in progress.
+    """
+
+    request: RolloutRequest | None = None
+    task: asyncio.Task[None] | None = None
+    answers: Answers | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in the attempt in progress."""
+        return self.answers.tokens if self.answers else 0
+
+
+class Attempts:
+    """Makes them, for all groups of a run."""
+
+    def __init__(
+        self,
+        *,
+        run: RunConfig,
+        tasks: Mapping[str, Task],
+        schedule: Schedule,
+        sampler: Sampler,
+        scorer: Scorer,
+        progress: Progress,
+        changes: Changes,
+        timeline: Timeline,
+        traces: GroupTraces,
+    ) -> None:
+        self._run = run
+        self._tasks = tasks
+        self._schedule = schedule
+        self._sampler = sampler
+        self._scorer = scorer
+        self._progress = progress
+        self._changes = changes
+        self._timeline = timeline
+        self._traces = traces
+        self._tags = {"run": progress.run_id}
+        self._barrier = BatchBarrier(
+            batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
+        )
+
+    async def make(self, group: LedgerGroup, rolling: Attempt) -> GroupResult:
+        """Sample and score a group once.
+
+        Raises:
+            RolloutFailed: not all answers came.
+        """
+        task = self._tasks[group.prompt.task_id]
+        started, started_at = time.monotonic(), time.time()
+        arrivals: list[tuple[float, Trajectory]] = []
+        answers = rolling.answers = Answers(
+            task,
+            run_id=self._progress.run_id,
+            name=f"{group.group_id}/{group.attempt}",
+            scorer=self._scorer,
+            barrier=self._run.schedule.batch_barrier,
+            trace=self._traces.of(group.group_id),
+        )
+
+        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            tokens = answers.add(index, trajectory, score)
+            arrivals.append((time.time(), trajectory))
+            self._progress.tokens += tokens
+            self._progress.lengths.sampled(tokens)
+            RunMetrics.tokens.inc(tokens, self._tags)
+            versions = trajectory.oldest_version, trajectory.newest_version
+            self._schedule.sampled(group.group_id, *versions)
+
+        self._barrier.enter()
+        try:
+            with tracing.span("rollout", self._traces.of(group.group_id)) as rollout:
+                rolling.request = self._request(group, task, rollout.headers)
+                await self._sampler.sample(rolling.request, arrived)
+                rollout.set(tokens=answers.tokens)
+        finally:
+            rolling.request = None
+            self._barrier.leave()
+            self._timeline.rolled_out(group.group_id, started_at, arrivals)
+        rolled_out = time.monotonic()
+        self._schedule.rolled_out(group.group_id)
+        self._changes.notify()
+        await self._barrier.passed()
+        graded, ungraded = await answers.scores()
+        self._timeline.scored(group.group_id, [*(one.score for one in graded), *ungraded])
+        return GroupResult(
+            group=group,
+            task=task,
+            graded=tuple(graded),
+            ungraded=tuple(ungraded),
+            rollout_s=rolled_out - started,
+            score_s=time.monotonic() - rolled_out,
+        )
+
+    def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
+        prompt = group.prompt
+        return RolloutRequest(
+            session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
+            messages=task.chat,
+            n=self._run.group_size,
+            temperature=self._run.sampling.temperature,
+            max_tokens=self._run.sampling.max_tokens,
+            seed=sampling_seed(self._run.seed, prompt.position, group.attempt),
+            timeout_s=self._run.rollout_timeout_s,
+            task=task,
+            trace=trace,
+        )
