@@ -86,10 +86,11 @@ class Room:
         pause, deadline = self._pause_s, time.monotonic() + self._patience_s
         try:
             while not await written():
-                if time.monotonic() + pause > deadline:
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
                     raise RunFailed(self._given_up(what))
                 self._hold(what, deadline)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(pause, left_s))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         finally:
             self._waiting.pop(what, None)
