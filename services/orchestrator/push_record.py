@@ -1,7 +1,6 @@
 """Brings what the weight bus knows of pushes to the run's timeline."""
 
 import asyncio
-import time
 
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.timeline import Timeline
@@ -17,13 +16,17 @@ class PushRecord:
     """Knows which outcomes were written, so that each is written once.
 
     Args:
-        since: seconds since 1970; the bus still tells of pushes before, which are another run's,
-            or were written by this one before its orchestrator was another.
+        before: what the bus knew before the run: pushes of another one, or those that this one
+            wrote while its orchestrator was another.
     """
 
-    def __init__(self, timeline: Timeline, *, since: float) -> None:
-        self._timeline, self._since = timeline, since
-        self._written: set[tuple[str, int, float]] = set()
+    def __init__(self, timeline: Timeline, before: tuple[VersionRecord, ...]) -> None:
+        self._timeline = timeline
+        self._written = {
+            (outcome.replica_id, record.version, outcome.at)
+            for record in before
+            for outcome in record.outcomes
+        }
 
     def write(self, records: tuple[VersionRecord, ...]) -> None:
         """Add the outcomes that are new; one whose start is not known begins at its end."""
@@ -32,7 +35,7 @@ class PushRecord:
             for outcome in record.outcomes:
                 key = outcome.replica_id, record.version, outcome.at
                 seen.add(key)
-                if key in self._written or outcome.at < self._since:
+                if key in self._written:
                     continue
                 # A push to one that joins late does not last since the version was published.
                 took = outcome.seconds if outcome.seconds is not None else 0.0
@@ -53,7 +56,7 @@ class PushRecord:
 
 async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> None:
     """Ask after every change of what replicas serve, until cancelled, and then once more."""
-    record, seen = PushRecord(timeline, since=time.time()), -1
+    record, seen = PushRecord(timeline, await _known(bus)), -1
     try:
         while True:
             if fleet.pushes != seen:
@@ -69,3 +72,12 @@ async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> Non
                 record.write(await bus.versions())
         except (NotReady, TimeoutError):
             pass  # the last pushes stay unseen
+
+
+async def _known(bus: WeightBus) -> tuple[VersionRecord, ...]:
+    """What the bus knows of when it first answers."""
+    while True:
+        try:
+            return await bus.versions()
+        except NotReady:
+            await asyncio.sleep(_LOOK_S)

@@ -24,7 +24,7 @@ def told(*times: float) -> tuple[VersionRecord, ...]:
 def test_a_push_is_written_once_and_one_of_an_earlier_run_never(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
     timeline = Timeline(path)
-    record = PushRecord(timeline, since=1000.0)
+    record = PushRecord(timeline, told(990.0))
     record.write(told(990.0, 1001.0))
     record.write(told(990.0, 1001.0, 1002.0))
     timeline.close()
