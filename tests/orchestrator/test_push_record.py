@@ -12,6 +12,7 @@ def told(*times: float) -> tuple[VersionRecord, ...]:
         version=1,
         train_step=1,
         digest="",
+        model="",
         base=0,
         published_at=None,
         commits=1,
