@@ -66,6 +66,17 @@ def end_descendants(
     return sorted(killed)
 
 
+def kill_those_with(argument: str) -> None:
+    """Kill the descendants that have this among their arguments; who started them reaps them."""
+    for pid in descendants(os.getpid()):
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        if os.fsencode(argument) in arguments:
+            _kill(pid)
+
+
 def shared_memory_segments() -> set[Path]:
     """The segments in /dev/shm that belong to this user."""
     found = set()

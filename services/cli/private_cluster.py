@@ -23,6 +23,7 @@ from services.cli.deployment import Deployment, shut_down_serve
 from services.cli.leftovers import (
     adopt_orphans,
     end_descendants,
+    kill_those_with,
     remove_segments_since,
     shared_memory_segments,
 )
@@ -81,6 +82,18 @@ class PrivateCluster:
         """
         on_terminate = signal.getsignal(signal.SIGTERM)
         try:
+            self._start_ray()
+        except NotReady:  # what it loads is in memory by now
+            kill_those_with(f"{self.folder}/session_")
+            self._start_ray()
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        node = ray.nodes()[0]  # type: ignore[no-untyped-call]
+        address = node["NodeManagerAddress"]
+        self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
+
+    def _start_ray(self) -> None:
+        try:
             ray.init(
                 address="local",
                 namespace=NAMESPACE,
@@ -95,13 +108,7 @@ class PrivateCluster:
         except Exception as error:
             # Ray has no class of its own for a node that takes more than its 30 s to come up, as
             # it may after an installation, when nothing has been read from the disk before.
-            why = f"Ray does not come up: {error}"
-            raise NotReady(f"{why} Once more may do: what it loads is in memory by now.") from error
-        signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-        node = ray.nodes()[0]  # type: ignore[no-untyped-call]
-        address = node["NodeManagerAddress"]
-        self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
+            raise NotReady(f"Ray does not come up: {error}") from error
 
     def deploy(self, content: Any, console: Console, *, timeout_s: float) -> int:
         """Check a deployment file's content, deploy it and wait until it runs.
