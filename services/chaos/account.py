@@ -6,10 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 from services.chaos.observation import Leases, Observation, Struck
+from services.chaos.script import Target
 from services.protocol.orchestrator import RunState
 
 NOTICED_S = 60.0
 """A lease that goes later than this after a fault is not taken to be its work."""
+
+TAKES_LEASES = frozenset({Target.REPLICA, Target.ENGINE, Target.RAYLET, Target.NODE})
+"""A lease that goes after a fault of one of these is not taken to be an earlier fault's work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,20 +119,26 @@ def _recovery(seen: Observation, struck: Struck) -> Recovery:
         target=struck.deed.target,
         victim=struck.victim,
         refused=struck.refused,
-        leased_s=_leased_again(seen.leases, begun),
+        leased_s=_leased_again(seen.leases, begun, _until(seen, begun)),
         stepped_s=_since(begun, next(stepped, None)),
         answered_s=_since(begun, min(answered, default=None)),
     )
 
 
-def _leased_again(leases: list[Leases], begun: float) -> float | None:
+def _until(seen: Observation, begun: float) -> float:
+    """When lost leases begin to be another fault's work."""
+    later = (
+        one.at_s
+        for one in seen.struck
+        if one.at_s > begun and one.deed.target in TAKES_LEASES and not one.refused
+    )
+    return min([begun + NOTICED_S, *later])
+
+
+def _leased_again(leases: list[Leases], begun: float, until: float) -> float | None:
     before = [len(one.leased) for one in leases if one.at_s <= begun]
     held = before[-1] if before else 0
-    dips = (
-        one.at_s
-        for one in leases
-        if begun < one.at_s < begun + NOTICED_S and len(one.leased) < held
-    )
+    dips = (one.at_s for one in leases if begun < one.at_s < until and len(one.leased) < held)
     dip = next(dips, None)
     if dip is None:
         return 0.0

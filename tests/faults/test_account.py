@@ -57,6 +57,13 @@ def test_a_lease_that_an_earlier_fault_took_is_not_the_later_ones_doing() -> Non
     assert (first.leased_s, second.leased_s) == (7.0, 0.0)
 
 
+def test_a_lease_that_a_later_fault_took_is_not_the_earlier_ones_doing() -> None:
+    push = Deed(at=1.0, fault=Fault.CORRUPT, target=Target.PUSH)
+    earlier = Struck(at_s=1, deed=push, victim="rank 0")
+    first, second = account(seen(struck=[earlier, *seen().struck])).recoveries
+    assert (first.leased_s, second.leased_s) == (0.0, 7.0)
+
+
 def test_every_kind_of_loss_is_told() -> None:
     failed = LedgerCounts(admitted=3, failed=2, in_flight=1)
     over = {"state": RunState.FAILED, "detail": "why", "ledger": failed}
