@@ -2,28 +2,39 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from services.page.run_folder import RunFolder
 
 LOOK_S = 1.0
-_BEAT_EVERY = 15
+_BEAT_S = 15.0
 _MOST_STREAMS = 200
 
 
 class ChangeStream:
     """Watches run directories for whoever looks; what has changed the browser then asks.
 
-    An event's data is the run's revision. Files are looked at once a second, and a comment
-    keeps a quiet stream alive, so that a browser that is gone is noticed.
+    An event's data is the run's revision. A run's files are looked at once a second, however
+    many follow it, and a comment keeps a quiet stream alive, so that a browser that is gone is
+    noticed. When the directory is gone, the event `gone` ends the stream.
     """
 
-    def __init__(self, *, look_s: float = LOOK_S, most: int = _MOST_STREAMS) -> None:
-        self._look_s = look_s
-        self._most = most
+    def __init__(
+        self, *, look_s: float = LOOK_S, beat_s: float = _BEAT_S, most: int = _MOST_STREAMS
+    ) -> None:
+        self._look_s, self._beat_s, self._most = look_s, beat_s, most
+        self._watches: dict[Path, _Watch] = {}
         self.open = 0
+
+    @property
+    def watched(self) -> int:
+        """Runs that are looked at."""
+        return len(self._watches)
 
     def response(self, run: RunFolder) -> Response:
         """The stream of one run; 503 where too many are open."""
@@ -31,20 +42,97 @@ class ChangeStream:
             fix = "Close other tabs with this page."
             error = {"field": "events", "value": self.open, "fix": fix, "message": fix}
             return JSONResponse({"error": error}, status_code=503)
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events(run), media_type="text/event-stream", headers=headers)
+        return _Stream(self, run, beat_s=self._beat_s)
 
-    async def _events(self, run: RunFolder) -> AsyncIterator[str]:
+    @contextmanager
+    def following(self, run: RunFolder) -> Iterator["_Watch"]:
+        """The watch over a run, for as long as somebody follows it."""
+        watch = self._watches.get(run.path)
+        if watch is None:
+            watch = self._watches[run.path] = _Watch(run, self._look_s)
+        watch.followers += 1
         self.open += 1
         try:
-            told, quiet = None, 0
-            while True:
-                revision = await asyncio.to_thread(run.revision)
-                if revision != told:
-                    told, quiet = revision, 0
-                    yield f"event: change\ndata: {json.dumps(revision)}\n\n"
-                elif (quiet := quiet + 1) % _BEAT_EVERY == 0:
-                    yield ": still here\n\n"
-                await asyncio.sleep(self._look_s)
+            yield watch
         finally:
             self.open -= 1
+            watch.followers -= 1
+            if not watch.followers:
+                del self._watches[run.path]
+                watch.end()
+
+
+class _Watch:
+    """Looks at one run for all who follow it."""
+
+    def __init__(self, run: RunFolder, look_s: float) -> None:
+        self._run, self._look_s = run, look_s
+        self._revision: list[list[float]] | None = []
+        self._news = asyncio.Event()
+        self._task = asyncio.create_task(self._look(), name="run_watch")
+        self.followers = 0
+
+    def end(self) -> None:
+        """Nobody follows any more."""
+        self._task.cancel()
+
+    async def _look(self) -> None:
+        try:
+            while self._revision is not None:
+                revision = await asyncio.to_thread(self._run.revision)
+                if revision != self._revision:
+                    self._revision = revision
+                    self._tell()
+                await asyncio.sleep(self._look_s)
+        finally:
+            self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def other_than(
+        self, told: list[list[float]] | None, wait_s: float
+    ) -> list[list[float]] | None:
+        """The run's revision as soon as it is another than `told`, at the latest after a time.
+
+        None once the run is gone; an error of the watch is raised.
+        """
+        if self._revision == told and not self._task.done():
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+            except TimeoutError:
+                return told
+        if self._task.done():
+            self._task.result()
+        return self._revision
+
+
+class _Stream(StreamingResponse):
+    """Holds its place from before its first byte until its browser has gone."""
+
+    def __init__(self, changes: ChangeStream, run: RunFolder, *, beat_s: float) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(self._events(), media_type="text/event-stream", headers=headers)
+        self._changes, self._run, self._beat_s = changes, run, beat_s
+        self._watch: _Watch | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it."""
+        with self._changes.following(self._run) as self._watch:
+            await super().__call__(scope, receive, send)
+
+    async def _events(self) -> AsyncIterator[str]:
+        assert self._watch is not None
+        told: list[list[float]] | None = []
+        while True:
+            revision = await self._watch.other_than(told, self._beat_s)
+            if revision is None:
+                yield "event: gone\ndata: null\n\n"
+                return
+            if revision == told:
+                yield ": still here\n\n"
+            else:
+                told = revision
+                yield f"event: change\ndata: {json.dumps(revision)}\n\n"

@@ -9,9 +9,9 @@ import aiohttp
 
 from services.observability.log import Log
 from services.page.config import PageConfig
-from services.page.open_folders import OpenFolders
+from services.page.open_folders import NoSuchRun, OpenFolders
 from services.page.run_folder import RunFolder
-from services.page.run_shelf import NoSuchRun
+from services.page.run_shelf import MOST_RUNS
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weight_bus import MemberTable
 
@@ -67,8 +67,10 @@ class ClusterShelf:
         return "; ".join(dict.fromkeys(problems))
 
     async def _ask_runs(self, http: aiohttp.ClientSession) -> None:
-        for status in await self._asked(http, "/v1/runs"):
+        for status in (await self._asked(http, "/v1/runs"))[-MOST_RUNS:]:
             self._statuses[status["run_id"]] = status
+        for oldest in list(self._statuses)[:-MOST_RUNS]:
+            del self._statuses[oldest]
 
     async def _ask_load(self, http: aiohttp.ClientSession) -> None:
         self._load = await self._asked(http, "/v1/load")

@@ -6,8 +6,6 @@ import msgspec
 
 from services.page.json_lines import Count, JsonLines
 
-_AT_ONCE = 4096
-
 
 class _Name(msgspec.Struct):
     group: Count
@@ -26,16 +24,14 @@ class GroupLines:
         """What is known of a group; None before it is scored."""
         self._look()
         place = self._places.get(group_id)
-        return None if place is None else self._lines.one(place)
+        return None if place is None else self._lines.one(place, dict)
 
     def _look(self) -> None:
-        count = self._lines.look()
+        self._lines.look()
         if self._lines.lives != self._life:
             self._life, self._read = self._lines.lives, 0
             self._places.clear()
-        while self._read < count:
-            stop = min(count, self._read + _AT_ONCE)
-            for place, name in enumerate(self._lines.typed(self._read, stop, _Name), self._read):
-                if name is not None:
-                    self._places[name.group] = place
-            self._read = stop
+        for place, name in self._lines.since(self._read, _Name):
+            if name is not None:
+                self._places[name.group] = place
+            self._read = place + 1

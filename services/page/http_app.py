@@ -17,8 +17,9 @@ from services.access.openapi import ERRORS
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
 from services.page.ledger_reading import LARGEST, GroupQuery
+from services.page.open_folders import NoSuchRun, RunGone
 from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
-from services.page.run_shelf import NoSuchRun, RunShelf
+from services.page.run_shelf import RunShelf
 from services.page.trajectory_index import TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
@@ -116,7 +117,7 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
 
     @app.get("/api/runs/{run_id}/events", response_class=StreamingResponse)
     async def events(run_id: str) -> Response:
-        """Server-sent events: a `change` whenever a file of the run has changed."""
+        """Server-sent events: `change` when a run's file has changed, `gone` when the run is."""
         return stream.response(shelf.open(run_id))
 
 
@@ -166,7 +167,9 @@ def _invalid_input(_: Request, error: Exception) -> JSONResponse:
 
 
 def _no_such_run(_: Request, error: Exception) -> JSONResponse:
-    return _answer(404, "run_id", error.args[0], "The page knows no such run.")
+    gone = isinstance(error, RunGone)
+    fix = "Its directory is not there any more." if gone else "The page knows no such run."
+    return _answer(404, "run_id", error.args[0], fix)
 
 
 def _damaged_ledger(_: Request, error: Exception) -> JSONResponse:

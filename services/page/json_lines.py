@@ -2,13 +2,16 @@
 
 import os
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 _CHUNK = 1 << 22
+_LONGEST = 1 << 25  # of a line that is read; no writer of ours comes near
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
@@ -20,7 +23,7 @@ class JsonLines:
 
     A last line without its end, as a kill leaves it, is not there. A file that was replaced or
     has shrunk is read anew. Lines that are no JSON, or not of the type that is asked for, are
-    None and cost nothing else: a damaged file is still shown.
+    None and cost nothing else: a damaged file is still shown. So are lines above 32 MiB.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,6 +78,8 @@ class JsonLines:
             if start >= stop:
                 return []
             begins = self._begins[start : stop + 1]
+        if stop == start + 1 and begins[1] - begins[0] > _LONGEST:
+            return [b""]
         try:
             with self._path.open("rb") as file:
                 text = os.pread(file.fileno(), begins[-1] - begins[0], begins[0])
@@ -87,9 +92,27 @@ class JsonLines:
         decoder = msgspec.json.Decoder(kind)
         return [_decoded(line, decoder) for line in self.raw(start, stop)]
 
-    def one(self, number: int) -> dict[str, Any] | None:
+    def since(self, number: int, kind: type[T]) -> Iterator[tuple[int, T | None]]:
+        """Lines from `number` to the last look's last, decoded, with their numbers.
+
+        A few MiB are read at a time, whatever the length of the lines.
+        """
+        decoder = msgspec.json.Decoder(kind)
+        while lines := self.raw(number, self._end_of_piece(number)):
+            for line in lines:
+                yield number, _decoded(line, decoder)
+                number += 1
+
+    def _end_of_piece(self, number: int) -> int:
+        with self._lock:
+            if number >= len(self):
+                return number
+            most = self._begins[number] + _CHUNK
+            return max(number + 1, bisect_right(self._begins, most, lo=number) - 1)
+
+    def one(self, number: int, kind: type[T]) -> T | None:
         """One line; None where there is none that can be read."""
-        return next(iter(self.typed(number, number + 1, dict)), None)
+        return next(iter(self.typed(number, number + 1, kind)), None)
 
 
 def _decoded(line: bytes, decoder: "msgspec.json.Decoder[T]") -> T | None:

@@ -152,5 +152,5 @@ class LedgerReading:
             if error.sqlite_errorcode & 0xFF not in _CANNOT_WRITE:  # the primary code
                 raise
             # A disk that cannot be written holds no run in progress.
-            db = sqlite3.connect(f"{where}?immutable=1", uri=True, timeout=_BUSY_S)
+            db = sqlite3.connect(f"{where}?mode=ro&immutable=1", uri=True, timeout=_BUSY_S)
         return db

@@ -7,7 +7,6 @@ from typing import Any
 
 from services.page.json_lines import JsonLines
 
-_AT_ONCE = 512
 _LARGEST = 1e300  # of a column, means can be taken
 
 
@@ -26,16 +25,14 @@ class MetricTable:
 
     def look(self) -> int:
         """Read what was appended; returns the number of steps."""
-        count = self._lines.look()
+        self._lines.look()
         if self._lines.lives != self._life:
             self._life, self._read, self._rows = self._lines.lives, 0, 0
             self._columns.clear()
-        while self._read < count:
-            stop = min(count, self._read + _AT_ONCE)
-            for line in self._lines.typed(self._read, stop, dict):
-                if line is not None:
-                    self._add(line)
-            self._read = stop
+        for number, line in self._lines.since(self._read, dict):
+            if line is not None:
+                self._add(line)
+            self._read = number + 1
         return self._rows
 
     def _add(self, line: dict[str, Any]) -> None:

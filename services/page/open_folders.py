@@ -10,6 +10,14 @@ from services.page.run_folder import RunFolder
 _MOST = 32
 
 
+class NoSuchRun(KeyError):
+    """The page knows no run of that id."""
+
+
+class RunGone(NoSuchRun):
+    """The directory of a run is not there any more."""
+
+
 class OpenFolders:
     """Folders by run id, those asked for last: each holds indexes of its files in memory."""
 
@@ -22,10 +30,13 @@ class OpenFolders:
         """The folder of a run; `find` is asked for its path where it is not open.
 
         Raises:
+            RunGone: it was there before.
             InvalidInput: there is none at the path, which `field` names; and what `find` raises.
         """
         with self._turn:
             folder = self._open.get(run_id) or RunFolder.open(find(), field=field)
+            if not folder.is_there:
+                raise RunGone(run_id)
             self._open[run_id] = folder
             self._open.move_to_end(run_id)
             while len(self._open) > self._most:

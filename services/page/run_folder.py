@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import yaml
 
 from services.page.group_lines import GroupLines
 from services.page.json_lines import JsonLines
+from services.page.known_answers import KnownAnswers
 from services.page.ledger_reading import GroupQuery, LedgerReading
 from services.page.metric_table import MetricTable
 from services.page.timeline_reading import TimelineReading
@@ -21,7 +21,6 @@ from services.protocol.errors import InvalidInput
 _MARKS = ("config.yaml", "ledger.sqlite")
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters
-_SHORT = 240  # characters of a prompt or an answer in a list
 
 
 class RunFolder:
@@ -41,7 +40,7 @@ class RunFolder:
         older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
         self._timeline = TimelineReading(older, newer)
         self._pieces = TokenPieces(path)
-        self._turn = Lock()
+        self._answers = KnownAnswers(self.revision)
 
     @classmethod
     def open(cls, path: str | Path, *, field: str = "RUN_DIR") -> "RunFolder":
@@ -64,8 +63,15 @@ class RunFolder:
         """The run's id: the folder's name."""
         return self.path.resolve().name
 
-    def revision(self) -> list[list[float]]:
-        """Another value whenever a file of the run has changed."""
+    @property
+    def is_there(self) -> bool:
+        """False once its directory was removed, or its disk has gone."""
+        return (self.path / _MARKS[0]).exists()
+
+    def revision(self) -> list[list[float]] | None:
+        """Another value whenever a file of the run has changed; None once it is gone."""
+        if not self.is_there:
+            return None
         found = []
         for name in ("metrics", "evaluations", "trajectories", "tokens", "groups", "timeline"):
             found.append(_mark(self.path / f"{name}.jsonl"))
@@ -81,13 +87,19 @@ class RunFolder:
 
     def overview(self) -> dict[str, Any]:
         """What the run is and where it stands."""
+        try:
+            account = self._answers.get("account", self._account)
+        except sqlite3.Error as error:
+            account = {"flow": None, "facts": {}, "ledger_problem": str(error)}
+        return self._answers.get("overview", self._standing) | account
+
+    def _account(self) -> dict[str, Any]:
+        return {"flow": self.ledger.flow(), "facts": self.ledger.facts()}
+
+    def _standing(self) -> dict[str, Any]:
         config = self._config()
-        summary = self._json("summary.json")
-        with self._turn:
-            last = self._metrics.last()
-            trajectories = self._trajectories
-            kept, verdicts = trajectories.look(), trajectories.verdicts
-        error = self._text("error.txt")
+        summary, error = self._json("summary.json"), self._text("error.txt")
+        last, trajectories = self._metrics.last(), self._trajectories
         steps = int(last.get("step", 0))
         return {
             "run_id": self.run_id,
@@ -98,34 +110,32 @@ class RunFolder:
             "step": steps,
             "steps": config.get("steps"),
             "state": _state(steps, config.get("steps"), summary, error),
-            "written_at": max(mark[1] for mark in self.revision()),
+            "written_at": max((mark[1] for mark in self.revision() or []), default=0.0),
             "last": last,
-            "trajectories": kept,
-            "verdicts": verdicts,
-            **self._account(),
+            "trajectories": trajectories.look(),
+            "verdicts": trajectories.verdicts,
         }
-
-    def _account(self) -> dict[str, Any]:
-        try:
-            return {"flow": self.ledger.flow(), "facts": self.ledger.facts()}
-        except sqlite3.Error as error:
-            return {"flow": None, "facts": {}, "ledger_problem": str(error)}
 
     def curves(self, points: int) -> dict[str, Any]:
         """Train steps as columns, and every evaluation."""
-        with self._turn:
+
+        def find() -> dict[str, Any]:
             columns = self._metrics.columns(points)
             count = self._evaluations.look()
-            first = max(0, count - _MOST_EVALUATIONS)
-            lines = self._evaluations.typed(first, count, dict)
-        return {"columns": columns, "evaluations": [line for line in lines if line is not None]}
+            lines = self._evaluations.since(max(0, count - _MOST_EVALUATIONS), dict)
+            return {"columns": columns, "evaluations": [one for _, one in lines if one is not None]}
+
+        return self._answers.get(("curves", points), find)
 
     def groups(self, query: GroupQuery) -> dict[str, Any]:
         """A page of sample groups."""
-        total, groups = self.ledger.groups(query)
-        with self._turn:
-            known = [group | {"result": self._groups.find(group["group_id"])} for group in groups]
-        return {"total": total, "groups": known}
+
+        def find() -> dict[str, Any]:
+            total, groups = self.ledger.groups(query)
+            known = [one | {"result": self._groups.find(one["group_id"])} for one in groups]
+            return {"total": total, "groups": known}
+
+        return self._answers.get(("groups", query), find)
 
     def group(self, group_id: int) -> dict[str, Any] | None:
         """One sample group and those of its trajectories that are kept."""
@@ -133,42 +143,47 @@ class RunFolder:
         if group is None:
             return None
         kept = self.trajectories(TrajectoryQuery(group=group_id, limit=MOST_SIBLINGS))
-        with self._turn:
-            return group | {"result": self._groups.find(group_id)} | kept
+        result = self._answers.get(("result", group_id), lambda: self._groups.find(group_id))
+        return group | {"result": result} | kept
 
     def timeline(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
         """What every part of the system did between two times, seconds since 1970."""
-        with self._turn:
-            return self._timeline.window(since, until, bins)
+        question = ("timeline", since, until, bins)
+        return self._answers.get(question, lambda: self._timeline.window(since, until, bins))
 
     def moment(self, lane: str, moment: float, slack: float) -> list[dict[str, Any]]:
         """What a lane did at a time."""
-        with self._turn:
-            return self._timeline.at(lane, moment, slack)
+        question = ("moment", lane, moment, slack)
+        return self._answers.get(question, lambda: self._timeline.at(lane, moment, slack))
 
     def pushes(self, limit: int) -> list[dict[str, Any]]:
         """The newest pushes of weights."""
-        with self._turn:
-            return self._timeline.pushes(limit)
+        return self._answers.get(("pushes", limit), lambda: self._timeline.pushes(limit))
 
     def trajectories(self, query: TrajectoryQuery) -> dict[str, Any]:
         """A page of trajectories, their texts cut short."""
-        with self._turn:
+
+        def find() -> dict[str, Any]:
             trajectories = self._trajectories
             total, numbers = trajectories.find(query)
-            lines = [(number, trajectories.read(number)) for number in numbers]
-        shown = [_short(number, line) for number, line in lines if line is not None]
-        return {"total": total, "trajectories": shown}
+            rows = (trajectories.row(number) for number in numbers)
+            return {"total": total, "trajectories": [row for row in rows if row is not None]}
+
+        return self._answers.get(("trajectories", query), find)
 
     def trajectory(self, number: int) -> dict[str, Any] | None:
         """One trajectory, whole; `number` is its line."""
-        with self._turn:
+
+        def find() -> dict[str, Any] | None:
             trajectories = self._trajectories
             trajectories.look()
-            line = trajectories.read(number)
-            if line is None:
-                return None
-            pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
+            return trajectories.read(number)
+
+        line = self._answers.get(("trajectory", number), find)
+        if line is None:
+            return None
+        # Tokens take longest, and nobody needs to wait for them.
+        pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
         return {"number": number, "pieces": pieces} | line
 
     def _config(self) -> dict[str, Any]:
@@ -209,17 +224,3 @@ def _state(step: int, steps: Any, summary: Any, error: str) -> str:
     if summary is None:
         return "unfinished"
     return "finished" if isinstance(steps, int) and step >= steps else "ended"
-
-
-def _short(number: int, line: dict[str, Any]) -> dict[str, Any]:
-    messages = line.get("messages")
-    last = messages[-1] if isinstance(messages, list) and messages else {}
-    prompt = last.get("content") if isinstance(last, dict) else ""
-    names = ("step", "group", "trajectory", "task_id", "reward", "advantage", "verdict", "tokens")
-    return {
-        "number": number,
-        "prompt": str(prompt)[:_SHORT],
-        "answer": str(line.get("answer", ""))[:_SHORT],
-        "policy_versions": line.get("policy_versions", []),
-        **{name: line.get(name) for name in names},
-    }

@@ -3,14 +3,10 @@
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.page.open_folders import OpenFolders
+from services.page.open_folders import NoSuchRun, OpenFolders
 from services.page.run_folder import RunFolder
 
-_MOST_RUNS = 500
-
-
-class NoSuchRun(KeyError):
-    """The page knows no run of that id."""
+MOST_RUNS = 500
 
 
 class RunShelf(Protocol):
@@ -52,7 +48,7 @@ class FolderShelf:
     def runs(self) -> list[dict[str, Any]]:
         """A line about each, newest first."""
         found = sorted(self._paths().items(), key=lambda run: _made_at(run[1]), reverse=True)
-        return [{"run_id": name, "made_at": _made_at(path)} for name, path in found[:_MOST_RUNS]]
+        return [{"run_id": name, "made_at": _made_at(path)} for name, path in found[:MOST_RUNS]]
 
     def open(self, run_id: str) -> RunFolder:
         """One of them.

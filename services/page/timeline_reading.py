@@ -13,7 +13,6 @@ LATEST = 1e10
 """Seconds since 1970: of later ones, numbers cannot tell the parts of a screen apart."""
 
 _NARROWEST_S = 0.01
-_AT_ONCE = 4096
 _MOST_LANES = 96
 _MOST_SPANS = 1500
 _MOST_MARKS = 200
@@ -113,17 +112,15 @@ class TimelineReading:
 
     def look(self) -> None:
         """Read what was appended."""
-        counts = [file.look() for file in self._files]
+        for file in self._files:
+            file.look()
         if [file.lives for file in self._files] != self._lives:
             self._forget()
         for which, file in enumerate(self._files):
-            while self._read[which] < counts[which]:
-                first = self._read[which]
-                stop = min(counts[which], first + _AT_ONCE)
-                for place, span in enumerate(file.typed(first, stop, _Span), first):
-                    if span is not None:
-                        self._add(span, 2 * place + which)
-                self._read[which] = stop
+            for place, span in file.since(self._read[which], _Span):
+                if span is not None:
+                    self._add(span, 2 * place + which)
+                self._read[which] = place + 1
 
     def _add(self, span: _Span, source: int) -> None:
         if span.kind == "slots":
@@ -173,7 +170,7 @@ class TimelineReading:
         found = []
         for one in self._lanes.get(lane, {}).values():
             for source in one.within(moment - slack, moment + slack)[-20:]:
-                line = self._files[source % 2].one(source // 2)
+                line = self._files[source % 2].one(source // 2, dict)
                 found += [line] if line is not None else []
         return found
 
@@ -184,14 +181,16 @@ class TimelineReading:
         ends = [
             (end, source) for one in kinds for end, source in zip(one.end, one.source, strict=True)
         ]
-        lines = (self._files[source % 2].one(source // 2) for _, source in sorted(ends)[-limit:])
+        lines = (
+            self._files[source % 2].one(source // 2, dict) for _, source in sorted(ends)[-limit:]
+        )
         return [line for line in lines if line is not None][::-1]
 
     def _bounds(self) -> tuple[float, float]:
         kinds = [one for kinds in self._lanes.values() for one in kinds.values()]
-        starts = [min(one.start) for one in kinds] + list(self._slots_at[:1])
-        ends = [max(one.end) for one in kinds] + list(self._slots_at[-1:])
-        return min(starts, default=0.0), max(ends, default=0.0)
+        starts = [np.frombuffer(one.start).min() for one in kinds] + list(self._slots_at[:1])
+        ends = [np.frombuffer(one.end).max() for one in kinds] + list(self._slots_at[-1:])
+        return float(min(starts, default=0.0)), float(max(ends, default=0.0))
 
     def _slots_in(self, edges: Floats) -> dict[str, Any] | None:
         """What slots were used for at the beginning of each part, and why none sampled."""
@@ -214,7 +213,8 @@ class TimelineReading:
 
 
 def _plain(values: Floats) -> list[float]:
-    return [round(float(value), 3) for value in values]
+    rounded: list[float] = np.round(values, 3).tolist()
+    return rounded
 
 
 def _order(lane: str) -> tuple[int, str, int]:

@@ -10,7 +10,7 @@ from services.page.json_lines import Count, JsonLines
 from services.page.ledger_reading import LARGEST
 from services.protocol.strict import StrictModel
 
-_AT_ONCE = 2048
+_SHORT = 240  # characters of a prompt or an answer in a list
 
 
 MOST_SIBLINGS = 512
@@ -27,6 +27,22 @@ class _Head(msgspec.Struct):
     verdict: str = ""
     trajectory: Count = 0
     policy_versions: list[Count] = []
+
+
+class _Row(msgspec.Struct):
+    """What of a line a list can show; what there is for each token is skipped, not built."""
+
+    messages: Any = None
+    answer: Any = ""
+    policy_versions: Any = ()
+    step: Any = None
+    group: Any = None
+    trajectory: Any = None
+    task_id: Any = None
+    reward: Any = None
+    advantage: Any = None
+    verdict: Any = None
+    tokens: Any = None
 
 
 class TrajectoryQuery(StrictModel, use_attribute_docstrings=True):
@@ -68,16 +84,14 @@ class TrajectoryIndex:
 
     def look(self) -> int:
         """Read what was appended; returns how many there are."""
-        count = self._lines.look()
+        self._lines.look()
         if self._lines.lives != self._life:
             self._life, self._read = self._lines.lives, 0
             self._forget()
-        while self._read < count:
-            stop = min(count, self._read + _AT_ONCE)
-            for number, head in enumerate(self._lines.typed(self._read, stop, _Head), self._read):
-                if head is not None:
-                    self._add(number, head)
-            self._read = stop
+        for number, head in self._lines.since(self._read, _Head):
+            if head is not None:
+                self._add(number, head)
+            self._read = number + 1
         return len(self._number)
 
     def _add(self, number: int, head: _Head) -> None:
@@ -112,4 +126,16 @@ class TrajectoryIndex:
 
     def read(self, number: int) -> dict[str, Any] | None:
         """One line, whole."""
-        return self._lines.one(number)
+        return self._lines.one(number, dict)
+
+    def row(self, number: int) -> dict[str, Any] | None:
+        """What a list shows of one line: its texts cut short, and nothing token by token."""
+        line = self._lines.one(number, _Row)
+        if line is None:
+            return None
+        row = msgspec.structs.asdict(line)
+        messages = row.pop("messages")
+        last = messages[-1] if isinstance(messages, list) and messages else {}
+        prompt = last.get("content") if isinstance(last, dict) else ""
+        row |= {"answer": str(line.answer)[:_SHORT], "prompt": str(prompt)[:_SHORT]}
+        return row | {"number": number}

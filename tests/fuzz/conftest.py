@@ -137,8 +137,8 @@ async def _page(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
     api = f"/api/runs/{run.name}"
     rows = {"step": 1, "offset": 0, "limit": 4}
     questions: list[tuple[str, dict[str, Any]]] = [
-        ("/curves", {"points": 2}),
         ("/groups", rows | {"status": "trained", "task": "t", "sort": "oldest"}),
+        ("/curves", {"points": 2}),
         ("/trajectories", rows | {"group": 1, "verdict": "accepted", "mixed": "true"}),
         ("/timeline", {"since": 1000.0, "until": 1050.5, "bins": 20}),
         ("/moment", {"lane": "trainer", "at": 1015, "slack": 0.5}),

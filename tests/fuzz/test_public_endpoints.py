@@ -1,8 +1,10 @@
 """Whatever is sent to a public interface, it answers at once, blames the sender, and lives on."""
 
 import asyncio
+import gc
 import json
 import re
+import sys
 from collections.abc import Iterable
 
 import httpx
@@ -14,6 +16,7 @@ from tests.fuzz.hostile import bodies, queries, requests
 SEED = 7
 AT_ONCE = 16
 ANSWERED_S = 20.0
+ROUNDS, A_ROUND = 4, 30
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 
@@ -91,3 +94,26 @@ async def test_bytes_that_are_no_request_are_refused_or_cut_off(
 
     sent = requests(attacked.paths, seed=SEED, count=budget)
     await asyncio.gather(*(send(raw) for raw in sent))
+
+
+@pytest.mark.parametrize("attacked", ["orchestrator", "page"], indirect=True)
+async def test_memory_does_not_grow_with_what_is_asked(attacked: Attacked) -> None:
+    """Each round asks for what was never asked for before; an object kept of each would show.
+
+    Blocks come and go by a few hundred whatever is asked: the quietest round counts.
+    """
+    growth = []
+    async with httpx.AsyncClient(timeout=ANSWERED_S) as http:
+        for number in range(ROUNDS):
+            gc.collect()
+            before = sys.getallocatedblocks()
+            for place in range(A_ROUND):
+                name = f"x{number}-{place}"
+                await http.get(f"{attacked.url}/v1/runs/{name}")
+                for path, _ in attacked.questions[:1]:
+                    await http.get(f"{attacked.url}{path}?task={name}")
+                for method, path, _ in attacked.good:
+                    await http.request(method, attacked.url + path, json={name: name})
+            gc.collect()
+            growth.append(sys.getallocatedblocks() - before)
+    assert min(growth) < 3 * A_ROUND, growth

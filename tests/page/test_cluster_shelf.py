@@ -11,7 +11,7 @@ from aiohttp.test_utils import TestServer
 
 from services.page.cluster_shelf import ClusterShelf
 from services.page.config import PageConfig
-from services.page.run_shelf import NoSuchRun
+from services.page.open_folders import NoSuchRun
 from services.protocol.errors import InvalidInput
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 

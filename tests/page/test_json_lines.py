@@ -1,5 +1,7 @@
+import json
 from pathlib import Path
 
+from services.page import json_lines
 from services.page.json_lines import JsonLines
 
 
@@ -37,7 +39,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
     beside.replace(path)
     assert lines.look() == 3
     assert lines.lives > before
-    assert lines.one(0) == {"n": 7}
+    assert lines.one(0, dict) == {"n": 7}
 
 
 def test_a_damaged_line_is_none_and_its_neighbours_are_read(tmp_path: Path) -> None:
@@ -52,3 +54,32 @@ def test_a_file_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "none.jsonl")
     assert lines.look() == 0
     assert lines.raw(0, 10) == []
+
+
+def test_long_lines_are_read_a_few_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    line = json.dumps({"text": "x" * 700_000}) + "\n"
+    path.write_text(line * 20)
+    read: list[int] = []
+
+    class Watched(JsonLines):
+        def raw(self, start: int, stop: int) -> list[bytes]:
+            found = super().raw(start, stop)
+            read.append(sum(map(len, found)))
+            return found
+
+    lines = Watched(path)
+    lines.look()
+    assert [number for number, _ in lines.since(3, dict)] == list(range(3, 20))
+    assert max(read) <= 1 << 22
+
+
+def test_a_line_that_is_longer_than_any_is_none(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(json_lines, "_LONGEST", 1000)
+    monkeypatch.setattr(json_lines, "_CHUNK", 100)
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"n": 0}\n' + json.dumps({"n": "x" * 1000}) + '\n{"n": 2}\n')
+    lines = JsonLines(path)
+    lines.look()
+    assert list(lines.since(0, dict)) == [(0, {"n": 0}), (1, None), (2, {"n": 2})]
+    assert lines.one(1, dict) is None

@@ -221,6 +221,15 @@ def test_a_folder_whose_name_is_no_text_is_no_run(run_dir: Path) -> None:
     assert [run["run_id"] for run in client.get("/api/runs").json()["runs"]] == ["test-2"]
 
 
+def test_a_ledger_that_is_not_there_is_not_made(run_dir: Path) -> None:
+    client = TestClient(page_app(FolderShelf(run_dir)))
+    assert client.get("/api/runs/test-1").status_code == 200
+    (run_dir / "ledger.sqlite").unlink()
+    answer = client.get("/api/runs/test-1/groups")
+    assert (answer.status_code, answer.json()["error"]["field"]) == (500, "ledger.sqlite")
+    assert not (run_dir / "ledger.sqlite").exists()
+
+
 def test_a_damaged_ledger_leaves_the_curves_to_see(run_dir: Path) -> None:
     (run_dir / "ledger.sqlite").write_bytes(b"this is no database" * 100)
     client = TestClient(page_app(FolderShelf(run_dir)))

@@ -31,6 +31,14 @@ def test_pieces_join_to_the_text_and_a_torn_letter_comes_with_its_end(tmp_path: 
     assert pieces[2:4] == ["", "ï"]
 
 
+def test_what_are_no_token_ids_has_no_pieces(tmp_path: Path) -> None:
+    with_bytes(tmp_path)
+    pieces = TokenPieces(tmp_path)
+    assert pieces.of([5]) is not None
+    for damaged in ([-1], [2**70], ["5"], [None], 5, None):
+        assert pieces.of(damaged) is None
+
+
 def test_a_run_without_a_checkpoint_has_no_pieces(tmp_path: Path) -> None:
     assert TokenPieces(tmp_path).of([1, 2]) is None
 
