@@ -27,8 +27,8 @@ read. A script prints the bars that it missed; they are here too.
 
 def page() -> str:
     """The text of the page."""
-    parts = [HEAD, _rewards(), _router(), _weights(), _training(), _schedules(), _soak()]
-    return "\n".join(parts)
+    parts = [_rewards(), _router(), _weights(), _training(), _schedules(), _soak(), _whole_runs()]
+    return "\n".join([HEAD, *parts])
 
 
 def readme(text: str) -> str:
@@ -218,6 +218,56 @@ def _soak() -> str:
         "`benchmarks/soak.py`: a fault every 20 seconds in the midst of weight pushes.",
         rows,
     )
+
+
+def _whole_runs() -> str:
+    soak = _read("whole_run_soak")
+    first, last = soak["minutes"][0], soak["minutes"][-1]
+    rows = [
+        ["minutes", "runs", "faults", "client calls", "asked again", "audits", "problems"],
+        [
+            f"{soak['seconds'] / 60:.0f}",
+            str(len(soak["runs"])),
+            str(sum(run["totals"]["faults"] for run in soak["runs"])),
+            f"{soak['calls']:,}",
+            str(soak["calls_asked_again"]),
+            f"{soak['audits']:,}",
+            str(len(soak["problems"])),
+        ],
+    ]
+    held = [["", "processes", "memory, MiB", "descriptors", "threads"]]
+    held += [
+        [
+            f"after {one['minute']:.0f} min",
+            str(one["processes"]),
+            f"{one['rss_mib']:,.0f}",
+            f"{one['fds']:,}",
+            f"{one['threads']:,}",
+        ]
+        for one in (first, last)
+    ]
+    healed = [["fault", "times", "leased again, s", "next train step, s", "next answer, s"]]
+    healed += [
+        [fault, str(max(map(len, times.values()))), *map(_median_and_most, _spans(times))]
+        for fault, times in sorted(soak["faults"].items())
+    ]
+    return _section(
+        "Whole runs under faults",
+        "`benchmarks/whole_run_soak.py`: the example trained again and again while `millrace chaos`"
+        " kills, freezes and slows its parts, outside clients ask and the ledger is audited."
+        " Median and most of the seconds until things were as before.",
+        rows,
+        held,
+        healed,
+    )
+
+
+def _spans(times: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
+    return [times.get(what, ()) for what in ("leased_s", "stepped_s", "answered_s")]
+
+
+def _median_and_most(seconds: Sequence[float]) -> str:
+    return f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
 
 
 def _highlights() -> str:
