@@ -31,5 +31,9 @@ class Peers:
 
     async def surroundings(self, config: OrchestratorConfig) -> Surroundings:
         """What they say of themselves; one that is away is not waited for."""
-        own = Surroundings(environments=config.environments, score_queue=config.score_queue)
+        own = Surroundings(
+            environments=config.environments,
+            tracker_addresses=config.tracker_addresses,
+            score_queue=config.score_queue,
+        )
         return await own.asked(self.bus, self.trainer, self.load(config))

@@ -7,7 +7,6 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +110,7 @@ class Runs:
         _check_paths(run)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
-        around = replace(
-            await peers.surroundings(self._config),
-            tracker_addresses=self._config.tracker_addresses,
-        )
+        around = await peers.surroundings(self._config)
         refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
         _check_environments(run)
         started = self._make(request, tasks, peers)
