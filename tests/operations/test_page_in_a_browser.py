@@ -137,9 +137,10 @@ def test_a_timeline_that_was_empty_fills_and_a_condition_that_cannot_be_met_is_s
         expect(page.locator("td", has_text="rank 0").first).to_be_visible()
         assert troubles == []
         page.goto(f"{url}{RUN}/groups")
-        page.get_by_label("train step").last.fill("1.5")
-        expect(page.get_by_text("Give a number from 0")).to_be_visible()
-        page.get_by_label("train step").last.fill("2")
+        step = page.locator(".filters input[type=number]")
+        step.fill("1.5")
+        expect(page.get_by_text("This cannot be shown.")).to_be_visible()
+        step.fill("2")
         expect(page.locator("tbody tr")).to_have_count(2)
         page.context.close()
 
