@@ -45,9 +45,9 @@ class Census:
         at_s, now = time.monotonic() - self._began, []
         for process in self._root.children(recursive=True):
             try:
-                title = " ".join(process.cmdline()[:2])
-                if title and not any(part in " ".join(process.cmdline()) for part in self._spared):
-                    now.append(holding_of(process, name=title[:60], at_s=at_s))
+                words = process.cmdline()
+                if words and not any(part in " ".join(words) for part in self._spared):
+                    now.append(holding_of(process, name=_name(words), at_s=at_s))
             except psutil.Error:
                 continue  # it ended meanwhile
         total = {"minute": round(at_s / 60, 2), "processes": len(now)}
@@ -104,6 +104,14 @@ def per_hour(points: list[tuple[float, float]]) -> float:
         if late > early
     ]
     return 3600 * statistics.median(slopes) if slopes else 0.0
+
+
+def _name(words: list[str]) -> str:
+    """Ray's title of a process, or its program and, of an interpreter, its script."""
+    if words[0].startswith("ray::"):
+        return words[0].strip()
+    script = next((Path(word).name for word in words[1:] if word.endswith(".py")), "")
+    return f"{Path(words[0]).name} {script}".strip()
 
 
 def _disk_mib(folder: Path) -> float:

@@ -251,12 +251,14 @@ def _whole_runs() -> str:
         [fault, str(max(map(len, times.values()))), *map(_median_and_most, _spans(times))]
         for fault, times in sorted(soak["faults"].items())
     ]
+    wrong = "".join(f"\n- {one}" for one in soak["problems"])
     return _section(
         "Whole runs under faults",
         "`benchmarks/whole_run_soak.py`: the example trained again and again while `millrace chaos`"
         " kills, freezes and slows its parts, outside clients ask and the ledger is audited."
         " Median and most of the seconds until things were as before.",
         rows,
+        f"The problems:\n{wrong}" if wrong else "",
         held,
         healed,
     )
