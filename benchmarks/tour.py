@@ -15,7 +15,6 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def main() -> None:
         result = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "cores": len(os.sched_getaffinity(0)),
-            "stages": [asdict(stage) for stage in stages],
+            "stages": [{"name": one.name, "seconds": round(one.seconds, 1)} for one in stages],
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
         page = ROOT / PAGE
