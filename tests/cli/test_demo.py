@@ -52,23 +52,28 @@ from services.cli.demo import terminated_like_interrupted
 with terminated_like_interrupted(), PrivateCluster(num_cpus=1) as cluster:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     print(cluster.folder, child.pid, flush=True)
-    time.sleep(600)
+    while True:
+        time.sleep(0.1)  # a signal that comes just before a sleep is heard after it
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything_that_was_started(number: signal.Signals) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTED],
+        [sys.executable, "-X", "faulthandler", "-c", _INTERRUPTED],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
         folder, child = process.stdout.readline().split()
         assert Path(folder).is_dir()
         os.kill(process.pid, number)
-        assert process.wait(60) != 0
+        try:
+            assert process.wait(60) != 0
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # which prints where each thread is
+            pytest.fail(f"it did not end:\n{process.communicate(timeout=30)[1]}")
     assert not Path(folder).exists()
     assert not Path(f"/proc/{child}").exists()
 
