@@ -1,4 +1,7 @@
-"""The one error shape for input that cannot be used."""
+"""Errors that services tell each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InvalidInput(ValueError):
@@ -19,3 +22,18 @@ class NotReady(RuntimeError):
 
 class ReplicaLost(NotReady):
     """The replica that had the call in hand died with it; perhaps of it."""
+
+
+@contextmanager
+def portable_errors() -> Iterator[None]:
+    """Raise an error of another's class as a RuntimeError that says the same.
+
+    To load an error is to import the module of its class. One of vLLM's about a dead engine made
+    Serve's controller import vLLM and torch, and it replaced nothing for half a minute.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("builtins", "services"):
+            raise
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error

@@ -9,6 +9,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
+from services.protocol.errors import portable_errors
 from services.protocol.replica_control import Hold
 from services.protocol.weight_bus import ReplicaHello, WeightBus
 from services.protocol.weights import WeightManifest
@@ -135,12 +136,12 @@ class RolloutReplica:
         """Answer if engine, server and membership all run.
 
         Raises:
-            RuntimeError: server or membership ended.
-            EngineDeadError: the engine's process is gone.
+            RuntimeError: server or membership ended, or the engine's process.
         """
         if self._engine is None or self._member is None:
             raise RuntimeError("the rollout server is not started")
-        await self._engine.check_health()
+        with portable_errors():
+            await self._engine.check_health()
         self._member.check()
         if not self._server.running:
             raise RuntimeError("the HTTP server ended")

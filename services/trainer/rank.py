@@ -14,7 +14,7 @@ import ray
 
 from services.observability.garbage import heavy_imports
 from services.peers import BusPeer
-from services.protocol.errors import NotReady
+from services.protocol.errors import NotReady, portable_errors
 from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weight_bus import Link, TrainerHello
 from services.trainer.config import TrainerConfig
@@ -126,7 +126,8 @@ class TrainerRank:
         return await self._in_torch(lambda: self._loaded().logprobs(sequences))
 
     async def _in_torch(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+        with portable_errors():
+            return await asyncio.get_running_loop().run_in_executor(self._torch, work)
 
     def _load(self, address: str, port: int) -> "Learner":
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # seconds to import; see the module's first line

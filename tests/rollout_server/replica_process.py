@@ -79,12 +79,19 @@ async def main(model: str) -> dict[str, Any]:
     }
     killed_at = time.monotonic()
     os.kill(engine.pid, signal.SIGKILL)
+    while not replica._engine.errored:
+        await asyncio.sleep(0)
+    try:
+        await replica.check_health()
+    except RuntimeError as error:
+        illness = error
     await asyncio.wait_for(ended.wait(), 30)
     assert bus.left_at is not None
     return seen | {
         "commit_timeout_s": bus.commit_timeout_s,
         "left_after_s": bus.left_at - killed_at,
         "ended_after_s": time.monotonic() - killed_at,
+        "illness": [type(illness).__name__, str(illness)],
         "children_left": len(multiprocessing.active_children()),
     }
 

@@ -52,6 +52,14 @@ def test_a_replica_whose_engine_dies_leaves_the_bus_and_ends_at_once(seen: dict[
     assert seen["children_left"] == 0
 
 
+def test_serve_is_told_of_a_dead_engine_in_an_error_that_it_loads_without_vllm(
+    seen: dict[str, Any],
+) -> None:
+    kind, text = seen["illness"]
+    assert kind == "RuntimeError"
+    assert text.startswith("EngineDeadError: ")
+
+
 def test_the_bus_is_told_how_long_a_commit_may_take(seen: dict[str, Any]) -> None:
     each_step_s = RolloutServerConfig(model="m").commit_timeout_s
     assert seen["commit_timeout_s"] > 3 * each_step_s, "pausing, loading and resuming"
