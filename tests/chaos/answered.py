@@ -114,11 +114,11 @@ def check_same(ask: Ask, answer: Answer, expected: Answer) -> int:
     """The answer is the expected one; how many of its choices several replicas made."""
     continued = 0
     for ours, theirs in zip(answer.choices, expected.choices, strict=True):
-        several = len(set(ours.replicas)) > 1
-        continued += several
-        if ask.goes_on_sampling and (several or len(set(theirs.replicas)) > 1):
+        continued += len(set(ours.replicas)) > 1
+        if ask.goes_on_sampling and (len(ours.spans) > 1 or len(theirs.spans) > 1):
             # A later part has a random stream of its own; what came before it is the same.
-            # A busy machine may be silent for so long that undisturbed answers are cut, too.
+            # A busy machine may be silent for so long that undisturbed answers are cut, too,
+            # and go on where they were.
             end = min(ours.spans[0][2], theirs.spans[0][2])
             assert ours.token_ids[:end] == theirs.token_ids[:end], ask
             assert len(ours.token_ids) == len(theirs.token_ids), ask

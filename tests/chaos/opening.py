@@ -13,7 +13,8 @@ from services.trainer import rank_group
 from tests.chaos.scene import FORKS, REPLICAS, TOOL_TOKENS, Scene
 from tests.rollout_server.conftest import build_model, policy
 
-PRELOADED = ["tests.chaos.preloaded"]
+PRELOADED = ["tests.chaos.preloaded", "tests.cli.private_cluster_owner"]
+"""The second is for tests/cli: a test session has one process to fork from."""
 
 
 def make_model(folder: Path) -> Path:

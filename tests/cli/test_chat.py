@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.cli.chat import TOO_LONG
 from services.cli.main import main
 from tests.cli.conftest import Orchestra, Reply
 
@@ -116,15 +115,6 @@ def test_one_message_that_is_too_long_is_an_error(
     error = capsys.readouterr().err
     assert error.startswith("error: message: 'endless' -> It is too long: ")
     assert error.count("\n") == 1
-
-
-def test_vllm_still_says_it_in_these_words() -> None:
-    # Seconds of imports that no other test here needs.
-    from vllm.exceptions import VLLMValidationError
-    from vllm.renderers.params import TokenizeParams
-
-    with pytest.raises(VLLMValidationError, match=TOO_LONG):
-        TokenizeParams(max_total_tokens=8)._token_len_check(None, list(range(9)))
 
 
 @pytest.mark.parametrize("body", [{"object": "list", "data": []}, "Path '/v1/models' not found."])

@@ -1,13 +1,15 @@
 """The demo's own decisions; the demo as a whole is run by `make demo`."""
 
 import io
+import multiprocessing
 import os
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,29 @@ from services.cli.deployment import Deployment
 from services.cli.run_view import RunView
 from services.protocol.strict import load_yaml
 from tests.cli.conftest import Orchestra
+from tests.cli.private_cluster_owner import deploy_scripted, own_a_cluster
+
+UP_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """A process with a private cluster and a child."""
+
+    process: ForkServerProcess
+    folder: Path
+    child: int
+    threads: Path
+
+    def wait(self) -> None:
+        """Until it has ended, and not well; else say where each of its threads is."""
+        self.process.join(UP_S)
+        if self.process.is_alive():
+            assert self.process.pid is not None
+            os.kill(self.process.pid, signal.SIGABRT)
+            self.process.join(UP_S)
+            pytest.fail(f"it did not end:\n{self.threads.read_text()}")
+        assert self.process.exitcode != 0
 
 
 def test_the_deployment_is_resolved_to_seed_port_and_model(tmp_path: Path) -> None:
@@ -45,94 +70,63 @@ def test_the_resolved_deployment_is_a_good_one(tmp_path: Path) -> None:
     assert len(Deployment.check(content, source="deployment").names) == 7
 
 
-_INTERRUPTED = """
-import subprocess, sys, time
-from services.cli.private_cluster import PrivateCluster
-from services.cli.demo import terminated_like_interrupted
-with terminated_like_interrupted(), PrivateCluster(num_cpus=1) as cluster:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    print(cluster.folder, child.pid, flush=True)
-    while True:
-        time.sleep(0.1)  # a signal that comes just before a sleep is heard after it
-"""
+@pytest.fixture(scope="module")
+def forks() -> ForkServerContext:
+    """Of a process that has imported what a private cluster needs, which takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.cli.private_cluster_owner"])
+    return context
+
+
+@pytest.fixture
+def owner(forks: ForkServerContext, tmp_path: Path) -> Iterator[Owner]:
+    """Of a private cluster and a child; the cluster's folder and the child are known."""
+    ours, its = forks.Pipe()
+    threads = tmp_path / "threads"
+    process = forks.Process(target=own_a_cluster, args=(its, threads))
+    process.start()
+    its.close()
+    assert ours.poll(UP_S)
+    folder, child = ours.recv()
+    yield Owner(process=process, folder=Path(folder), child=child, threads=threads)
+    process.kill()
+    process.join(UP_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_everything_that_was_started(number: signal.Signals) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", _INTERRUPTED],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        folder, child = process.stdout.readline().split()
-        assert Path(folder).is_dir()
-        os.kill(process.pid, number)
-        try:
-            assert process.wait(60) != 0
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # which prints where each thread is
-            pytest.fail(f"it did not end:\n{process.communicate(timeout=30)[1]}")
-    assert not Path(folder).exists()
-    assert not Path(f"/proc/{child}").exists()
+def test_a_signal_ends_everything_that_was_started(owner: Owner, number: signal.Signals) -> None:
+    assert owner.folder.is_dir()
+    assert owner.process.pid is not None
+    os.kill(owner.process.pid, number)
+    owner.wait()
+    assert not owner.folder.exists()
+    assert not Path(f"/proc/{owner.child}").exists()
 
 
-_INTERRUPTED_WHILE_STARTING = """
-from rich.console import Console
-from services.cli import private_cluster
-from services.cli.deployment import Deployment
-from services.cli.private_cluster import PrivateCluster
-
-asked = []
-private_cluster.shut_down_serve = lambda timeout_s: asked.append(timeout_s)
-
-class Built:
-    replicas_of = staticmethod(lambda name: 2)
-    start = staticmethod(lambda: None)
-
-def wait(deployment, console, timeout_s):
-    if interrupted:
-        raise KeyboardInterrupt
-
-private_cluster.wait_until_running = wait
-Deployment.check = staticmethod(lambda content, source: Built)
-for interrupted in (True, False):
-    try:
-        with PrivateCluster(num_cpus=1) as cluster:
-            cluster.deploy({}, Console(), timeout_s=1)
-    except KeyboardInterrupt:
-        pass
-    print(interrupted, asked)
-"""
+@pytest.mark.parametrize(("interrupted", "asked"), [(True, []), (False, [15.0])])
+def test_serve_is_not_asked_to_wait_for_replicas_that_never_ran(
+    forks: ForkServerContext, interrupted: bool, asked: list[float]
+) -> None:
+    ours, its = forks.Pipe()
+    process = forks.Process(target=deploy_scripted, args=(its, interrupted))
+    process.start()
+    its.close()
+    assert ours.poll(UP_S)
+    assert ours.recv() == asked
+    process.join(UP_S)
+    assert process.exitcode == 0
 
 
-def test_serve_is_not_asked_to_wait_for_replicas_that_never_ran() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_WHILE_STARTING],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["True []", "False [15.0]"]
-
-
-def test_an_owner_that_is_killed_is_cleaned_up_after() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTED], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        folder, child = process.stdout.readline().split()
-        watched = os.pidfd_open(int(child))
-        process.kill()
+def test_an_owner_that_is_killed_is_cleaned_up_after(owner: Owner) -> None:
+    watched = os.pidfd_open(owner.child)
+    owner.process.kill()
     ended, _, _ = select.select([watched], [], [], 30)
     os.close(watched)
     assert ended
     deadline = time.monotonic() + 30
-    while Path(folder).exists() and time.monotonic() < deadline:
+    while owner.folder.exists() and time.monotonic() < deadline:
         threading.Event().wait(0.05)
-    assert not Path(folder).exists()
+    assert not owner.folder.exists()
 
 
 def test_a_terminal_sees_a_live_table(orchestra: Orchestra) -> None:
