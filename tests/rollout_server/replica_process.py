@@ -79,7 +79,7 @@ async def main(model: str) -> dict[str, Any]:
     }
     killed_at = time.monotonic()
     os.kill(engine.pid, signal.SIGKILL)
-    while not replica._engine.errored:
+    while not replica._engine.errored:  # noqa: ASYNC110
         await asyncio.sleep(0)
     try:
         await replica.check_health()
