@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ class QuietBus:
         self.registered = asyncio.Event()
         self.commit_timeout_s = 0.0
         self.left_at: float | None = None
+        self.health: Callable[[], Awaitable[None]]
+        self.illness: RuntimeError | None = None
 
     async def register_replica(self, hello: ReplicaHello) -> None:
         self.commit_timeout_s = hello.commit_timeout_s
@@ -36,6 +39,10 @@ class QuietBus:
 
     async def leave(self, member_id: str) -> None:
         self.left_at = time.monotonic()
+        try:
+            await self.health()
+        except RuntimeError as error:
+            self.illness = error
 
 
 def libc_address(pid: int | None) -> str:
@@ -63,6 +70,7 @@ async def main(model: str) -> dict[str, Any]:
 
     bus, ended = QuietBus(), asyncio.Event()
     replica = RolloutReplica(config, replica_id="r", node_ip="127.0.0.1", bus=bus, on_end=ended.set)
+    bus.health = replica.check_health
     with engine_sockets():
         await replica.start()
     await asyncio.wait_for(bus.registered.wait(), 10)
@@ -79,19 +87,13 @@ async def main(model: str) -> dict[str, Any]:
     }
     killed_at = time.monotonic()
     os.kill(engine.pid, signal.SIGKILL)
-    while not replica._engine.errored:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    try:
-        await replica.check_health()
-    except RuntimeError as error:
-        illness = error
     await asyncio.wait_for(ended.wait(), 30)
     assert bus.left_at is not None
     return seen | {
         "commit_timeout_s": bus.commit_timeout_s,
         "left_after_s": bus.left_at - killed_at,
         "ended_after_s": time.monotonic() - killed_at,
-        "illness": [type(illness).__name__, str(illness)],
+        "illness": [type(bus.illness).__name__, str(bus.illness)],
         "children_left": len(multiprocessing.active_children()),
     }
 
