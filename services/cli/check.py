@@ -9,7 +9,7 @@ from rich.console import Console
 from services.cli.claims import Claim, in_words, total
 from services.cli.dry_run import cluster_of
 from services.cli.file_kind import KUBERNETES, kind_of
-from services.cli.room import NodeType
+from services.cli.room import Nodes
 from services.cli.run_file import read_run_file
 from services.cli.run_plan import Cluster, RunPlan
 from services.cli.sizing import sizing_of
@@ -55,22 +55,23 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     from services.cli.wiring import missing
 
     data = load_yaml(arguments.file)
-    own: Sequence[NodeType] = ()
+    own: Nodes | None = None
     if kind_of(data) == KUBERNETES:
         manifest = RayServiceFile.check(data, source=arguments.file)
         deployment = Deployment.check(manifest.serve, source=arguments.file)
         own = nodes_of_ray_service(manifest)
     else:
         deployment = Deployment.read(arguments.file)
-    nodes = _nodes(arguments) or own
-    later = deployment.check_nodes(nodes) if nodes else []
+    nodes = _nodes(arguments)
+    nodes = own if nodes is None else nodes
+    later = deployment.check_nodes(nodes) if nodes is not None else []
     run = None
     if arguments.run is not None:
         run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
     _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
     if left_out := missing(deployment.names):
         _say(console, f"not in this file: {', '.join(left_out)}")
-    if nodes:
+    if nodes is not None:
         _say(console, _compared(deployment.claims, nodes))
     for sentence in later:
         _say(console, f"note: {sentence}")
@@ -79,11 +80,11 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _compared(claims: Sequence[Claim], nodes: Sequence[NodeType]) -> str:
+def _compared(claims: Sequence[Claim], nodes: Nodes) -> str:
     asked = total([part for claim in claims for part in claim.all_bundles])
-    have = total([node.resources for node in nodes for _ in range(node.count)])
-    words = [in_words({name: one.get(name, 0.0) for name in _COMPARED}) for one in (asked, have)]
-    return f"asks for {words[0]}; the nodes have {words[1]}"
+    have = in_words({name: nodes.most_of(name) for name in _COMPARED})
+    wanted = in_words({name: asked.get(name, 0.0) for name in _COMPARED})
+    return f"asks for {wanted}; the nodes have {have}"
 
 
 def _checked_run(path: str, cluster: Cluster) -> RunConfig:
@@ -108,18 +109,18 @@ def _show_figures(
         _say(console, f"note: {problem}")
 
 
-def _nodes(arguments: argparse.Namespace) -> Sequence[NodeType]:
+def _nodes(arguments: argparse.Namespace) -> Nodes | None:
     from services.cli.node_types import live_nodes, nodes_of_file
 
     if arguments.nodes is not None:
         return nodes_of_file(arguments.nodes)
     if arguments.cluster is None:
-        return ()
+        return None
     from services.cli.joined_cluster import JoinedCluster
 
     with JoinedCluster(arguments.cluster or None):
         nodes = live_nodes()
-    if not nodes:
+    if not nodes.types:
         raise InvalidInput("--cluster", arguments.cluster, "It has no node that is alive.")
     return nodes
 

@@ -24,7 +24,7 @@ from services.cli.agreement import check_agreement
 from services.cli.app_state import AppState
 from services.cli.claims import Claim
 from services.cli.file_kind import SERVE, refuse_other_kind
-from services.cli.room import NodeType, check_room
+from services.cli.room import Nodes, check_room
 from services.cli.serve_claims import rank_claims, replica_claims
 from services.cli.unknown_keys import unknown_keys
 from services.cli.wiring import check_place, check_proxies, check_router_url
@@ -123,7 +123,7 @@ class Deployment:
             claim.count for claim in self.claims if claim.application == name and claim.deployment
         )
 
-    def check_nodes(self, nodes: Sequence[NodeType]) -> list[str]:
+    def check_nodes(self, nodes: Nodes) -> list[str]:
         """Check that all applications have room on these nodes together.
 
         Returns:
@@ -133,7 +133,7 @@ class Deployment:
             InvalidInput: something is larger than every node, or not all have room.
         """
         url = getattr(self.configs.get("orchestrator"), "router_url", None)
-        if url is not None and sum(node.count for node in nodes) > 1:
+        if url is not None and nodes.count > 1:
             check_proxies(url, self.schema.proxy_location.value, source=self.source)
         return check_room(self.claims, nodes, source=self.source)
 

@@ -11,7 +11,7 @@ import ray
 
 from services.cli.file_kind import KUBERNETES, RAY_UP, kind_of
 from services.cli.ray_service import HeadGroup, RayServiceFile, WorkerGroup
-from services.cli.room import NodeType
+from services.cli.room import Nodes, NodeType
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import load_yaml
 
@@ -23,7 +23,7 @@ _DETECTED = (
 )
 
 
-def live_nodes() -> list[NodeType]:
+def live_nodes() -> Nodes:
     """Those of the cluster that this process has joined, by equal resources."""
     counts: dict[str, tuple[int, dict[str, float]]] = {}
     for node in ray.nodes():  # type: ignore[no-untyped-call]
@@ -31,13 +31,15 @@ def live_nodes() -> list[NodeType]:
             resources = {k: v for k, v in node["Resources"].items() if not k.startswith("node:")}
             key = json.dumps(resources, sort_keys=True)
             counts[key] = counts.get(key, (0, {}))[0] + 1, resources
-    return [
-        NodeType(name="node", count=count, resources=resources)
-        for count, resources in counts.values()
-    ]
+    return Nodes(
+        types=tuple(
+            NodeType(name="node", count=count, resources=resources)
+            for count, resources in counts.values()
+        )
+    )
 
 
-def nodes_of_file(path: str | Path) -> list[NodeType]:
+def nodes_of_file(path: str | Path) -> Nodes:
     """Those that a `ray up` file or a RayService file would make, at most.
 
     Raises:
@@ -47,36 +49,41 @@ def nodes_of_file(path: str | Path) -> list[NodeType]:
     kind = kind_of(data)
     if kind == RAY_UP:
         try:
-            return list(_of_ray_up(data, str(path)))
+            return _of_ray_up(data, str(path))
         except InvalidInput:
             raise
         except (AttributeError, TypeError, ValueError) as error:
             fix = f"Its nodes are not written as `ray up` reads them: {error}."
             raise InvalidInput("--nodes", str(path), fix) from None
     if kind == KUBERNETES:
-        return list(_of_ray_service(RayServiceFile.check(data, source=str(path))))
+        return nodes_of_ray_service(RayServiceFile.check(data, source=str(path)))
     fix = "Give a `ray up` file such as deploy/ray/aws.yaml, or a RayService manifest."
     raise InvalidInput("--nodes", str(path), fix)
 
 
-def nodes_of_ray_service(file: RayServiceFile) -> list[NodeType]:
+def nodes_of_ray_service(file: RayServiceFile) -> Nodes:
     """Those that the file's own Ray cluster has at most."""
-    return list(_of_ray_service(file))
+    return Nodes(types=tuple(_of_ray_service(file)))
 
 
-def _of_ray_up(data: Any, source: str) -> Iterator[NodeType]:
+def _of_ray_up(data: Any, source: str) -> Nodes:
+    workers = data.get("max_workers", 2)  # Ray's own default; the head is none of them
+    return Nodes(types=tuple(_types_of_ray_up(data, workers, source)), most=workers + 1)
+
+
+def _types_of_ray_up(data: Any, workers: int, source: str) -> Iterator[NodeType]:
     types = data.get("available_node_types")
     if not types:
         provider = data.get("provider", {}).get("type")
         raise InvalidInput(f"{source}: provider.type", provider, _DETECTED)
-    workers = data.get("max_workers", 2)  # Ray's own default
     for name, node in types.items():
         if not node.get("resources"):
             raise InvalidInput(f"{source}: available_node_types.{name}.resources", None, _DETECTED)
         head = name == data.get("head_node_type")
         most = min(node.get("max_workers", 0 if head else workers), workers)  # as Ray has it
+        always = min(node.get("min_workers", 0), most) + head
         resources = {one: float(amount) for one, amount in node["resources"].items()}
-        yield NodeType(name=name, count=most + head, resources=resources)
+        yield NodeType(name=name, count=most + head, resources=resources, always=always)
 
 
 def _of_ray_service(file: RayServiceFile) -> Iterator[NodeType]:

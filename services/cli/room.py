@@ -17,11 +17,52 @@ class NodeType:
         name: what a message calls them.
         count: how many there are, or how many an autoscaler may start.
         resources: of each, as Ray counts them.
+        always: how many of them run whether they are needed or not.
     """
 
     name: str
     count: int
     resources: Bundle
+    always: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """Those of a cluster.
+
+    Attributes:
+        types: kinds of them.
+        most: how many an autoscaler lets run at a time, of all kinds together; None: every one.
+    """
+
+    types: tuple[NodeType, ...]
+    most: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many may run at a time."""
+        together = sum(node.count for node in self.types)
+        return together if self.most is None else min(together, self.most)
+
+    def most_of(self, resource: str) -> float:
+        """What the nodes that may run at a time have of it at most."""
+        each = [one.resources.get(resource, 0.0) for one in self.types for _ in range(one.count)]
+        return sum(sorted(each, reverse=True)[: self.count])
+
+
+class _Node:
+    """One node while it is filled; `runs`: an autoscaler need not start it any more."""
+
+    def __init__(self, resources: Bundle, *, runs: bool) -> None:
+        self.free = dict(resources)
+        self.runs = runs
+
+    def take(self, bundle: Bundle) -> None:
+        for name, need in bundle.items():
+            self.free[name] = self.free.get(name, 0.0) - need
+
+    def give_back(self, bundle: Bundle) -> None:
+        self.take({name: -need for name, need in bundle.items()})
 
 
 class Room:
@@ -31,10 +72,15 @@ class Room:
     one after the other as well, so what has no room here has none there without luck.
     """
 
-    def __init__(self, nodes: Sequence[NodeType]) -> None:
-        self._types = nodes
-        self._free = [dict(node.resources) for node in nodes for _ in range(node.count)]
-        self._free.sort(key=lambda free: free.get("GPU", 0.0))
+    def __init__(self, nodes: Nodes) -> None:
+        self._types = nodes.types
+        self._nodes = [
+            _Node(one.resources, runs=number < one.always)
+            for one in nodes.types
+            for number in range(one.count)
+        ]
+        self._nodes.sort(key=lambda node: node.free.get("GPU", 0.0))
+        self._startable = nodes.count - sum(node.runs for node in self._nodes)
 
     def place(self, claim: Claim) -> int:
         """Fill the nodes with what the claim has from the beginning; says how many had room."""
@@ -53,24 +99,31 @@ class Room:
         return any(_holds(node.resources, bundle) for node in self._types if node.count)
 
     def _place_one(self, claim: Claim) -> bool:
-        used: list[tuple[dict[str, float], Bundle]] = []
+        used: list[tuple[_Node, Bundle]] = []
+        started: list[_Node] = []
         for bundle in claim.indivisible:
-            taken = [free for free, _ in used] if claim.apart else []
-            free = self._first(bundle, taken)
-            if free is None:
-                for node, part in used:
-                    _take(node, part, -1.0)
+            taken = [node for node, _ in used] if claim.apart else []
+            node = self._first(bundle, taken, startable=self._startable - len(started))
+            if node is None:
+                for other, part in used:
+                    other.give_back(part)
+                for other in started:
+                    other.runs = False
                 return False
-            _take(free, bundle, 1.0)
-            used.append((free, bundle))
+            if not node.runs:
+                node.runs = True
+                started.append(node)
+            node.take(bundle)
+            used.append((node, bundle))
+        self._startable -= len(started)
         return True
 
-    def _first(self, bundle: Bundle, taken: list[dict[str, float]]) -> dict[str, float] | None:
-        fitting = (free for free in self._free if _holds(free, bundle))
-        return next((free for free in fitting if all(free is not one for one in taken)), None)
+    def _first(self, bundle: Bundle, taken: list[_Node], *, startable: int) -> _Node | None:
+        fitting = (node for node in self._nodes if _holds(node.free, bundle) and node not in taken)
+        return next((node for node in fitting if node.runs or startable > 0), None)
 
 
-def check_room(claims: Sequence[Claim], nodes: Sequence[NodeType], *, source: str) -> list[str]:
+def check_room(claims: Sequence[Claim], nodes: Nodes, *, source: str) -> list[str]:
     """Refuse claims that the nodes cannot hold all at once.
 
     Args:
@@ -119,8 +172,11 @@ def _each(claim: Claim) -> str:
     return " and ".join(f"{times} x ({shape})" for shape, times in shapes.items())
 
 
-def _counted(nodes: Sequence[NodeType]) -> str:
-    return "; ".join(f"{node.count} {node.name}: {in_words(node.resources)}" for node in nodes)
+def _counted(nodes: Nodes) -> str:
+    kinds = [f"{node.count} {node.name}: {in_words(node.resources)}" for node in nodes.types]
+    if nodes.count < sum(node.count for node in nodes.types):
+        kinds.append(f"at most {nodes.count} at a time")
+    return "; ".join(kinds)
 
 
 def _size(claim: Claim) -> tuple[float, float]:
@@ -130,8 +186,3 @@ def _size(claim: Claim) -> tuple[float, float]:
 
 def _holds(free: Bundle, bundle: Bundle) -> bool:
     return all(free.get(name, 0.0) >= need - _NEGLIGIBLE for name, need in bundle.items())
-
-
-def _take(free: dict[str, float], bundle: Bundle, sign: float) -> None:
-    for name, need in bundle.items():
-        free[name] = free.get(name, 0.0) - sign * need

@@ -12,7 +12,7 @@ from ray import serve
 
 from services.cli.deployment import Deployment
 from services.cli.main import main
-from services.cli.room import NodeType
+from services.cli.room import Nodes, NodeType
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
@@ -271,7 +271,7 @@ def test_replicas_that_the_files_deployments_name_are_the_ones_that_count(
 def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
     laptop: dict[str, Any],
 ) -> None:
-    nodes = [NodeType(name="node", count=1, resources={"CPU": 2})]
+    nodes = Nodes(types=(NodeType(name="node", count=1, resources={"CPU": 2}),))
     check = Deployment.check(laptop, source="deploy.yaml")
     assert check.check_nodes(nodes) == []
     _app(laptop, "router")["deployments"] = [
@@ -290,10 +290,11 @@ def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) ->
     deployment = Deployment.check(laptop, source="deploy.yaml")
     rest = NodeType(name="rest", count=1, resources={"CPU": 2})
     trainer = {"CPU": 4, "trainer": 1}
-    assert deployment.check_nodes([rest, NodeType(name="t", count=2, resources=trainer)]) == []
+    large = NodeType(name="t", count=2, resources=trainer)
+    assert deployment.check_nodes(Nodes(types=(rest, large))) == []
     small = NodeType(name="t", count=4, resources=trainer | {"CPU": 3})
     with pytest.raises(InvalidInput) as problem:
-        deployment.check_nodes([rest, small])
+        deployment.check_nodes(Nodes(types=(rest, small)))
     assert problem.value.field == "deploy.yaml: trainer.args.ranks_per_node"
     assert problem.value.value == "4 CPU, 0.002 trainer"
     _app(laptop, "trainer")["args"] |= {"ranks_per_node": 3}
@@ -301,7 +302,7 @@ def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) ->
 
 
 def test_a_proxy_on_the_head_alone_is_refused_on_several_nodes(laptop: dict[str, Any]) -> None:
-    nodes = [NodeType(name="node", count=2, resources={"CPU": 2})]
+    nodes = Nodes(types=(NodeType(name="node", count=2, resources={"CPU": 2}),))
     with pytest.raises(InvalidInput) as problem:
         Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
     assert problem.value.field == "deploy.yaml: proxy_location"

@@ -62,11 +62,12 @@ def test_workers_are_counted_as_ray_would_and_bad_nodes_are_named(tmp_path: Path
     cluster |= {"max_workers": 3}
     path = tmp_path / "nodes.yaml"
     path.write_text(yaml.safe_dump(cluster))
-    ours = {node.name: node.count for node in nodes_of_file(path)}
+    ours = {node.name: node.count for node in nodes_of_file(path).types}
     theirs = prepare_config(copy.deepcopy(cluster))["available_node_types"]
     head = cluster["head_node_type"]
     assert ours == {name: one["max_workers"] + (name == head) for name, one in theirs.items()}
     assert ours[head] == 1
+    assert nodes_of_file(path).count == 1 + 3, "the head, and workers of all types together"
     cluster["available_node_types"][head] = ["CPU"]
     path.write_text(yaml.safe_dump(cluster))
     with pytest.raises(InvalidInput, match="as `ray up` reads them"):
