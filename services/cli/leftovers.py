@@ -8,9 +8,12 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
+_BEGAN = 17  # of the fields of proc(5)'s stat after the parent: the 22nd of all
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.05
 _SETTLE_S = 0.5
@@ -27,18 +30,40 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def descendants(root: int) -> list[int]:
-    """Process ids of the living descendants of `root`, zombies left out."""
-    children: dict[int, list[int]] = {}
+class Process(NamedTuple):
+    """One of this machine's processes.
+
+    Attributes:
+        pid: its id, which another may have after it.
+        began: in clock ticks since the machine did; with the id it names one process for ever.
+        parent: process id.
+        is_zombie: it has ended, and its parent has not asked how.
+    """
+
+    pid: int
+    began: int
+    parent: int
+    is_zombie: bool
+
+
+def processes() -> Iterator[Process]:
+    """All of this machine."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it ended meanwhile
-        if state != "Z":
-            children.setdefault(int(parent), []).append(int(entry.name))
+        yield Process(int(entry.name), int(rest[_BEGAN]), int(parent), state == "Z")
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of the living descendants of `root`, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for process in processes():
+        if not process.is_zombie:
+            children.setdefault(process.parent, []).append(process.pid)
     found, todo = [], [root]
     while todo:
         below = children.get(todo.pop(), [])

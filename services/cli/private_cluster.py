@@ -27,6 +27,7 @@ from services.cli.leftovers import (
     remove_segments_since,
     shared_memory_segments,
 )
+from services.cli.orphan_reaper import OrphanReaper
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 
@@ -58,6 +59,7 @@ class PrivateCluster:
         self.folder = Path()
         self.metrics_url = ""
         self._guardian: subprocess.Popen[bytes] | None = None
+        self._reaper = OrphanReaper()
         self._serves = False
 
     def __enter__(self) -> Self:
@@ -75,6 +77,7 @@ class PrivateCluster:
         self._environment = dict(os.environ)
         os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
         os.environ.pop("RAY_ADDRESS", None)
+        self._reaper.start()
         return self
 
     def start(self) -> None:
@@ -162,6 +165,7 @@ class PrivateCluster:
     def _remove_everything(self) -> None:
         assert self._guardian is not None
         grace_s = _GRACE_S if self._serves else 0.0
+        self._reaper.stop()
         end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
         remove_segments_since(self._segments)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -34,6 +34,42 @@ def test_an_orphaned_grandchild_is_found_and_killed() -> None:
     assert not Path(f"/proc/{orphan}").exists()
 
 
+# A grandchild waits to be an orphan; a child of its own ends unasked. Then both have ended.
+_REAPING = """
+import os, subprocess, sys
+from services.cli.leftovers import adopt_orphans
+from services.cli.orphan_reaper import OrphanReaper
+adopt_orphans()
+reaper = OrphanReaper()
+waiting = "import sys; sys.stdin.read()"
+child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {waiting!r}]); "
+child += "print(p.pid, flush=True); sys.stdin.readline()"
+middle = subprocess.Popen(
+    [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+orphan = int(middle.stdout.readline())
+own = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+ended = os.WEXITED | os.WNOWAIT  # and not asked how
+os.waitid(os.P_PID, own.pid, ended)
+first = reaper.look()
+middle.stdin.close()
+assert middle.wait(60) == 0
+os.waitid(os.P_PID, orphan, ended)
+print(first == [], reaper.look() == [orphan], own.wait(60))
+try:
+    os.waitid(os.P_ALL, 0, ended | os.WNOHANG)
+except ChildProcessError:
+    print("none is left")
+"""
+
+
+def test_orphans_that_have_ended_are_let_go_and_own_children_keep_their_status() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _REAPING], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.splitlines() == ["True True 7", "none is left"]
+
+
 def test_a_process_without_children_has_no_descendants() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert child.pid in descendants(os.getpid())
