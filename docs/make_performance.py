@@ -5,7 +5,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -49,20 +49,14 @@ def _read(name: str) -> Any:
 
 def _rewards() -> str:
     results = _read("reward_throughput")
-    rows = [["language", "way", "tests a second and core", "CPU-ms a test"]]
-    rows += [
-        [
-            language,
-            _way(way),
-            f"{one['tests_a_second_and_core']:.0f}",
-            f"{one['cpu_ms_a_test']:.1f}",
-        ]
+    rows = [
+        f"{language} | {'**Millrace**' if way == 'millrace' else way}"
+        f" | {one['tests_a_second_and_core']:.0f} | {one['cpu_ms_a_test']:.1f}"
         for language, ways in sorted(results["medians"].items(), reverse=True)
         for way, one in ways.items()
     ]
-    bars = [["bar", "wanted", "found", "met"]]
-    bars += [
-        [name, f"{one['bar']:g}", f"{one['found']:.2f}", "yes" if one["met"] else "**no**"]
+    bars = [
+        f"{name} | {one['bar']:g} | {one['found']:.2f} | {'yes' if one['met'] else '**no**'}"
         for name, one in results["bars"].items()
     ]
     return _section(
@@ -70,46 +64,39 @@ def _rewards() -> str:
         "`benchmarks/reward_throughput.py`: one test after the other on one core, in "
         "Millrace's jail, in a plain subprocess without any jail, and in a bubblewrap started"
         " for each test.",
-        rows,
-        bars,
+        _table("language | way | tests a second and core | CPU-ms a test", rows),
+        _table("bar | wanted | found | met", bars),
     )
-
-
-def _way(way: str) -> str:
-    return "**Millrace**" if way == "millrace" else way
 
 
 def _router() -> str:
     results = _read("router_overhead")
     ways = list(next(iter(results["medians"].values())))
-    rows = [["load", *ways]]
-    rows += [
-        [load, *(f"{one[way]['cpu_ms']:.1f}" for way in ways)]
+    rows = [
+        " | ".join([load, *(f"{one[way]['cpu_ms']:.1f}" for way in ways)])
         for load, one in results["medians"].items()
     ]
+    missed = [f"* {one}" for one in results["missed"]]
     return _section(
         "Requests through the router",
         "`benchmarks/router_overhead.py`: CPU-milliseconds of all processes a request, by "
         "requests in flight. vLLM alone, Millrace's router on its own port, behind Serve's "
         "proxy and behind HAProxy, and the routers of vLLM and SGLang, which keep no journal "
         "of tokens.",
-        rows,
-        _missed(results["missed"]),
+        _table(" | ".join(["load", *ways]), rows),
+        "\n".join(["Missed:", "", *missed]) if missed else "No bar was missed.",
     )
 
 
 def _weights() -> str:
-    rows = [
-        ["weights", "replicas", "Millrace", "through the driver", "checkpoint on disk", "ratio"]
-    ]
-    bars = [["weights", "replicas", "bar", "wanted", "found"]]
+    rows, bars = [], []
     for one in _read("weight_push"):
-        size, idle = f"{one['bytes'] / 1e6:.0f} MB", one["idle"]
+        named, idle = f"{one['bytes'] / 1e6:.0f} MB | {one['replicas']}", one["idle"]
         ours, driver, disk = (_middle(idle[way]) for way in ("ours", "driver", "checkpoint"))
-        named = [size, str(one["replicas"])]
-        rows.append([*named, _ms(ours), _ms(driver), _ms(disk), f"{driver / ours:.1f}x"])
+        times = " | ".join(map(_ms, (ours, driver, disk)))
+        rows.append(f"{named} | {times} | {driver / ours:.1f}x")
         bars += [
-            [*named, name, f"{abs(bar['bar']):g}", f"{bar['reached']:.2f}"]
+            f"{named} | {name} | {abs(bar['bar']):g} | {bar['reached']:.2f}"
             for name, bar in one["bars"].items()
             if not bar["met"]
         ]
@@ -118,8 +105,10 @@ def _weights() -> str:
         "`benchmarks/weight_push.py`: from publish to the last commit, engines idle, median; "
         "the ratio is that of the way through the driver and the object store. Below it the "
         "bars that were missed.",
-        rows,
-        bars,
+        _table(
+            "weights | replicas | Millrace | through the driver | checkpoint on disk | ratio", rows
+        ),
+        _table("weights | replicas | bar | wanted | found", bars),
     )
 
 
@@ -139,36 +128,27 @@ def _training() -> str:
         "behaviour": "bare passes without padding; the ratio's anchor is the behaviour policy",
         "proximal": "bare passes and one more forward; the anchor is the proximal policy",
     }
-    steps = [["beside", "its time over Millrace's, median", "lowest and highest"]]
-    steps += [
-        [
-            names[name],
-            f"{one['median']:.2f}x",
-            f"{one['low']:.2f}x to {one['high']:.2f}x",
-        ]
+    steps = [
+        f"{names[name]} | {one['median']:.2f}x | {one['low']:.2f}x to {one['high']:.2f}x"
         for name, one in step.items()
     ]
     reward = _read("time_to_reward")
-    goal = [["TRL with its reward", "wall time to the goal", "with start-up", "CPU time"]]
-    goal += [
-        [
-            f"{name.removeprefix('trl ')}, in its own process"
-            if name == "trl inline"
-            else "in a process a test",
-            *(f"{one[key]:.2f}x" for key in ("wall", "wall with start-up", "CPU")),
-        ]
+    places = {"trl inline": "inline, in its own process"}
+    goal = [
+        f"{places.get(name, 'in a process a test')} | {one['wall']:.2f}x"
+        f" | {one['wall with start-up']:.2f}x | {one['CPU']:.2f}x"
         for name, one in reward["ratios"].items()
     ]
     return _section(
         "Training beside TRL",
         "`benchmarks/train_step.py`: one train step of the example's model. Above 1 the other"
         " takes longer.",
-        steps,
+        _table("beside | its time over Millrace's, median | lowest and highest", steps),
         "`benchmarks/time_to_reward.py`: until a held-out pass rate of "
         f"{reward['goal']['pass_rate']:.0%}, TRL's time over Millrace's. Below 1 TRL is there "
         "sooner: with a model so small, six services cost more than they overlap, and a "
         "reward without a sandbox costs nothing.",
-        goal,
+        _table("TRL with its reward | wall time to the goal | with start-up | CPU time", goal),
     )
 
 
@@ -176,79 +156,53 @@ def _schedules() -> str:
     cases = _read("schedules")["cases"]
     chosen = [one for one in cases if one["tail"] == "heavy" and one["share"] == 0.78]
     names = list(chosen[0]["schedules"])
-    rows = [["replicas", *names]]
+    rows = []
     for one in chosen:
         base = one["schedules"]["sync, barrier"]["tokens_per_s"]
         speeds = (one["schedules"][name]["tokens_per_s"] / base for name in names)
-        rows.append([f"{one['replicas']:,}", *(f"{speed:.2f}x" for speed in speeds)])
+        rows.append(" | ".join([f"{one['replicas']:,}", *(f"{speed:.2f}x" for speed in speeds)]))
     return _section(
         "Schedules",
         "`benchmarks/schedules.py`: the real orchestrator in virtual time on a simulated "
         "cluster, answers of a heavy tail, grading 0.78 of the rollout. Trained tokens a "
         "second over `sync` with a barrier; the whole table and what is ideal: [How fast the "
         "schedules are](schedule-speed.md).",
-        rows,
+        _table(" | ".join(["replicas", *names]), rows),
     )
 
 
 def _soak() -> str:
     soak = _read("soak")
-    rows = [
-        [
-            "minutes",
-            "pushes",
-            "commits",
-            "requests",
-            "judged by the canary",
-            "largest gap",
-            "breaches",
-        ],
-        [
-            f"{soak['seconds'] / 60:.0f}",
-            f"{soak['pushes']:,}",
-            f"{soak['commits']:,}",
-            f"{soak['requests']:,}",
-            f"{soak['judged']:,}",
-            f"{soak['gap']:.0e} nats",
-            str(sum(soak["breaches"].values())),
-        ],
-    ]
+    row = (
+        f"{soak['seconds'] / 60:.0f} | {soak['pushes']:,} | {soak['commits']:,}"
+        f" | {soak['requests']:,} | {soak['judged']:,} | {soak['gap']:.0e} nats"
+        f" | {sum(soak['breaches'].values())}"
+    )
     return _section(
         "Under faults",
         "`benchmarks/soak.py`: a fault every 20 seconds in the midst of weight pushes.",
-        rows,
+        _table(
+            "minutes | pushes | commits | requests | judged by the canary | largest gap | breaches",
+            [row],
+        ),
     )
 
 
 def _whole_runs() -> str:
     soak = _read("whole_run_soak")
     first, last = soak["minutes"][0], soak["minutes"][-1]
-    rows = [
-        ["minutes", "runs", "faults", "client calls", "asked again", "audits", "problems"],
-        [
-            f"{soak['seconds'] / 60:.0f}",
-            str(len(soak["runs"])),
-            str(sum(run["totals"]["faults"] for run in soak["runs"])),
-            f"{soak['calls']:,}",
-            str(soak["calls_asked_again"]),
-            f"{soak['audits']:,}",
-            str(len(soak["problems"])),
-        ],
-    ]
-    held = [["", "processes", "memory, MiB", "descriptors", "threads"]]
-    held += [
-        [
-            f"after {one['minute']:.0f} min",
-            str(one["processes"]),
-            f"{one['rss_mib']:,.0f}",
-            f"{one['fds']:,}",
-            f"{one['threads']:,}",
-        ]
+    faults = sum(run["totals"]["faults"] for run in soak["runs"])
+    row = (
+        f"{soak['seconds'] / 60:.0f} | {len(soak['runs'])} | {faults} | {soak['calls']:,}"
+        f" | {soak['calls_asked_again']} | {soak['audits']:,} | {len(soak['problems'])}"
+    )
+    held = [
+        f"after {one['minute']:.0f} min | {one['processes']} | {one['rss_mib']:,.0f}"
+        f" | {one['fds']:,} | {one['threads']:,}"
         for one in (first, last)
     ]
-    healed = [["fault", "times", "leased again, s", "next train step, s", "next answer, s"]]
-    healed += [
-        [fault, str(max(map(len, times.values()))), *map(_median_and_most, _spans(times))]
+    healed = [
+        " | ".join([fault, str(max(map(len, times.values()))), *_healing(times)])
         for fault, times in sorted(soak["faults"].items())
     ]
     wrong = "".join(f"\n- {one}" for one in soak["problems"])
@@ -257,19 +211,18 @@ def _whole_runs() -> str:
         "`benchmarks/whole_run_soak.py`: the example trained again and again while `millrace chaos`"
         " kills, freezes and slows its parts, outside clients ask and the ledger is audited."
         " Median and most of the seconds until things were as before.",
-        rows,
+        _table("minutes | runs | faults | client calls | asked again | audits | problems", [row]),
         f"The problems:\n{wrong}" if wrong else "",
-        held,
-        healed,
+        _table(" | processes | memory, MiB | descriptors | threads", held),
+        _table("fault | times | leased again, s | next train step, s | next answer, s", healed),
     )
 
 
-def _spans(times: Mapping[str, Sequence[float]]) -> list[Sequence[float]]:
-    return [times.get(what, ()) for what in ("leased_s", "stepped_s", "answered_s")]
-
-
-def _median_and_most(seconds: Sequence[float]) -> str:
-    return f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
+def _healing(times: Mapping[str, Sequence[float]]) -> Iterator[str]:
+    """Median and most of the seconds, of each way in which a cluster is as before."""
+    for way in ("leased_s", "stepped_s", "answered_s"):
+        seconds = times.get(way)
+        yield f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
 
 
 def _highlights() -> str:
@@ -283,46 +236,26 @@ def _highlights() -> str:
     chat = _read("router_overhead")["medians"]["chat c64"]
     step = _read("train_step")["ratios"]["wall"]["trl"]["median"]
     rows = [
-        ["measure", "value", "beside it, in the same run"],
-        [
-            "sandboxed Python tests, one core",
-            f"{code['millrace']['tests_a_second_and_core']:.0f}/s",
-            f"{unjailed:.0f}/s with an unjailed process a test",
-        ],
-        [
-            f"{push['bytes'] / 1e6:.0f} MB of weights to 2 rollout servers",
-            _ms(ours),
-            f"{_ms(driver)} through the driver and the object store: {driver / ours:.1f}x",
-        ],
-        [
-            "CPU of a short chat, 64 at once",
-            f"{chat['router, own port']['cpu_ms']:.1f} ms",
-            f"{chat['plain vLLM']['cpu_ms']:.1f} ms with vLLM alone",
-        ],
-        ["time of a train step, ours as 1", "1", f"{step:.1f} with TRL's GRPO trainer"],
+        f"sandboxed Python tests, one core | {code['millrace']['tests_a_second_and_core']:.0f}/s"
+        f" | {unjailed:.0f}/s with an unjailed process a test",
+        f"{push['bytes'] / 1e6:.0f} MB of weights to 2 rollout servers | {_ms(ours)}"
+        f" | {_ms(driver)} through the driver and the object store: {driver / ours:.1f}x",
+        f"CPU of a short chat, 64 at once | {chat['router, own port']['cpu_ms']:.1f} ms"
+        f" | {chat['plain vLLM']['cpu_ms']:.1f} ms with vLLM alone",
+        f"time of a train step, ours as 1 | 1 | {step:.1f} with TRL's GRPO trainer",
     ]
-    return _table(rows)
+    return _table("measure | value | beside it, in the same run", rows)
 
 
-def _missed(missed: Sequence[str]) -> str:
-    return (
-        "Missed:\n\n" + "".join(f"* {one}\n" for one in missed)
-        if missed
-        else "No bar was missed.\n"
-    )
+def _section(title: str, *parts: str) -> str:
+    texts = (text.strip() for text in parts if text)
+    return "\n\n".join([f"## {title}", *texts]) + "\n"
 
 
-def _section(title: str, *parts: str | Sequence[Sequence[str]]) -> str:
-    texts = [one if isinstance(one, str) else _table(one) for one in parts if one]
-    return "\n\n".join([f"## {title}", *(text.strip() for text in texts)]) + "\n"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    if len(rows) < 2:
-        return ""
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+def _table(head: str, rows: Sequence[str]) -> str:
+    """Cells of a row are divided by ` | `; nothing where there is no row."""
+    under = " | ".join(["---"] * len(head.split(" | ")))
+    return "".join(f"| {line} |\n" for line in [head, under, *rows]) if rows else ""
 
 
 if __name__ == "__main__":

@@ -7,19 +7,17 @@ Needs chromium (apt-get install --no-install-recommends chromium) and the extra 
 """
 
 import argparse
-import socket
-import threading
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from services.page.http_app import page_app
 from services.page.run_folder import RunFolder
-from services.page.run_shelf import FolderShelf
 from services.page.trajectory_index import TrajectoryQuery
 
 IMAGES = Path(__file__).parent / "images"
@@ -27,21 +25,18 @@ DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
 @contextmanager
-def served(run_dir: Path) -> Iterator[str]:
-    """The page, on a port of its own."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        page_app(FolderShelf(run_dir)), log_level="warning", timeout_graceful_shutdown=1
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
+def viewed(run_dir: Path) -> Iterator[str]:
+    """Where `millrace view` shows the run."""
+    view = [sys.executable, "-m", "services.cli.main", "view", str(run_dir), "--port", "0"]
+    with subprocess.Popen(view, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = re.search(r"http://\S+", process.stdout.readline())
+            if url is None:
+                raise SystemExit("`millrace view` shows nothing")
+            yield url[0]
+        finally:
+            process.terminate()
 
 
 def telling(run: RunFolder) -> tuple[int, int]:
@@ -71,7 +66,7 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     run = RunFolder.open(parser.parse_args().run_dir)
     group, trajectory = telling(run)
-    with served(run.path) as root, sync_playwright() as playwright:
+    with viewed(run.path) as root, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
