@@ -7,7 +7,7 @@ or was replaced, does.
 
 import json
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from services.observability.log import Log
 from services.orchestrator.ledger_copy import ledger_copy
@@ -53,14 +53,21 @@ class OpenRun:
         except NotReady as error:
             _log.warning("run_note_not_erased", why=str(error))
 
+    async def noted(self) -> RunRequest | None:
+        """What was left open; None: nothing, or it cannot be known."""
+        try:
+            request, _ = await self._read()
+        except (NotReady, InvalidInput) as error:
+            _log.warning("run_not_resumed", why=str(error))
+            return None
+        return request
+
     async def again(self) -> RunRequest | None:
         """What to go on with; None: nothing, or it has come back too often."""
         try:
-            text = await self._note.read()
-            if text is None:
+            request, noted = await self._read()
+            if request is None:
                 return None
-            noted = json.loads(text)
-            request = RunRequest.from_data(noted["request"], source="run")
             with ledger_copy(Path(request.config.run_root) / str(request.resume)) as ledger:
                 step = ledger.last_step()
         except (NotReady, InvalidInput) as error:
@@ -73,6 +80,13 @@ class OpenRun:
             return None
         await self._write(request, step=step, returns=returns)
         return request
+
+    async def _read(self) -> tuple[RunRequest | None, dict[str, Any]]:
+        text = await self._note.read()
+        if text is None:
+            return None, {}
+        noted = json.loads(text)
+        return RunRequest.from_data(noted["request"], source="run"), noted
 
     async def _write(self, request: RunRequest, *, step: int, returns: int) -> None:
         noted = {"request": request.model_dump(mode="json"), "step": step, "returns": returns}

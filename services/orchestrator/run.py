@@ -25,6 +25,7 @@ from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed
 from services.orchestrator.room import Room
 from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.run_disk import RunDisk
 from services.orchestrator.run_log import run_log
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import Scorer
@@ -59,13 +60,8 @@ class Run:
         self.progress = self._remembered(run_id)
         self._decisions = DecisionLog(directory.decisions)
         self._changes = Changes()
-        self._room = Room(
-            directory.path,
-            ledger=self._ledger,
-            config=config,
-            progress=self.progress,
-            changes=self._changes,
-        )
+        disk = RunDisk(directory.path, config=config, progress=self.progress, changes=self._changes)
+        self._room = Room(disk, ledger=self._ledger, changes=self._changes)
         self._fleet = Fleet(peers.bus, self._changes)
         self._scorer = Scorer(peers.reward, config)
         self._client = peers.rollouts(run, config, run_id)

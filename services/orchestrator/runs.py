@@ -6,7 +6,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,14 @@ from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
 from services.orchestrator.peers import Peers
+from services.orchestrator.recovery import RunFailed
+from services.orchestrator.returning_run import ReturningRun
 from services.orchestrator.run import Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.task_table import TaskTable
-from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 
 _log = Log("orchestrator")
 
@@ -73,7 +75,7 @@ class Runs:
         self._peers = peers
         self._open_run = open_run
         self._ended: dict[str, EndedRun] = {}
-        self._active: Run | None = None
+        self._active: Run | ReturningRun | None = None
         self._life: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._closing = False
@@ -93,17 +95,57 @@ class Runs:
             return started.status()
 
     async def go_on(self) -> None:
-        """Go on with the run that the orchestrator before this one has left open, if it did."""
+        """Go on with the run that the orchestrator before this one has left open, if it did.
+
+        Without room on its disk that cannot be: it waits then, as a run in progress would.
+        """
         async with self._starting:
-            request = None
             try:
-                request = None if self._open_run is None else await self._open_run.again()
-                if request is not None:
-                    await self._begin(request)
-                    _log.info("run_resumed", run=request.resume)
+                noted = None if self._open_run is None else await self._open_run.noted()
             except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
-                run = request.resume if request is not None else None
-                _log.warning("run_not_resumed", run=run, why=f"{type(error).__name__}: {error}")
+                _not_resumed(None, error)
+                return
+            if noted is None:
+                return
+            returning = ReturningRun(noted, self._config)
+            if await returning.has_room():
+                await self._return()
+            else:
+                self._enter(returning, self._wait_for_room(returning))
+
+    async def _wait_for_room(self, returning: ReturningRun) -> None:
+        assert self._open_run is not None
+        problem = ""
+        try:
+            await returning.wait()
+        except RunFailed as error:
+            problem = str(error)
+        async with self._starting:
+            if not (problem or returning.stopped):
+                problem = await self._return()
+                if self._active is not returning:
+                    if returning.stopped:  # meanwhile
+                        self._active.stop(keep_progress=False)
+                    return
+            elif not self._closing:
+                await self._open_run.end()
+            stopped = "stopped while it waited for room; it can be resumed"
+            state = RunState.FAILED if problem else RunState.STOPPED
+            returning.end(state, problem or stopped)
+
+    async def _return(self) -> str:
+        """Begin the open run again; why not, if that cannot be."""
+        assert self._open_run is not None
+        request = None
+        try:
+            request = await self._open_run.again()
+            if request is None:
+                return "it cannot be gone on with; the orchestrator's log says why"
+            await self._begin(request)
+        except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+            return _not_resumed(request, error)
+        _log.info("run_resumed", run=request.resume)
+        return ""
 
     async def _begin(self, request: RunRequest) -> Run:
         run = request.config
@@ -115,10 +157,13 @@ class Runs:
         _check_environments(run)
         started = self._make(request, tasks, peers)
         self._ended.pop(started.progress.run_id, None)
-        self._active = started
-        self._life = asyncio.create_task(self._live(started), name=started.progress.run_id)
-        self._life.add_done_callback(lambda _: self._bury(started))
+        self._enter(started, self._live(started))
         return started
+
+    def _enter(self, run: Run | ReturningRun, life: Coroutine[None, None, None]) -> None:
+        self._active = run
+        self._life = asyncio.create_task(life, name=run.progress.run_id)
+        self._life.add_done_callback(lambda _: self._bury(run))
 
     async def _live(self, run: Run) -> None:
         await run.execute()
@@ -158,7 +203,7 @@ class Runs:
             fix = f"The run's ledger cannot be opened there: {error}."
             raise InvalidInput("run_root", run.run_root, fix) from None
 
-    def _bury(self, run: Run) -> None:
+    def _bury(self, run: Run | ReturningRun) -> None:
         """Keep of an ended run only what is asked for: tasks and peers are let go."""
         if self._active is not run:
             return
@@ -170,7 +215,7 @@ class Runs:
         active = [] if self._active is None else [self._active.status()]
         return [run.status() for run in self._ended.values()] + active
 
-    def get(self, run_id: str) -> Run | EndedRun:
+    def get(self, run_id: str) -> Run | ReturningRun | EndedRun:
         """A run.
 
         Raises:
@@ -189,7 +234,7 @@ class Runs:
             NoSuchRun: there is none of that id.
         """
         run = self.get(run_id)
-        if isinstance(run, Run):
+        if not isinstance(run, EndedRun):
             run.stop()
         return await self.ended(run_id)
 
@@ -199,8 +244,11 @@ class Runs:
         Raises:
             NoSuchRun: there is none of that id.
             InvalidInput: it is over.
+            NotReady: it has yet to go on.
         """
         run = self.get(run_id)
+        if isinstance(run, ReturningRun):
+            raise NotReady(run.progress.no_room)
         if not isinstance(run, Run) or not run.progress.active:
             raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")
         return run
@@ -211,17 +259,22 @@ class Runs:
         Raises:
             NoSuchRun: there is none of that id.
         """
-        run = self.get(run_id)
-        if isinstance(run, Run) and self._life is not None:
-            await asyncio.wait({self._life})
+        while not isinstance(run := self.get(run_id), EndedRun) and self._life is not None:
+            await asyncio.wait({self._life})  # a run that returned lives on in another
         return run.status()
 
     async def close(self) -> None:
         """End everything at once, for shutdown: the next orchestrator goes on with the run."""
         self._closing = True
-        if self._active is not None and self._life is not None:
+        while self._active is not None and self._life is not None:
             self._active.stop(keep_progress=False)
             await asyncio.wait({self._life})
+
+
+def _not_resumed(request: RunRequest | None, error: Exception) -> str:
+    why = f"{type(error).__name__}: {error}"
+    _log.warning("run_not_resumed", run=None if request is None else request.resume, why=why)
+    return why
 
 
 def _new_id(name: str) -> str:

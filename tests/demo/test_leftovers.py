@@ -65,9 +65,9 @@ except ChildProcessError:
 
 def test_orphans_that_have_ended_are_let_go_and_own_children_keep_their_status() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _REAPING], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", _REAPING], capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.splitlines() == ["True True 7", "none is left"]
+    assert done.stdout.splitlines() == ["True True 7", "none is left"], done.stderr
 
 
 def test_a_process_without_children_has_no_descendants() -> None:
