@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from services.orchestrator.open_run import OpenRun
-from services.orchestrator.runs import Runs
+from services.orchestrator.runs import RunActive, Runs
 from services.protocol.errors import NotReady
-from services.protocol.orchestrator import RunRequest, RunState
+from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from tests.filling import fill
 from tests.orchestrator.fakes import World, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -65,6 +66,76 @@ async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path
             status = await after.ended(run_id)
         assert (status.state, status.step) == (RunState.FINISHED, STEPS)
         assert status.ledger.in_flight == 0
+        assert note.text is None
+
+
+async def waiting(runs: Runs, run_id: str) -> RunStatus:
+    """The run's status once it waits for room."""
+    await runs.go_on()
+    async with asyncio.timeout(60):
+        while runs.get(run_id).status().state is not RunState.NO_ROOM:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return runs.get(run_id).status()
+
+
+async def test_an_orchestrator_that_starts_on_a_full_disk_waits_for_room_and_goes_on(
+    small_disk: Path,
+) -> None:
+    note = Note()
+    async with world(small_disk) as cluster:
+        run_id = await cut_off(cluster, note)
+        filling = fill(small_disk)
+        after = orchestrator(cluster, note)
+        status = await waiting(after, run_id)
+        assert "no room for the ledger: 0 bytes are free" in status.detail
+        assert [one.run_id for one in after.list()] == [run_id]
+        with pytest.raises(NotReady, match="no room for the ledger"):
+            after.active(run_id)
+        with pytest.raises(RunActive):
+            await after.start(RunRequest(config=cluster.run_config(), resume=run_id))
+        ended = asyncio.create_task(after.ended(run_id))
+        filling.unlink()
+        async with asyncio.timeout(60):
+            status = await ended
+        assert (status.state, status.step) == (RunState.FINISHED, STEPS)
+        assert note.text is None
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["shut down", "stopped"])
+async def test_a_run_that_waits_to_come_back_ends_as_any_other(
+    small_disk: Path, asked: bool
+) -> None:
+    note = Note()
+    async with world(small_disk) as cluster:
+        run_id = await cut_off(cluster, note)
+        filling = fill(small_disk)
+        after = orchestrator(cluster, note)
+        await waiting(after, run_id)
+        async with asyncio.timeout(60):
+            await (after.stop(run_id) if asked else after.close())
+        assert after.get(run_id).status().state is RunState.STOPPED
+        assert (note.text is None) == asked
+        filling.unlink()
+        again = orchestrator(cluster, note)
+        await again.go_on()
+        assert [one.run_id for one in again.list()] == [run_id] * (not asked)
+        await again.close()
+
+
+async def test_a_run_that_finds_no_room_to_come_back_in_time_fails_with_the_fix(
+    small_disk: Path,
+) -> None:
+    note = Note()
+    async with world(small_disk, room_timeout_s=0.1) as cluster:
+        run_id = await cut_off(cluster, note)
+        fill(small_disk)
+        after = orchestrator(cluster, note)
+        await after.go_on()
+        async with asyncio.timeout(60):
+            status = await after.ended(run_id)
+        assert status.state is RunState.FAILED
+        assert "no room for the ledger in 0.1 s: 0 bytes are free" in status.detail
+        assert f"--resume {run_id}`" in status.detail
         assert note.text is None
 
 
