@@ -71,6 +71,13 @@ class RunEnding:
         except Exception as error:  # noqa: BLE001  the edge of a run's life
             self.failed("lag_bound", error)
 
+    async def close_record(self) -> None:
+        """Have all that was recorded of steps and groups in its files."""
+        try:
+            await self._record.close()
+        except Exception as error:  # noqa: BLE001  the edge of a run's life
+            self.failed("records", error)
+
     async def close(self, state: RunState, detail: str, *, seed: int) -> LedgerCounts | None:
         """Write the summary, close the ledger and only then show the last state.
 

@@ -1,5 +1,6 @@
 """What is written down of every sample group, and of some of them token by token."""
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ class GroupRecord:
     A line of `groups.jsonl` is a sample group: its rewards, verdicts, lengths and advantages,
     in choice order. One of `tokens.jsonl` is a trajectory of a group that was chosen to be kept:
     token ids, behaviour logprobs, the trainer's logprobs and advantages, and policy spans.
+
+    Token by token is megabytes a train step: a thread writes them while the run goes on, of one
+    step at a time.
     """
 
     def __init__(self, groups: Path, tokens: Path, *, most_bytes: int = MOST_BYTES) -> None:
         self._groups = Journal(groups, most_bytes=most_bytes)
         self._tokens = Journal(tokens, most_bytes=most_bytes)
+        self._writing: asyncio.Task[None] | None = None
 
     def write_groups(
         self, results: Sequence[GroupResult], step: int, report: TrainReport | None = None
@@ -37,7 +42,18 @@ class GroupRecord:
         self._groups.flush()
 
     def write_tokens(self, results: Sequence[GroupResult], report: TrainReport) -> None:
-        """Add every trajectory of these groups, as long as there is room."""
+        """Begin to add every trajectory of these groups; `tokens_written` before the next."""
+        assert self._writing is None
+        work = asyncio.to_thread(self._write_tokens, results, report)
+        self._writing = asyncio.create_task(work, name="tokens")
+
+    async def tokens_written(self) -> None:
+        """Until what `write_tokens` was given is in the file, as long as there is room."""
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+            self._writing = None
+
+    def _write_tokens(self, results: Sequence[GroupResult], report: TrainReport) -> None:
         details = {(one.group_id, one.index): one for one in report.details}
         advantages = dict(report.advantages)
         for result in results:
@@ -49,10 +65,13 @@ class GroupRecord:
                 self._tokens.add(line)
         self._tokens.flush()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing more comes."""
-        self._groups.close()
-        self._tokens.close()
+        try:
+            await self.tokens_written()
+        finally:
+            self._groups.close()
+            self._tokens.close()
 
 
 def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) -> dict[str, Any]:

@@ -54,7 +54,10 @@ class RunRecord:
         report: TrainReport,
         seconds: dict[str, float],
     ) -> None:
-        """Record one step; `results` are those of the batch, trained ones first."""
+        """Record one step; `results` are those of the batch, trained ones first.
+
+        Its tokens are still being written then: wait for `settled` before the next step.
+        """
         progress = self._progress
         graded = [one for result in results for one in result.graded]
         progress.reward = fmean(one.reward for one in graded)
@@ -81,6 +84,10 @@ class RunRecord:
         self._measure(batch, line, imbalance)
         if imbalance:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
+
+    async def settled(self) -> None:
+        """Until all of the newest step is written."""
+        await self._groups.tokens_written()
 
     def detailed(self, batch: Selection) -> tuple[int, ...]:
         """The sample groups of a batch that are kept token by token."""
@@ -196,11 +203,11 @@ class RunRecord:
         before, after = self._evaluations()
         self._progress.evaluations = before | after
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing more is written but the summary."""
         self.timeline.close()
-        self._groups.close()
         self._directory.close()
+        await self._groups.close()
 
     def forget(self) -> None:
         """Let the run's gauges disappear: they are of a run in progress."""

@@ -279,7 +279,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(work, stop, return_exceptions=True)
             await self._ending.release_replicas()
-        self._record.close()
+        await self._ending.close_record()
         self._decisions.close()
         self._rates.close()
         counts = await self._ending.close(*self._outcome(work), seed=self._run.seed)

@@ -205,6 +205,7 @@ class TrainingLoop:
         self._changes.notify()
 
     async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
+        await self._record.settled()
         step = self._progress.step + 1
         self._progress.detail = f"training step {step}"
         trained = results[: len(batch.train)]

@@ -285,14 +285,14 @@ def test_what_may_have_no_gap_ends_where_a_line_is_missing_and_says_so(
     assert sum(lines for lines, _, _ in dropped) == 3
 
 
-def test_groups_are_bounded_in_bytes(
+async def test_groups_are_bounded_in_bytes(
     tmp_path: Path, result: GroupResult, dropped: list[tuple[float, str, str]]
 ) -> None:
     groups, tokens = tmp_path / "groups.jsonl", tmp_path / "tokens.jsonl"
     record = GroupRecord(groups, tokens, most_bytes=1000)
     for step in range(1, 11):
         record.write_groups([result], step)
-    record.close()
+    await record.close()
     lines = [json.loads(line) for line in groups.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert 0 < groups.stat().st_size <= 1000
