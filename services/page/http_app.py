@@ -118,7 +118,7 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
     @app.get("/api/runs/{run_id}/events", response_class=StreamingResponse)
     async def events(run_id: str) -> Response:
         """Server-sent events: `change` when a run's file has changed, `gone` when the run is."""
-        return stream.response(shelf.open(run_id))
+        return stream.response(await asyncio.to_thread(shelf.open, run_id))
 
 
 def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:

@@ -123,6 +123,24 @@ def test_a_step_that_a_run_adds_appears_by_itself(
         page.context.close()
 
 
+def test_a_run_whose_folder_is_removed_is_said_to_be_gone(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    with served(page_app(FolderShelf(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/ledger")
+        link = page.locator("#link")
+        expect(link).to_have_text("following")
+        shutil.rmtree(folder)
+        expect(link).to_have_text("gone")
+        page.goto(f"{url}{RUN}/learning")
+        expect(page.get_by_text("Its directory is not there any more.")).to_be_visible()
+        page.goto(f"{url}#/%")  # no name at all
+        expect(page.get_by_text("URI malformed")).to_be_visible()
+        page.context.close()
+
+
 def test_a_timeline_that_was_empty_fills_and_a_condition_that_cannot_be_met_is_said(
     browser: Browser, troubles: list[str], tmp_path: Path
 ) -> None:

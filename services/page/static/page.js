@@ -3,7 +3,7 @@
 import { repaint } from "./charts.js";
 import { el, refusal, replace } from "./dom.js";
 import { ago, count } from "./numbers.js";
-import { ask, follow, Refused, remember } from "./questions.js";
+import { ask, follow, FOLLOWING, Refused, remember } from "./questions.js";
 import { group } from "./views/group.js";
 import { groups } from "./views/groups.js";
 import { learning } from "./views/learning.js";
@@ -41,9 +41,9 @@ export const address = (run, view, ...rest) => `#/${[run, view, ...rest].map(enc
 async function go() {
   const mine = (turn += 1);
   const before = here;
-  here = place();
   main.setAttribute("aria-busy", "true");
   try {
+    here = place();
     if (!here.run) {
       const found = await ask("runs");
       if (mine !== turn) return;
@@ -146,10 +146,11 @@ function watch(run) {
     due = true;
     refresh();
   };
-  const linked = (on) => {
+  const linked = (how) => {
     const link = node("link");
+    const on = how === FOLLOWING;
     link.className = on ? "link on" : "link off";
-    link.textContent = on ? "following" : "no connection";
+    link.textContent = how;
     if (!on) first = false;
   };
   follow(`runs/${encodeURIComponent(run)}/events`, changed, linked, ending.signal);

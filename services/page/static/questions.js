@@ -48,13 +48,16 @@ export function newest(question, draw, refused) {
   };
 }
 
-// Server-sent events by fetch: EventSource cannot show a key.
+export const FOLLOWING = "following";
+
+// Server-sent events by fetch: EventSource cannot show a key. `linked` is told how that goes; what is
+// gone, or refused, is asked for no more.
 export async function follow(path, changed, linked, signal) {
   let pause = 500;
   while (!signal.aborted) {
     try {
       const response = await answered(`api/${path}`, { signal });
-      linked(true);
+      linked(FOLLOWING);
       pause = 500;
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       let rest = "";
@@ -64,12 +67,13 @@ export async function follow(path, changed, linked, signal) {
         const events = (rest + value).split("\n\n");
         rest = events.pop();
         if (events.some((event) => event.startsWith("event: change"))) changed();
+        if (events.some((event) => event.startsWith("event: gone"))) return linked("gone");
       }
     } catch (problem) {
       if (signal.aborted) return;
-      if (problem instanceof Refused && problem.status < 500) return;
+      if (problem instanceof Refused && problem.status < 500) return linked(problem.status === 404 ? "gone" : "refused");
     }
-    linked(false);
+    linked("no connection");
     await new Promise((resolve) => setTimeout(resolve, pause));
     pause = Math.min(10000, 2 * pause);
   }
