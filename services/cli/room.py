@@ -46,8 +46,11 @@ class Nodes:
 
     def most_of(self, resource: str) -> float:
         """What the nodes that may run at a time have of it at most."""
-        each = [one.resources.get(resource, 0.0) for one in self.types for _ in range(one.count)]
-        return sum(sorted(each, reverse=True)[: self.count])
+        runs = [one for one in self.types for _ in range(one.always)]
+        may = [one for one in self.types for _ in range(one.count - one.always)]
+        more = sorted((one.resources.get(resource, 0.0) for one in may), reverse=True)
+        there = sum(one.resources.get(resource, 0.0) for one in runs)
+        return there + sum(more[: max(0, self.count - len(runs))])
 
 
 class _Node:

@@ -89,18 +89,18 @@ def test_what_serve_may_add_later_is_said_and_not_refused():
 
 
 def test_nodes_of_all_kinds_together_are_no_more_than_may_run_at_a_time():
-    cpus = NodeType(name="cpus", count=3, resources={"CPU": 64}, always=1)
-    nodes = Nodes(types=(HEAD, cpus, GPUS), most=3)
+    cpus = NodeType(name="cpus", count=3, resources={"CPU": 64}, always=2)
+    nodes = Nodes(types=(cpus, GPUS), most=3)
     gpus = _claim(16, {"GPU": 1, "CPU": 4})
-    assert check_room([gpus], Nodes(types=(HEAD, cpus, GPUS), most=4), source="d.yaml") == []
+    assert check_room([gpus], Nodes(types=(cpus, GPUS), most=4), source="d.yaml") == []
     problem = _refused(gpus, nodes=nodes)
-    assert "Only 8 of them have room" in problem.fix, "one of the three runs for nothing"
+    assert "Only 8 of them have room" in problem.fix, "two of the three run for nothing"
     assert "2 gpus: 192 CPU, 8 GPU; at most 3 at a time" in problem.fix
     # What is left of nodes that run is used before another is asked for.
     claims = [_claim(8, {"GPU": 1, "CPU": 4}), _claim(9, {"CPU": 32})]
     assert check_room(claims, nodes, source="d.yaml") == []
-    assert nodes.most_of("GPU") == 16
-    assert nodes.most_of("CPU") == 192 + 192 + 64
+    assert nodes.most_of("GPU") == 8
+    assert nodes.most_of("CPU") == 64 + 64 + 192
 
 
 def test_nodes_that_were_asked_for_in_vain_are_not_counted():
