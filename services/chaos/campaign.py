@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from services.chaos.agent import Agent
 from services.chaos.aims import Aims, within
@@ -109,7 +109,9 @@ class Campaign:
 @asynccontextmanager
 async def watched(watch: Watch, agents: Sequence[Agent], pause_s: float) -> AsyncIterator[None]:
     """Look and call inside; whatever ends a looker ends the campaign."""
-    async with asyncio.TaskGroup() as group:
+    async with AsyncExitStack() as closing, asyncio.TaskGroup() as group:
+        for agent in agents:
+            closing.push_async_callback(agent.close)
         tasks = [group.create_task(look()) for look in (watch.leases, watch.progress, watch.ledger)]
         tasks += [group.create_task(agent.run(pause_s)) for agent in agents]
         try:

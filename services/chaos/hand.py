@@ -17,7 +17,7 @@ from services.chaos import keeper
 from services.chaos.processes import Victim, own_raylet, victims
 from services.chaos.script import Deed
 
-_ANSWER_S = 10.0
+_ANSWER_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,20 @@ class Hand:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
-        started.wait(_ANSWER_S)  # it has left a child that goes on
+        assert started.stdin is not None
         assert started.stdout is not None
+        with started.stdout:
+            said, _, _ = select.select([started.stdout], [], [], _ANSWER_S)
+            if not said:
+                started.kill()
+                started.wait()
+                started.stdin.close()  # which undoes what it may have begun meanwhile
+                return f"its keeper has not begun in {_ANSWER_S:g} s"
+            answer = started.stdout.readline().decode().strip()
+        started.wait(_ANSWER_S)  # it has left a child that goes on
         self._forget_ended()
         self._keepers.append(started)
-        with started.stdout:
-            return started.stdout.readline().decode().strip()
+        return answer
 
     def _forget_ended(self) -> None:
         """Let go of keepers that have undone their fault."""
