@@ -96,9 +96,10 @@ class Journal:
             self._end()
         self._let_go()
 
-    def lines(self) -> list[Any]:
-        """Every whole line of the file; a last one cut short by a kill is left out."""
-        return [json.loads(line) for line in self._whole_lines()]
+    def lines(self, newest: int | None = None) -> list[Any]:
+        """The newest whole lines of the file, or all; one cut short by a kill is left out."""
+        lines = self._whole_lines()
+        return [json.loads(line) for line in (lines if newest is None else lines[-newest:])]
 
     def keep(self, wanted: Callable[[Any], bool]) -> bool:
         """Take off the lines that are not wanted; whether there were any."""

@@ -122,7 +122,7 @@ class RunDirectory:
 
     def trajectories(self, limit: int) -> list[dict[str, Any]]:
         """The newest `limit` of them, oldest first."""
-        return self._trajectories.lines()[-limit:] if limit > 0 else []
+        return self._trajectories.lines(limit) if limit > 0 else []
 
     def close(self) -> None:
         """No more lines come."""

@@ -38,7 +38,7 @@ def doctor_command(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.cluster:
         from services.cli.doctor.nodes import look_at_nodes
 
-        nodes = look_at_nodes(arguments.address)
+        nodes = look_at_nodes(arguments.address, arguments.runs)
         together = {name: check(nodes) for name, check in across.CHECKS.items()}
     else:
         from services.cli.doctor.probes import observe

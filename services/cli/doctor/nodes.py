@@ -21,17 +21,17 @@ _CLOCK_LOOKS = 5
 class Doctor:
     """One node's; an actor there."""
 
-    def observe(self) -> Machine:
+    def observe(self, runs: str) -> Machine:
         """Look around."""
-        return observe()
+        return observe(runs)
 
     def now(self) -> float:
         """Seconds since 1970 by this node's clock."""
         return time.time()
 
 
-def look_at_nodes(address: str | None) -> list[Node]:
-    """Ask every living node.
+def look_at_nodes(address: str | None, runs: str) -> list[Node]:
+    """Ask every living node; `runs` is where runs are written, on each.
 
     Raises:
         InvalidInput: there is no cluster at the address.
@@ -42,7 +42,7 @@ def look_at_nodes(address: str | None) -> list[Node]:
         if not alive:
             raise NotReady("the cluster has no living node")
         doctors = [_doctor(node["NodeID"]) for node in alive]
-        looking = [doctor.observe.remote() for doctor in doctors]
+        looking = [doctor.observe.remote(runs) for doctor in doctors]
         ray.wait(looking, num_returns=len(looking), timeout=_LOOK_S)
         return [
             _node(node["NodeManagerAddress"], doctor, look)
