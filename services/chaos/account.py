@@ -78,6 +78,8 @@ def _lost(seen: Observation) -> Iterable[str]:
     if not seen.leases or len(seen.leases[-1].leased) < seen.expected:
         held = len(seen.leases[-1].leased) if seen.leases else 0
         yield f"{held} of {seen.expected} replicas have a lease at the end"
+    if seen.lasting:
+        yield f"{seen.lasting} faults were not seen to be undone: each ends with its `for`"
 
 
 def _lost_of_the_run(seen: Observation) -> Iterable[str]:

@@ -39,45 +39,46 @@ class Aims:
         nodes: all of the cluster.
         run_dir: of the run, whose disk may be filled.
         ledger: path of the run's ledger, which its orchestrator has open.
+        lifeline: where the command listens, see `lifelines`.
     """
 
-    def __init__(self, nodes: Sequence[Node], *, run_dir: str, ledger: str) -> None:
+    def __init__(
+        self, nodes: Sequence[Node], *, run_dir: str, ledger: str, lifeline: tuple[str, int]
+    ) -> None:
         self._nodes, self._run_dir, self._ledger = nodes, run_dir, ledger
+        self._lifeline = lifeline
 
     async def at(self, deed: Deed) -> list[Aim]:
         """Everything that the deed can be done to."""
         if deed.target in PROCESSES:
             return [
-                Aim(
-                    name=f"{victim.life.pid} on {node.address}",
-                    strike=partial(node.hand.strike.remote, deed, victim),
-                )
-                for node, victim in await self._victims(deed.target)
+                self._aim(f"{victim.life.pid} on {node.address}", node, deed, victim)
+                for node, victim in await self._victims(deed)
             ]
         if deed.target is Target.PUSH:
             return await asyncio.to_thread(_ranks, deed)
         if deed.target is Target.DISK:
-            nodes = [
-                node for node in self._nodes if await within(node.hand.holds.remote(self._ledger))
+            return [
+                self._aim(node.address, node, deed, None, self._run_dir)
+                for node in self._on(deed)
+                if await within(node.hand.holds.remote(self._ledger))
             ]
-            return [_of_node(node, deed, self._run_dir) for node in nodes]
-        return [_of_node(node, deed, "") for node in self._nodes if len(self._nodes) > 1]
+        several = len(self._nodes) > 1
+        return [self._aim(node.address, node, deed) for node in self._on(deed) if several]
 
-    async def undo(self) -> None:
-        """Undo what lasts still, on every node that can be reached."""
-        undone = [node.hand.undo.remote() for node in self._nodes]
-        await asyncio.to_thread(ray.wait, undone, num_returns=len(undone), timeout=_HAND_S)
-
-    async def _victims(self, target: Target) -> list[tuple[Node, Victim]]:
+    async def _victims(self, deed: Deed) -> list[tuple[Node, Victim]]:
         found: list[tuple[Node, Victim]] = []
-        for node in self._nodes:
+        for node in self._on(deed):
             listed = await within(node.hand.victims.remote())
-            found += [(node, one) for one in listed or () if one.target is target]
+            found += [(node, one) for one in listed or () if one.target is deed.target]
         return found
 
+    def _on(self, deed: Deed) -> list[Node]:
+        return [node for node in self._nodes if deed.node in (None, node.address)]
 
-def _of_node(node: Node, deed: Deed, folder: str) -> Aim:
-    return Aim(name=node.address, strike=partial(node.hand.strike.remote, deed, None, folder))
+    def _aim(self, name: str, node: Node, *order: Any) -> Aim:
+        strike = partial(node.hand.strike.remote, *order, lifeline=self._lifeline)
+        return Aim(name=name, strike=strike)
 
 
 def _ranks(deed: Deed) -> list[Aim]:

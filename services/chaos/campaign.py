@@ -55,22 +55,18 @@ class Campaign:
                 due = max(due + every_s, self._clock())
             await asyncio.sleep(_PAUSE_S)
 
-    async def until_whole(self, settle_s: float) -> None:
-        """Wait until all replicas are leased, the run has moved on and a call was answered
-        since the last fault, but no longer than this."""
+    async def until_whole(self, settle_s: float, *, calls: bool) -> None:
+        """Wait until all replicas are leased, the run has moved on and, where anybody calls, a
+        call was answered since the last fault, but no longer than this."""
         last = self._seen.struck[-1].at_s if self._seen.struck else 0.0
         step = self._step_at(last)
         deadline = self._clock() + settle_s
         while self._clock() < deadline:
             moved = self._watch.run_over or self._step_at(self._clock()) > step
-            answered = any(call.sent_s > last for call in self._seen.calls)
+            answered = not calls or any(call.sent_s > last for call in self._seen.calls)
             if moved and answered and self._whole:
                 return
             await asyncio.sleep(_PAUSE_S)
-
-    async def undo(self) -> None:
-        """Undo what lasts still, on every node that can be reached."""
-        await self._aims.undo()
 
     @property
     def _whole(self) -> bool:

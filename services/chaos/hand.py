@@ -2,6 +2,7 @@
 
 import json
 import select
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -40,7 +41,6 @@ class Hand:
 
     def __init__(self) -> None:
         self._raylet = own_raylet()
-        self._keepers: list[subprocess.Popen[bytes]] = []
 
     def victims(self) -> list[Victim]:
         """See `processes.victims`."""
@@ -55,13 +55,21 @@ class Hand:
                     return True
         return False
 
-    def strike(self, deed: Deed, victim: Victim | None = None, folder: str = "") -> str:
-        """Begin a fault; it is undone after its time, or at `undo`, or when this actor ends.
+    def strike(
+        self,
+        deed: Deed,
+        victim: Victim | None = None,
+        folder: str = "",
+        *,
+        lifeline: tuple[str, int],
+    ) -> str:
+        """Begin a fault; it is undone after its time, or when its lifeline ends.
 
         Args:
             deed: the fault.
             victim: the process that has it, None for a fault of the whole node.
             folder: on the disk that is filled.
+            lifeline: where the command listens, see `lifelines`.
 
         Returns:
             `keeper.DONE`, or why it could not be done.
@@ -71,51 +79,33 @@ class Hand:
             "lives": [(life.pid, life.started) for life in lives],
             "folder": folder,
         }
-        started = subprocess.Popen(
-            [sys.executable, "-m", keeper.__name__, json.dumps(order)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert started.stdin is not None
-        assert started.stdout is not None
-        with started.stdout:
-            said, _, _ = select.select([started.stdout], [], [], _ANSWER_S)
-            if not said:
-                started.kill()
-                started.wait()
-                started.stdin.close()  # which undoes what it may have begun meanwhile
-                return f"its keeper has not begun in {_ANSWER_S:g} s"
-            answer = started.stdout.readline().decode().strip()
-        started.wait(_ANSWER_S)  # it has left a child that goes on
-        self._forget_ended()
-        self._keepers.append(started)
-        return answer
-
-    def _forget_ended(self) -> None:
-        """Let go of keepers that have undone their fault."""
-        for one in [one for one in self._keepers if _has_ended(one)]:
-            assert one.stdin is not None
-            one.stdin.close()
-            self._keepers.remove(one)
-
-    def undo(self) -> None:
-        """Undo whatever lasts still."""
-        for one in self._keepers:
-            assert one.stdin is not None
-            one.stdin.close()
-        self._keepers.clear()
+        try:
+            line = socket.create_connection(lifeline, _ANSWER_S)
+        except OSError as error:
+            return f"the command cannot be reached at {lifeline[0]}:{lifeline[1]}: {error}"
+        with line:
+            line.settimeout(None)
+            return _begun([sys.executable, "-m", keeper.__name__, json.dumps(order)], line)
 
 
-def _has_ended(one: "subprocess.Popen[bytes]") -> bool:
-    """Whether nobody reads any more what tells the keeper that its owner lives."""
-    assert one.stdin is not None
-    readers = select.poll()
-    readers.register(one.stdin, 0)  # errors are told always
-    return bool(readers.poll(0))
+def _begun(command: list[str], lifeline: socket.socket) -> str:
+    """Start a keeper; what it says when it has begun."""
+    started = subprocess.Popen(command, stdin=lifeline.fileno(), stdout=subprocess.PIPE)
+    assert started.stdout is not None
+    with started.stdout:
+        said, _, _ = select.select([started.stdout], [], [], _ANSWER_S)
+        if not said:
+            started.kill()
+            started.wait()
+            lifeline.shutdown(socket.SHUT_RDWR)  # which undoes what it may have begun meanwhile
+            return f"its keeper has not begun in {_ANSWER_S:g} s"
+        answer = started.stdout.readline().decode().strip()
+    started.wait(_ANSWER_S)  # it has left a child that goes on
+    return answer
 
 
 def nodes() -> list[Node]:
-    """A hand on every living node of the cluster that this process has joined."""
+    """A hand on every living node of the cluster that this process has joined, by address."""
     found = []
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
@@ -123,4 +113,4 @@ def nodes() -> list[Node]:
             actor = ray.remote(Hand).options(num_cpus=0, scheduling_strategy=here)
             address = node["NodeManagerAddress"]
             found.append(Node(node_id=node["NodeID"], address=address, hand=actor.remote()))
-    return found
+    return sorted(found, key=lambda node: node.address)

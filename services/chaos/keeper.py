@@ -1,9 +1,9 @@
 """Does one fault, waits, and undoes it, whatever becomes of whoever asked for it.
 
 A process of its own on the node of the fault. It is given the order as JSON in its only
-argument, and the write end of its standard input is its owner's life: a fault is undone when
-its time is over or when its owner ends, whichever is first. It leaves its owner's family, so
-that Ray, which ends the children of a worker, lets it undo.
+argument, and the other end of its standard input is its owner's life: a fault is undone when
+its time is over or when its owner ends, whichever is first. It leaves the family of whoever
+started it, so that Ray, which ends the children of a worker, lets it undo.
 """
 
 import json
@@ -77,7 +77,7 @@ def _wait(fault: Undoable, seconds: float) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         readable, _, _ = select.select([sys.stdin], [], [], min(left, fault.tick()))
-        if readable:  # its owner has closed the pipe, or has ended
+        if readable:  # its owner has closed its end, or has ended
             return
 
 

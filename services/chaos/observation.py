@@ -89,6 +89,7 @@ class Observation:
     Attributes:
         expected: replicas with a lease before the first fault.
         ended_s: when the last look was taken.
+        lasting: faults that were not seen to be undone.
     """
 
     expected: int
@@ -98,3 +99,4 @@ class Observation:
     calls: list[Call] = field(default_factory=list)
     struck: list[Struck] = field(default_factory=list)
     ended_s: float = 0.0
+    lasting: int = 0

@@ -61,6 +61,7 @@ class Deed(StrictModel):
         at: seconds after the start.
         fault: what is done.
         target: to what kind of process.
+        node: address of the node that has the target; None: any.
         which: 0-based, among those there are by node and process id; None: one is drawn.
         seconds: how long, `for` in a file; only of faults that last.
         share: of the time that a slowed process still runs.
@@ -71,6 +72,7 @@ class Deed(StrictModel):
     at: float = Field(ge=0)
     fault: Fault
     target: Target
+    node: str | None = None
     which: int | None = Field(default=None, ge=0)
     seconds: float | None = Field(default=None, alias="for", gt=0, le=3600)
     share: float = Field(default=0.1, gt=0, lt=1)
@@ -89,6 +91,8 @@ class Deed(StrictModel):
         fits = _OF.get(self.fault, PROCESSES)
         if self.target not in fits:
             raise ValueError(f"target: {self.fault} is of {', '.join(sorted(fits))}")
+        if self.node is not None and self.target is Target.PUSH:
+            raise ValueError("node: a push has none, but goes from one to others: leave it out")
         return self
 
 

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from services.chaos.account import account
+from services.chaos.lifelines import Lifelines
 from services.chaos.observation import Observation, Struck
 from services.chaos.script import Script
 from services.cli.api_key import API_KEY
@@ -25,7 +27,6 @@ from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunStatus
 
 if TYPE_CHECKING:
-    from services.chaos.campaign import Campaign
     from services.chaos.hand import Node
 
 _LOST = 1
@@ -96,21 +97,24 @@ async def _campaign(
     from services.chaos.draw import Draw
     from services.chaos.watch import Watch
 
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     now = clock()
     watch = Watch(seen, now, lambda: runs.status(run.run_id), lambda: _audit(run.run_dir))
     key = os.environ.get(API_KEY)
     agents = [Agent(runs.url, key, now, seen.calls) for _ in range(arguments.agents)]
     ledger = str(Path(run.run_dir) / "ledger.sqlite")
-    aims = Aims(hands, run_dir=run.run_dir, ledger=ledger)
-    campaign = Campaign(aims, seen, now, watch, lambda struck: _say(struck, console))
     with contextlib.suppress(asyncio.CancelledError):
-        async with watched(watch, agents, _AGENT_PAUSE_S), _undoing(campaign):
+        async with watched(watch, agents, _AGENT_PAUSE_S), _undoing(seen) as lifeline:
+            aims = Aims(hands, run_dir=run.run_dir, ledger=ledger, lifeline=lifeline)
+            campaign = Campaign(aims, seen, now, watch, lambda struck: _say(struck, console))
             if script is not None:
                 await campaign.scripted(script, arguments.seed)
             else:
                 draw = Draw(arguments.seed)
                 await campaign.at_random(draw, for_s=arguments.seconds, every_s=arguments.every)
-            await campaign.until_whole(arguments.settle)
+            await campaign.until_whole(arguments.settle, calls=bool(agents))
             seen.ended_s = now()
             return False
     seen.ended_s = now()
@@ -118,12 +122,16 @@ async def _campaign(
 
 
 @contextlib.asynccontextmanager
-async def _undoing(campaign: "Campaign") -> AsyncIterator[None]:
-    """Whatever ends it, nothing stays frozen."""
+async def _undoing(seen: Observation) -> AsyncIterator[tuple[str, int]]:
+    """Whatever ends it, nothing stays frozen; inside, where keepers connect to."""
+    import ray
+
+    lifelines = Lifelines()
     try:
-        yield
+        here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        yield await lifelines.start(here)
     finally:
-        await asyncio.shield(campaign.undo())
+        seen.lasting = await asyncio.shield(lifelines.cut())
 
 
 def _audit(run_dir: str) -> tuple[int, int]:

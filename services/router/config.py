@@ -56,6 +56,9 @@ class RouterConfig(StrictModel):
         backends: servers outside the cluster, each for one model that no replica of the
             cluster serves; several for one model share its requests.
         connect_s: to open a connection to a replica, including the wait for a free one.
+        silence_s: how long a replica's host may acknowledge nothing before connections to it
+            break. A replica that only stands still has a host that does; one that is cut off has
+            not, and nobody but the weight bus, where it is heard, would tell.
         derender_s: for one derender call.
         first_token_s: from sending a request to a replica until its first chunk. Generous,
             because a replica queues requests and stands still while it commits weights.
@@ -131,6 +134,7 @@ class RouterConfig(StrictModel):
     access: AccessConfig = AccessConfig()
     backends: tuple[BackendConfig, ...] = ()
     connect_s: float = Field(default=5.0, gt=0)
+    silence_s: float = Field(default=20.0, ge=1, le=3600)
     derender_s: float = Field(default=30.0, gt=0)
     first_token_s: float = Field(default=600.0, gt=0)
     between_tokens_s: float = Field(default=120.0, gt=0)

@@ -89,13 +89,17 @@ class DemoCluster:
 
 @contextmanager
 def demo_cluster(
-    folder: Path, environments: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    folder: Path,
+    environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    *,
+    routers: int = 1,
 ) -> Iterator[DemoCluster]:
     """Started on entry with a model of seed 0; nothing of it is left on exit.
 
     Args:
         folder: for what is written.
         environments: variables of the processes of an application, by its name.
+        routers: of several, none keeps the recorded sessions itself.
     """
     model = ROOT / "models" / "tiny_code-seed0"
     make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", model]
@@ -109,6 +113,7 @@ def demo_cluster(
     args["trainer"] |= {"model": str(model), "spoilable": True}
     args["rollout_server"] |= {"model": str(model)}
     args["orchestrator"] |= {"router_url": url}
+    args["router"] |= {"replicas": routers}
     for application in content["applications"]:
         variables = environments.get(application["name"], {})
         application["runtime_env"] = {"env_vars": dict(variables)}

@@ -1,14 +1,23 @@
-"""A node without a network: packets to and from others are dropped, as by a dead switch."""
+"""A node without a network: packets to and from others are dropped, as by a dead switch.
 
+Only the keeper's lifeline is let through: by it the node is healed when its owner, who may be on
+another host, ends.
+"""
+
+import socket
 import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
-_RULES = (
+_DROPPED = (
     ("INPUT", "!", "-i", "lo", "-j", "DROP"),
     ("OUTPUT", "!", "-o", "lo", "-j", "DROP"),
 )
 _MARK = ("-m", "comment", "--comment", "millrace-chaos")
+_IPV4, _IPV6 = "iptables", "ip6tables"
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _ANSWER_S = 1.0
 """The answer to who asked for it must leave the node first."""
 
@@ -17,15 +26,20 @@ class Cut:
     """Rules of iptables in the keeper's network namespace, which is its node's."""
 
     def __init__(self, order: dict[str, Any]) -> None:
+        programs = (_IPV4, _IPV6) if _speaks_ipv6() else (_IPV4,)
+        dropped = [(program, *rule) for program in programs for rule in _DROPPED]
+        self._rules = [*dropped, *_lifeline()]
         self._is_cut = self._told = False
 
     def begin(self) -> None:
         """See whether rules can be set; they are after a second.
 
         Raises:
-            OSError: no iptables, or no right to use it.
+            OSError: no iptables, or no right to use it; no ip6tables where the node has an IPv6
+                address, at which it would still be reached.
         """
-        _iptables("-L", "INPUT")
+        for program in sorted({program for program, *_ in self._rules}):
+            _call(program, "-L", "INPUT")
 
     def tick(self) -> float:
         """Cut, at the second call."""
@@ -34,19 +48,47 @@ class Cut:
             return _ANSWER_S
         if not self._is_cut:
             self._is_cut = True
-            for rule in _RULES:
-                _iptables("-I", rule[0], "1", *rule[1:], *_MARK)
+            for program, chain, *rule in self._rules:  # each above those before it
+                _call(program, "-I", chain, "1", *rule, *_MARK)
         return 3600.0
 
     def end(self) -> None:
         """Heal, each direction for itself."""
         if self._is_cut:
             with ExitStack() as healing:
-                for rule in _RULES:
-                    healing.callback(_iptables, "-D", rule[0], *rule[1:], *_MARK)
+                for program, *rule in self._rules:
+                    healing.callback(_call, program, "-D", *rule, *_MARK)
 
 
-def _iptables(*arguments: str) -> None:
-    done = subprocess.run(["iptables", "-w", *arguments], capture_output=True, text=True)
+def _speaks_ipv6() -> bool:
+    """Whether an interface that leads out of the node has an IPv6 address."""
+    if not _IPV6_ADDRESSES.exists():  # a kernel without IPv6
+        return False
+    lines = _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines()
+    return any(line.split()[-1] != "lo" for line in lines)
+
+
+def _lifeline() -> list[tuple[str, ...]]:
+    """What lets standard input's connection through; nothing if it is none."""
+    try:
+        line = socket.socket(fileno=sys.stdin.fileno())
+    except OSError:  # a pipe
+        return []
+    program = _IPV6 if line.family == socket.AF_INET6 else _IPV4
+    (address, port), (its, its_port) = line.getsockname()[:2], line.getpeername()[:2]
+    line.detach()
+    to = ("-s", address, "--sport", str(port), "-d", its, "--dport", str(its_port))
+    back = ("-s", its, "--sport", str(its_port), "-d", address, "--dport", str(port))
+    return [
+        (program, "OUTPUT", "-p", "tcp", *to, "-j", "ACCEPT"),
+        (program, "INPUT", "-p", "tcp", *back, "-j", "ACCEPT"),
+    ]
+
+
+def _call(program: str, *arguments: str) -> None:
+    try:
+        done = subprocess.run([program, "-w", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise OSError(f"there is no {program}: apt-get install iptables") from None
     if done.returncode:
-        raise OSError(f"iptables: {done.stderr.strip()}")
+        raise OSError(f"{program}: {done.stderr.strip()}")

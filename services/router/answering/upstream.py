@@ -12,6 +12,7 @@ import aiohttp
 import msgspec
 
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
+from services.router.answering.connections import socket_factory
 from services.router.answering.event_stream import EventStream
 from services.router.answering.patience import Patience
 from services.router.config import RouterConfig
@@ -43,7 +44,9 @@ class Upstream:
         """Open the pool; needs a running event loop."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=self._config.max_connections, keepalive_timeout=_KEEPALIVE_S
+                limit=self._config.max_connections,
+                keepalive_timeout=_KEEPALIVE_S,
+                socket_factory=socket_factory(self._config.silence_s),
             ),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
             read_bufsize=2**18,
