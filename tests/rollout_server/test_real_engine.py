@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 from services.rollout_server.canary import CanaryProver
 from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.weight_bus.canary import largest_gap
 
-from .conftest import HOST, Fault, Sender, build_model, policy
+from .conftest import HOST, SMALL, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -24,11 +24,17 @@ PIECE = 16
 """Tokens that the engine prefills in one step."""
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["tied", "untied"])
+MODELS = {
+    "a tied Qwen3": {"tied": True},
+    "an untied Llama": {"config": LlamaConfig(**SMALL, head_dim=32)},
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=MODELS)
 async def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
-    folder = build_model(tmp_path_factory.mktemp("model"), tied=request.param == "tied")
+    folder = build_model(tmp_path_factory.mktemp("model"), **MODELS[request.param])
     # Small, so that prompts and what a commit makes recompute are prefilled in pieces.
     async with serve(folder, engine_args={"max_num_batched_tokens": PIECE}) as served:
         yield served
