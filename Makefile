@@ -5,24 +5,29 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
-.PHONY: demo test test-clusters test-services test-operations lint docs audit wheel bench clean
+.PHONY: demo test test-clusters test-engines test-services test-operations lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
-# Two halves of about equal length at a time.
+# Three parts at a time, on two cores as well: each of them waits now and then. Only the first
+# starts Ray, and one at a time.
 test: .venv/ready
-	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-services
+	@$(MAKE) --no-print-directory -j3 --output-sync=line --keep-going test-clusters test-engines test-services
 
-CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli tests/contracts tests/observability
+CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
+ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
 	$(BIN)/pytest $(CLUSTERS) $(OPERATIONS:%=--ignore=%)
 
+test-engines:
+	$(BIN)/pytest $(ENGINES)
+
 test-services:
-	$(BIN)/pytest $(CLUSTERS:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
+	$(BIN)/pytest $(CLUSTERS:%=--ignore=%) $(ENGINES:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
 
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
 test-operations: .venv/ready
