@@ -151,9 +151,11 @@ def _evaluation(
     answers, wanted = sum(len(rewards) for rewards in graded), len(asked) * plan.samples
     problem = ""
     if answers < wanted:
-        first = next(one for one in asked if one.problem)
+        short = [one for one in asked if len(one.rewards) < plan.samples]
+        first = next((one for one in short if one.problem), short[0])
         missing = f"{wanted - answers} of {wanted} answers to held-out tasks got no reward"
-        problem = f"{missing}: task {first.task.task_id}: {first.problem}"
+        why = first.problem or "an episode ended without an answer"
+        problem = f"{missing}: task {first.task.task_id}: {why}"
     return Evaluation(
         name=name,
         step=step,

@@ -206,14 +206,14 @@ class RolloutClient:
         try:
             async with self._http.post(url, json=self._body(request), headers=headers) as response:
                 if response.status != 200:
-                    raise _refusal(response.status, await response.text())
+                    raise _refusal(response.status, await response.text(errors="replace"))
                 async for event in _events(response.content):
                     index, trajectory = _choice(event)
                     if index in seen or not 0 <= index < request.n:
                         raise RolloutFailed("bad_event", f"choice {index} of {request.n}")
                     seen.add(index)
                     arrived(index, trajectory)
-        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+        except aiohttp.ClientError as error:  # away, or what answers there is no HTTP
             raise _Unavailable("connection", repr(error)) from error
         if len(seen) != request.n:
             raise RolloutFailed("incomplete", f"{len(seen)} of {request.n} choices came")

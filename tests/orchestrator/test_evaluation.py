@@ -11,10 +11,12 @@ import pytest
 
 from services.orchestrator.evaluation import Evaluator
 from services.orchestrator.pass_at import pass_at_k, pass_rates
+from services.orchestrator.rollout import Arrived, RolloutClient, RolloutRequest
 from services.orchestrator.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.trainer import TrainBatch, TrainReport
+from services.protocol.trajectory import Trajectory
 from tests.orchestrator.fakes import (
     Asked,
     World,
@@ -143,6 +145,32 @@ async def test_an_evaluation_that_breaks_fails_no_run(
         assert (status.state, status.step) == (RunState.FINISHED, 5), status.detail
         assert status.heldout_problem == "heldout: OSError('a full disk')"
         assert 2 not in [one.step for one in RunDirectory(status.run_dir).evaluations()]
+
+
+async def test_an_episode_without_any_answer_is_missing_and_costs_no_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sample = RolloutClient.sample
+
+    async def one_less(client: RolloutClient, request: RolloutRequest, arrived: Arrived) -> None:
+        """As episodes do, of which one ended before its first call."""
+        lost = request.n - 1 if "-evaluation-" in request.session else request.n
+
+        def arrives(index: int, trajectory: Trajectory) -> None:
+            if index != lost:
+                arrived(index, trajectory)
+
+        await sample(client, request, arrives)
+
+    monkeypatch.setattr(RolloutClient, "sample", one_less)
+    async with world(tmp_path) as cluster:
+        plan = {"samples": 2, "temperature": 1.0}
+        status = await run_to_end(cluster, cluster.run_config(steps=1, evaluation=plan))
+    assert status.state is RunState.FINISHED
+    (newest,) = status.evaluations
+    assert (newest.tasks, newest.graded, newest.answers) == (5, 5, 5)
+    assert newest.problem.startswith("5 of 10 answers to held-out tasks got no reward: task")
+    assert newest.problem.endswith("an episode ended without an answer")
 
 
 async def test_evaluations_go_last_at_a_full_router_and_take_no_older_version(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -208,6 +209,29 @@ async def test_a_deadline_names_what_kept_the_router_away() -> None:
     assert str(failure.value) == (
         "deadline: not answered in 0.3 s, last: http_503: no replica holds a lease"
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"no HTTP at all\r\n\r\n", "deadline: .*connection"),
+        (b"HTTP/1.1 400 No\r\ncontent-length: 2\r\n\r\n\xff\xfe", "http_400"),
+    ],
+)
+async def test_what_a_broken_proxy_says_fails_a_rollout_and_not_the_run(
+    said: bytes, reason: str
+) -> None:
+    async def proxy(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(proxy, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = OrchestratorConfig(router_url=f"http://127.0.0.1:{port}", backoff_s=0.01)
+    async with server, RolloutClient(config, model="tiny") as client:
+        with pytest.raises(RolloutFailed, match=reason):
+            await sample(client, replace(REQUEST, timeout_s=0.3))
 
 
 async def test_a_deadline_ends_the_wait() -> None:
