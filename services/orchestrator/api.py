@@ -6,23 +6,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
-from starlette.requests import ClientDisconnect
 
-from services.access.json_body import (
-    AsciiJson,
-    BodyTooLarge,
-    BodyTooSlow,
-    parsed_body,
-    read_body,
+from services.access.error_answer import (
+    answer_bad_bodies,
+    answer_invalid_input,
+    error_answer,
 )
+from services.access.json_body import AsciiJson, parsed_body, read_body
 from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.orchestrator.runs import NoSuchRun, RunActive, Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunRequest, RunStatus
 
 _MOST_TRAJECTORIES, _MOST_DIGITS = 1000, 9
-_SHOWN = 1000  # characters of what was wrong
 _BODY_MB, _BODY_S = 1, 30.0  # a run file is a few kilobytes
 
 
@@ -41,13 +37,11 @@ def http_api(runs: Runs) -> FastAPI:
         responses=ERRORS,
     )
     describe_bodies(app, RunRequest)
-    app.add_exception_handler(InvalidInput, _invalid_input)
+    answer_invalid_input(app)
+    answer_bad_bodies(app, large="A run file is small.", slow="Send it faster.")
     app.add_exception_handler(RunActive, _run_active)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(NotReady, _not_ready)
-    app.add_exception_handler(BodyTooLarge, _too_large)
-    app.add_exception_handler(BodyTooSlow, _too_slow)
-    app.add_exception_handler(ClientDisconnect, _gone)
 
     @app.post("", status_code=201, openapi_extra=json_body(RunRequest, required=True))
     async def start(request: Request) -> RunStatus:
@@ -117,48 +111,16 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def _invalid_input(_: Request, error: Exception) -> AsciiJson:
-    assert isinstance(error, InvalidInput)
-    return _answer(400, error.field, error.value, error.fix, str(error))
-
-
 def _run_active(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, RunActive)
-    return _answer(409, "run", error.run_id, str(error), str(error))
+    return error_answer(409, "run", error.run_id, str(error), message=str(error))
 
 
 def _no_such_run(_: Request, error: Exception) -> AsciiJson:
     run_id = error.args[0]
     fix = "No such run. `millrace status` lists the runs since the orchestrator started."
-    return _answer(404, "run_id", run_id, fix, f"{run_id!r}: {fix}")
+    return error_answer(404, "run_id", run_id, fix, message=f"{run_id!r}: {fix}")
 
 
 def _not_ready(_: Request, error: Exception) -> AsciiJson:
-    return _answer(503, "run", "(not ready)", f"Try again: {error}.", str(error))
-
-
-def _too_large(_: Request, error: Exception) -> AsciiJson:
-    fix = "A run file is small."
-    return _answer(413, "body", str(error), fix, f"{error}: {fix}")
-
-
-def _too_slow(_: Request, error: Exception) -> AsciiJson:
-    fix = "Send it faster."
-    return _answer(408, "body", str(error), fix, f"{error}: {fix}")
-
-
-def _gone(_: Request, error: Exception) -> Response:
-    """Nobody reads it: the client left before its request was complete."""
-    return Response(status_code=400)
-
-
-def _answer(code: int, field: str, value: object, fix: str, message: str) -> AsciiJson:
-    shown = value if isinstance(value, int | bool | None) else _brief(value)
-    error = {"field": _brief(field), "value": shown, "fix": fix, "message": _brief(message)}
-    return AsciiJson({"error": error}, status_code=code)
-
-
-def _brief(value: object) -> str:
-    """What the client sent, but not a megabyte of it, nor a float that is no JSON."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return error_answer(503, "run", "(not ready)", f"Try again: {error}.", message=str(error))

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from services.access.error_answer import error_answer
 from services.page.run_folder import RunFolder
 
 LOOK_S = 1.0
@@ -40,8 +41,7 @@ class ChangeStream:
         """The stream of one run; 503 where too many are open."""
         if self.open >= self._most:
             fix = "Close other tabs with this page."
-            error = {"field": "events", "value": self.open, "fix": fix, "message": fix}
-            return JSONResponse({"error": error}, status_code=503)
+            return error_answer(503, "events", self.open, fix, message=fix)
         return _Stream(self, run, beat_s=self._beat_s)
 
     @contextmanager

@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, Response, StreamingResponse
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
+from services.access.error_answer import answer_invalid_input, error_answer
+from services.access.json_body import AsciiJson
 from services.access.openapi import ERRORS
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
@@ -21,10 +23,8 @@ from services.page.open_folders import NoSuchRun, RunGone
 from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
 from services.page.run_shelf import RunShelf
 from services.page.trajectory_index import TrajectoryQuery
-from services.protocol.errors import InvalidInput
 
 STATIC = FilePath(__file__).parent / "static"
-_LONGEST_SHOWN = 200  # characters of what was wrong
 _Number = Annotated[int, Path(ge=0, le=LARGEST)]
 
 
@@ -55,7 +55,7 @@ def page_app(
         responses=ERRORS,
     )
     app.add_exception_handler(RequestValidationError, _invalid_question)
-    app.add_exception_handler(InvalidInput, _invalid_input)
+    answer_invalid_input(app)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(sqlite3.Error, _damaged_ledger)
     app.add_middleware(GZipMiddleware, minimum_size=2048)
@@ -112,7 +112,7 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
         """One sample group, and those of its trajectories that are kept, their texts cut short."""
         found = shelf.open(run_id).group(group_id)
         if found is None:
-            return _answer(404, "group_id", group_id, "The run has no such sample group.")
+            return error_answer(404, "group_id", group_id, "The run has no such sample group.")
         return found
 
     @app.get("/api/runs/{run_id}/events", response_class=StreamingResponse)
@@ -132,7 +132,7 @@ def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
         """One trajectory, whole: its token ids, their texts and logprobs, advantages, versions."""
         found = shelf.open(run_id).trajectory(number)
         if found is None:
-            return _answer(404, "number", number, "The run has no such trajectory.")
+            return error_answer(404, "number", number, "The run has no such trajectory.")
         return found
 
 
@@ -153,30 +153,19 @@ def _add_timeline(app: FastAPI, shelf: RunShelf) -> None:
         return {"pushes": shelf.open(run_id).pushes(asked.limit)}
 
 
-def _invalid_question(_: Request, error: Exception) -> JSONResponse:
+def _invalid_question(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, RequestValidationError)
     problem = error.errors()[0]
     is_unknown = problem["type"] == "extra_forbidden"
     fix = "There is no such parameter." if is_unknown else f"{problem['msg']}."
-    return _answer(400, str(problem["loc"][-1]), problem["input"], fix)
+    return error_answer(400, str(problem["loc"][-1]), problem["input"], fix)
 
 
-def _invalid_input(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, InvalidInput)
-    return _answer(400, error.field, error.value, error.fix)
-
-
-def _no_such_run(_: Request, error: Exception) -> JSONResponse:
+def _no_such_run(_: Request, error: Exception) -> AsciiJson:
     gone = isinstance(error, RunGone)
     fix = "Its directory is not there any more." if gone else "The page knows no such run."
-    return _answer(404, "run_id", error.args[0], fix)
+    return error_answer(404, "run_id", error.args[0], fix)
 
 
-def _damaged_ledger(_: Request, error: Exception) -> JSONResponse:
-    return _answer(500, "ledger.sqlite", str(error), "The ledger cannot be read.")
-
-
-def _answer(code: int, field: str, value: object, fix: str) -> JSONResponse:
-    shown = value if isinstance(value, int | float | bool | None) else str(value)[:_LONGEST_SHOWN]
-    error = {"field": field, "value": shown, "fix": fix, "message": f"{field}: {shown!r}. {fix}"}
-    return JSONResponse({"error": error}, status_code=code)
+def _damaged_ledger(_: Request, error: Exception) -> AsciiJson:
+    return error_answer(500, "ledger.sqlite", str(error), "The ledger cannot be read.")

@@ -7,18 +7,16 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 from pydantic import Field
-from starlette.requests import ClientDisconnect
 
 from services.access.access_control import KEY_NAME
-from services.access.json_body import (
-    AsciiJson,
-    BodyTooLarge,
-    BodyTooSlow,
-    parsed_body,
-    read_body,
+from services.access.error_answer import (
+    answer_bad_bodies,
+    answer_invalid_input,
+    error_answer,
 )
+from services.access.json_body import AsciiJson, parsed_body, read_body
 from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
@@ -74,12 +72,14 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         responses=ERRORS,
     )
     describe_bodies(app, GradeRequest)
-    app.add_exception_handler(InvalidInput, _invalid_input)
+    answer_invalid_input(app)
+    answer_bad_bodies(
+        app,
+        large="Send fewer jobs at a time, or a test set.",
+        slow="Send it faster, or fewer jobs at a time.",
+    )
     app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
     app.add_exception_handler(QueueFull, _queue_full)
-    app.add_exception_handler(BodyTooLarge, _too_large)
-    app.add_exception_handler(BodyTooSlow, _too_slow)
-    app.add_exception_handler(ClientDisconnect, _gone)
 
     @app.post("/v1/grade", openapi_extra=json_body(GradeRequest, required=True))
     async def grade(request: Request) -> StreamingResponse:
@@ -127,7 +127,7 @@ def closed_api() -> FastAPI:
 
     @app.api_route("/{path:path}", methods=["GET", "POST", "PUT"])
     async def refuse(path: str) -> AsciiJson:
-        return _answer(403, "access", None, "The service's args do not say who may use it.")
+        return error_answer(403, "access", None, "The service's args do not say who may use it.")
 
     return app
 
@@ -204,39 +204,14 @@ def _python_names(config: RewardServiceConfig) -> list[str]:
     return sorted({*config.graders, *named_in(config.grader_modules)})
 
 
-def _invalid_input(_: Request, error: Exception) -> AsciiJson:
-    assert isinstance(error, InvalidInput)
-    return _answer(400, error.field, error.value, error.fix)
-
-
 def _unknown_test_set(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, InvalidInput)
-    return _answer(404, error.field, error.value, error.fix)
-
-
-def _too_large(_: Request, error: Exception) -> AsciiJson:
-    return _answer(413, "body", str(error), "Send fewer jobs at a time, or a test set.")
-
-
-def _too_slow(_: Request, error: Exception) -> AsciiJson:
-    return _answer(408, "body", str(error), "Send it faster, or fewer jobs at a time.")
-
-
-def _gone(_: Request, error: Exception) -> Response:
-    """Nobody reads it: the client left before its request was complete."""
-    return Response(status_code=400)
+    return error_answer(404, error.field, error.value, error.fix)
 
 
 def _queue_full(_: Request, error: Exception) -> AsciiJson:
     assert isinstance(error, QueueFull)
     RewardMetrics.refusals.inc()
-    response = _answer(429, "jobs", str(error), "Try again later.")
+    response = error_answer(429, "jobs", str(error), "Try again later.")
     response.headers["retry-after"] = str(round(error.retry_after_s))
     return response
-
-
-def _answer(code: int, field: str, value: object, fix: str) -> AsciiJson:
-    shown = repr(value)[:200]
-    message = f"{field}: {shown} is not usable. {fix}"
-    error = {"field": field, "value": shown, "fix": fix, "message": message}
-    return AsciiJson({"error": error}, status_code=code)
