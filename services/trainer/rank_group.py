@@ -60,14 +60,19 @@ class RankGroup:
             options = {"max_restarts": 0} | placement.options(rank) | _known_as(config, name, rank)
             ranks.append(actor.options(**options).remote(config, name, rank))
         group = cls(name, ranks, placement)
-        place = group._ranks[0].meet.remote()
-        models = await group._gather(
-            [rank.join.remote(place) for rank in group._ranks], config.start_timeout_s, "join"
-        )
-        group.model = models[0]
+        try:
+            await group._join(config.start_timeout_s)
+        except BaseException:
+            group.kill("it never came up")  # Ray would keep the room that was reserved
+            raise
         group._watch = asyncio.create_task(group._watch_ranks())
-        _log.info("ranks_up", group=name, ranks=len(models), parameters=group.model.parameters)
+        _log.info("ranks_up", group=name, ranks=len(ranks), parameters=group.model.parameters)
         return group
+
+    async def _join(self, timeout_s: float) -> None:
+        place = self._ranks[0].meet.remote()
+        joining = [rank.join.remote(place) for rank in self._ranks]
+        self.model, *_ = await self._gather(joining, timeout_s, "join")
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
         """Call every rank with the same arguments; answers in rank order.

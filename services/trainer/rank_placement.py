@@ -35,8 +35,10 @@ class RankPlacement:
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 await group.ready()
-        except TimeoutError:
+        except BaseException as error:
             remove_placement_group(group)
+            if not isinstance(error, TimeoutError):
+                raise
             raise NotReady(
                 f"no room for the trainer's ranks in {config.start_timeout_s:g} s: "
                 f"{len(bundles)} x {bundles[0]}, each on one node"

@@ -2,21 +2,25 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
 
 from services.protocol.errors import InvalidInput, NotReady
-from services.trainer import rank_group
+from services.trainer import rank_group, rank_placement
+from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
+from services.trainer.rank_placement import RankPlacement
 
 
 class FakeRank:
-    """An actor handle whose method `work` does as told."""
+    """An actor handle whose method `work` does as told, and `others` as they are."""
 
-    def __init__(self, work: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, work: Callable[[Any], Awaitable[Any]], **others: Any) -> None:
         self._work = work
+        vars(self).update(others)
 
     def __getattr__(self, method: str) -> Any:
         return type("Method", (), {"remote": staticmethod(self._work)})
@@ -70,6 +74,28 @@ async def test_input_that_all_ranks_refuse_leaves_them_alive(killed) -> None:
         await group.call("work", 1, timeout_s=5)
     assert not group.lost.is_set()
     assert not killed
+
+
+@pytest.mark.parametrize("works", [(refuse, refuse), (answer, hang)])
+async def test_a_group_that_does_not_come_up_gives_its_room_back(
+    killed: list[Any], monkeypatch: pytest.MonkeyPatch, works: Any
+) -> None:
+    config = TrainerConfig(model="m", world_size=2, ranks_per_node=2, start_timeout_s=0.05)
+    ready = answer(None)
+    placed = SimpleNamespace(ready=lambda: ready)
+    removed: list[Any] = []
+    monkeypatch.setattr(rank_placement, "placement_group", lambda *_, **__: placed)
+    monkeypatch.setattr(rank_placement, "remove_placement_group", removed.append)
+    monkeypatch.setattr(rank_placement.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(RankPlacement, "options", lambda self, rank: {})
+    ranks = iter([FakeRank(work, meet=SimpleNamespace(remote=lambda: None)) for work in works])
+    started = SimpleNamespace(remote=lambda *_: next(ranks))
+    actor = SimpleNamespace(options=lambda **_: started)
+    monkeypatch.setattr(rank_group.ray, "remote", lambda _: actor)
+    with pytest.raises((InvalidInput, NotReady)):
+        await RankGroup.start(config)
+    assert removed == [placed]
+    assert len(killed) == 2
 
 
 async def test_a_dead_rank_takes_the_group_with_it(killed) -> None:
