@@ -477,7 +477,7 @@ async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = 
     """Start a run and wait for its end."""
     runs = Runs(cluster.config, lambda: cluster.peers)
     status = await runs.start(RunRequest(config=config, resume=resume))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         return await runs.ended(status.run_id)
 
 
