@@ -61,16 +61,17 @@ class RunView:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _drawn(self, status: RunStatus) -> RenderableType:
         table = Table.grid(padding=(0, 2))
-        table.add_row("state", f"[bold]{status.state}[/] {status.detail}")
+        table.add_row("state", Text.assemble((status.state, "bold"), f" {status.detail}"))
         bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
         table.add_row("step", bar, f"{status.step}/{status.steps}")
         table.add_row("reward", sparkline(list(self._rewards.values())), _rate(status.reward))
         for one in status.evaluations:
-            table.add_row(f"held-out, {one.name}", evaluation_text(one), f"step {one.step}")
+            name = Text(f"held-out, {one.name}")
+            table.add_row(name, evaluation_text(one), f"step {one.step}")
         table.add_row(
             "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
         )

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from services.cli.run_listing import show_run
@@ -9,6 +10,7 @@ from services.cli.run_summary import show_summary
 from services.cli.run_view import RunView
 from services.cli.step_log import Step
 from services.protocol.evaluation import Evaluation
+from services.protocol.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 HARD = Evaluation(
@@ -66,3 +68,12 @@ def test_the_live_view_says_where_time_goes_and_what_is_left(orchestra: Orchestr
     assert "4.0 s: wait 75%, train 25%" in shown(console)
     assert "1 h 02 min" in shown(console)
     assert "held-out, hard" in shown(console)
+
+
+@pytest.mark.parametrize("moves", [True, False], ids=["a terminal", "a pipe"])
+def test_what_a_run_says_of_itself_is_no_markup(orchestra: Orchestra, moves: bool) -> None:
+    console = terminal() if moves else Console(file=io.StringIO(), width=200)
+    said = "unexpected KeyError: [/run/1] is not [dim] enough"
+    with RunView(console) as view:
+        view.show(orchestra.status(state=RunState.RECOVERING, detail=said), [])
+    assert said in shown(console)

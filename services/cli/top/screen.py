@@ -76,7 +76,7 @@ def _run(run: RunStatus, history: RewardHistory) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     left = "" if run.seconds_left is None else f", {duration_text(run.seconds_left)} left"
-    table.add_row("step", f"{run.step}/{run.steps}{left}  {run.state}: {run.detail}")
+    table.add_row("step", Text(f"{run.step}/{run.steps}{left}  {run.state}: {run.detail}"))
     heldout = "" if run.heldout_pass_rate is None else f"  held-out {run.heldout_pass_rate:.2f}"
     table.add_row("reward", f"{_rate(run.reward)}{heldout}  {sparkline(history.of(run.run_id))}")
     stale = "-" if run.staleness is None else f"{run.staleness:g}"

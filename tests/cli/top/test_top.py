@@ -99,6 +99,11 @@ def test_everything_is_shown_in_80_columns(look: Snapshot) -> None:
     assert "tiny-1  finished  2/2" in shown
 
 
+def test_what_a_run_says_of_itself_is_no_markup(look: Snapshot, orchestra: Orchestra) -> None:
+    said = "[/run/1] is not [dim]"
+    assert said in drawn(replace(look, runs=[orchestra.status(detail=said)]))
+
+
 def test_nothing_known_is_drawn_as_well() -> None:
     shown = drawn(Snapshot(at=0.0, url="u", absent={"weight bus": "nobody"}))
     assert "! weight bus: nobody" in shown
