@@ -20,6 +20,8 @@ from services.protocol.router import error_body
 KEY_NAME = "millrace.key"
 """Where the scope of an admitted request holds the name of its key; absent without keys."""
 
+_REFUSED = 1008  # RFC 6455, 7.4.1: against the policy
+
 
 class AccessControl:
     """Lets requests pass that show a key and are within its limits.
@@ -56,10 +58,12 @@ class AccessControl:
                 follower.cancel()
                 await asyncio.gather(follower, return_exceptions=True)
             return
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        if scope["type"] != "http":  # a websocket: no service has one, and none shows a key
+            await send({"type": "websocket.close", "code": _REFUSED})
+        elif scope["path"] in self._open_paths:
+            await self._app(scope, receive, send)
+        else:
             await self._checked(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = self._ring.find(_shown(scope))

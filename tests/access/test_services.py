@@ -38,6 +38,20 @@ async def test_runs_cannot_be_started_or_seen_without_a_key(runs_api):
         assert (got.status_code, got.json()) == (200, [])
 
 
+async def test_a_websocket_gets_nowhere_without_a_key(runs_api):
+    said = []
+
+    async def reached(scope, receive, send):
+        said.append("reached")
+
+    async def send(message):
+        said.append(message["type"])
+
+    runs_api.router = reached
+    await runs_api({"type": "websocket", "path": "/", "headers": []}, None, send)
+    assert said == ["websocket.close"]
+
+
 @pytest.fixture
 async def asking():
     """A server that refuses what shows no key, and notes what was shown."""
