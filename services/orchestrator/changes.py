@@ -28,5 +28,9 @@ class Changes:
             return True
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
-        done, _ = await asyncio.wait({waiter}, timeout=timeout_s)
-        return bool(done)
+        try:
+            await asyncio.wait({waiter}, timeout=timeout_s)
+            return waiter.done()
+        finally:
+            if not waiter.done():  # a run that stands still for days would gather them
+                self._waiters.remove(waiter)
