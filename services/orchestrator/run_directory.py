@@ -14,6 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.evaluation import Evaluation
 from services.protocol.orchestrator import RunConfig, RunSummary
 
+_LEDGER = "ledger.sqlite"
 _RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
@@ -31,7 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.ledger = self.path / "ledger.sqlite"
+        self.ledger = self.path / _LEDGER
         self.checkpoints = self.path / "checkpoints"
         self.pass_rates = self.path / "pass_rates.jsonl"
         self.decisions = self.path / "decisions.jsonl"
@@ -53,13 +54,14 @@ class RunDirectory:
         Raises:
             InvalidInput: it cannot be written.
         """
-        directory = cls(Path(config.run_root) / run_id)
+        path = Path(config.run_root) / run_id
         try:
+            directory = cls(path)
             directory.checkpoints.mkdir(parents=True)
             text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
             directory._config.write_text(text, encoding="utf-8")
         except OSError as error:
-            directory.remove()
+            shutil.rmtree(path, ignore_errors=True)
             fix = f"Choose a folder that can be written: {error.strerror}."
             raise InvalidInput("run_root", config.run_root, fix) from None
         return directory
@@ -71,10 +73,11 @@ class RunDirectory:
         Raises:
             InvalidInput: there is no such run, or the run file is another one.
         """
-        directory = cls(Path(config.run_root) / run_id)
-        if not _RUN_ID.fullmatch(run_id) or not directory.ledger.exists():
+        path = Path(config.run_root) / run_id
+        if not _RUN_ID.fullmatch(run_id) or not os.path.exists(path / _LEDGER):
             fix = f"There is no such run under {config.run_root}."
             raise InvalidInput("resume", run_id, fix)
+        directory = cls(path)
         before = RunConfig.from_yaml(directory._config)
         may_differ = ("steps", "run_root", "task_file", "environment", "trackers")
         for name in RunConfig.model_fields:

@@ -7,6 +7,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
+from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import Any
 
@@ -294,14 +295,17 @@ def _check_paths(run: RunConfig) -> None:
 
 def _can_be_a_path(text: str) -> bool:
     try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:
+        os.lstat(text)
+    except ValueError:  # it holds a zero, or half of a surrogate pair
         return False
+    except OSError as error:
+        return error.errno != ENAMETOOLONG
+    return True
 
 
 def _check_environments(run: RunConfig) -> None:
     for environment in filter(None, run.environments):
-        path = Path(environment.rpartition(":")[0])
-        if not path.is_absolute() or not path.is_file():
+        path = environment.rpartition(":")[0]
+        if not os.path.isabs(path) or not os.path.isfile(path):
             fix = "Name a file that is there where the orchestrator runs, by its absolute path."
             raise InvalidInput("environment", environment, fix)

@@ -115,6 +115,8 @@ async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: P
         ({"task_file": "tasks.jsonl"}, "task_file", "absolute"),
         ({"task_file": "/nowhere/tasks.jsonl"}, "task file", "cannot be read"),
         ({"run_root": "/proc/nowhere"}, "run_root", "can be written"),
+        ({"run_root": "/" + "a" * 300}, "run_root", "No file has such a name"),
+        ({"run_root": "/nowhere" + "/a" * 2030}, "run_root", "can be written"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -211,9 +213,10 @@ async def test_an_unknown_run_is_named(tmp_path: Path) -> None:
 
 async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
     async with serving(tmp_path) as (cluster, http):
-        answer = await http.post("/v1/runs", json=body(cluster) | {"resume": "test-1"})
-        assert answer.status_code == 400
-        assert answer.json()["error"]["field"] == "resume"
+        for unknown in ("test-1", "a" * 5000, "../runs"):
+            answer = await http.post("/v1/runs", json=body(cluster) | {"resume": unknown})
+            assert answer.status_code == 400
+            assert answer.json()["error"]["field"] == "resume"
         run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
         await wait_for_state(http, run_id, "finished")
         answer = await http.post("/v1/runs", json=body(cluster, seed=9) | {"resume": run_id})
