@@ -103,13 +103,14 @@ class Runs:
         async with self._starting:
             try:
                 noted = None if self._open_run is None else await self._open_run.noted()
+                if noted is None:
+                    return
+                returning = ReturningRun(noted, self._config)
+                has_room = await returning.has_room()
             except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
                 _not_resumed(None, error)
                 return
-            if noted is None:
-                return
-            returning = ReturningRun(noted, self._config)
-            if await returning.has_room():
+            if has_room:
                 await self._return()
             else:
                 self._enter(returning, self._wait_for_room(returning))
@@ -121,12 +122,14 @@ class Runs:
             await returning.wait()
         except RunFailed as error:
             problem = str(error)
+        except Exception as error:  # noqa: BLE001  the edge of its life
+            problem = _not_resumed(None, error)
         async with self._starting:
             if not (problem or returning.stopped):
                 problem = await self._return()
-                if self._active is not returning:
-                    if returning.stopped:  # meanwhile
-                        self._active.stop(keep_progress=False)
+                if not problem:
+                    if returning.stopped and self._active is not None:  # meanwhile
+                        self._active.stop(keep_progress=not self._closing)
                     return
             elif not self._closing:
                 await self._open_run.end()
