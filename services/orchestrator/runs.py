@@ -2,13 +2,10 @@
 
 import asyncio
 import builtins
-import os
 import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
-from errno import ENAMETOOLONG
-from pathlib import Path
 from typing import Any
 
 from services.observability.log import Log
@@ -20,9 +17,10 @@ from services.orchestrator.returning_run import ReturningRun
 from services.orchestrator.run import Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.run_paths import check_environments, check_paths
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.protocol.orchestrator import RunRequest, RunState, RunStatus
 
 _log = Log("orchestrator")
 
@@ -153,12 +151,12 @@ class Runs:
 
     async def _begin(self, request: RunRequest) -> Run:
         run = request.config
-        _check_paths(run)
+        check_paths(run)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
         around = await peers.surroundings(self._config)
         refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
-        _check_environments(run)
+        check_environments(run)
         started = self._make(request, tasks, peers)
         self._ended.pop(started.progress.run_id, None)
         self._enter(started, self._live(started))
@@ -283,32 +281,3 @@ def _not_resumed(request: RunRequest | None, error: Exception) -> str:
 
 def _new_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def _check_paths(run: RunConfig) -> None:
-    paths = [("run_root", run.run_root), ("task_file", run.task_file)]
-    paths += [("tasks.file", source.file) for source in run.tasks]
-    for field, value in paths:
-        if value is not None and not Path(value).is_absolute():
-            fix = "Send an absolute path: the service does not know the run file's folder."
-            raise InvalidInput(field, value, fix)
-        if value is not None and not _can_be_a_path(value):
-            raise InvalidInput(field, value, "No file has such a name.")
-
-
-def _can_be_a_path(text: str) -> bool:
-    try:
-        os.lstat(text)
-    except ValueError:  # it holds a zero, or half of a surrogate pair
-        return False
-    except OSError as error:
-        return error.errno != ENAMETOOLONG
-    return True
-
-
-def _check_environments(run: RunConfig) -> None:
-    for environment in filter(None, run.environments):
-        path = environment.rpartition(":")[0]
-        if not os.path.isabs(path) or not os.path.isfile(path):
-            fix = "Name a file that is there where the orchestrator runs, by its absolute path."
-            raise InvalidInput("environment", environment, fix)
