@@ -6,7 +6,7 @@ import threading
 
 from services.cli.leftovers import Process, processes
 
-_LOOK_S = 2.0
+_LOOK_S = 5.0
 
 
 class OrphanReaper:
