@@ -72,14 +72,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         responses=ERRORS,
     )
     describe_bodies(app, GradeRequest)
-    answer_invalid_input(app)
-    answer_bad_bodies(
-        app,
-        large="Send fewer jobs at a time, or a test set.",
-        slow="Send it faster, or fewer jobs at a time.",
-    )
-    app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
-    app.add_exception_handler(QueueFull, _queue_full)
+    _answer_errors(app)
 
     @app.post("/v1/grade", openapi_extra=json_body(GradeRequest, required=True))
     async def grade(request: Request) -> StreamingResponse:
@@ -119,6 +112,17 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         return AsciiJson(state, status_code=200 if scoring().healthy else 503)
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    answer_invalid_input(app)
+    answer_bad_bodies(
+        app,
+        large="Send fewer jobs at a time, or a test set.",
+        slow="Send it faster, or fewer jobs at a time.",
+    )
+    app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
+    app.add_exception_handler(QueueFull, _queue_full)
 
 
 def closed_api() -> FastAPI:
