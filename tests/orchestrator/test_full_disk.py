@@ -1,12 +1,15 @@
 """A disk without room costs a run time, and what only shows things; never what it has done."""
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +77,46 @@ def test_the_ledger_goes_on_without_room_and_its_file_catches_up(
     assert (again.counts().admitted, again.counts().trained, again.last_step()) == (302, 2, 1)
     assert (again.result(301), again.imbalance()) == (b"late", 0)
     again.close()
+
+
+class Quota:
+    """A connection whose file may not grow: to SQLite an error of input and output."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real, self.used_up = real, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        if statement == "COMMIT" and self.used_up:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+            raise error
+        return self._real.execute(statement, values)
+
+
+def test_a_quota_that_is_used_up_is_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    file = ledger._db
+    quota = file._file = file.connection = Quota(file._file)  # type: ignore[assignment]
+    with pytest.raises(sqlite3.OperationalError):  # there is room: it is something else
+        ledger.admit(prompts(1), version=1)
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    ledger.admit(prompts(1), version=1)
+    assert ledger.behind
+    assert not ledger.catch_up()
+    quota.used_up = False
+    assert ledger.catch_up()
+    assert not ledger.behind
+    assert ledger.counts().admitted == 1
+    ledger.close()
 
 
 def test_room_for_a_part_of_what_is_late_takes_that_part_and_the_rest_follows(
