@@ -10,7 +10,10 @@ from typing import Any
 
 from ray.util import metrics as ray_metrics
 
+from services.observability.log import Log
+
 GAUGE_REFRESH_S = 5.0
+_log = Log("observability")
 
 _SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300]
 
@@ -86,8 +89,16 @@ def _start_refresh() -> None:
 def _refresh() -> None:
     pause = threading.Event()
     while not pause.wait(GAUGE_REFRESH_S):
-        for gauge in _GAUGES:
+        refresh_all()
+
+
+def refresh_all() -> None:
+    """Set every gauge of the process again; one that cannot be read costs no other."""
+    for gauge in _GAUGES:
+        try:
             gauge.refresh()
+        except Exception:  # noqa: BLE001  the edge of the thread's loop
+            _log.exception("gauge_not_read", gauge=gauge.info["name"])
 
 
 def _counter(name: str, description: str, *tags: str) -> Counter:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.observability.metrics import Counter, Gauge
+from services.observability import metrics
+from services.observability.metrics import Counter, Gauge, refresh_all
 
 
 def test_a_counter_may_be_told_of_nothing_but_never_goes_back(
@@ -26,3 +27,14 @@ def test_a_gauge_that_follows_something_shows_it_as_it_is_at_each_refresh() -> N
     age[0] = 2.0
     gauge.refresh()
     assert gauge._last == {(): 2.0}
+
+
+def test_a_gauge_that_cannot_be_read_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_GAUGES", [])
+    once, always = iter([1.0]), iter([1.0, 2.0])
+    broken = Gauge("millrace_test_broken", "Of this test")
+    broken.follow(lambda: next(once))
+    other = Gauge("millrace_test_other", "Of this test")
+    other.follow(lambda: next(always))
+    refresh_all()
+    assert (broken._last, other._last) == ({(): 1.0}, {(): 2.0})
