@@ -126,10 +126,11 @@ async def _undoing(seen: Observation) -> AsyncIterator[tuple[str, int]]:
     """Whatever ends it, nothing stays frozen; inside, where keepers connect to."""
     import ray
 
+    here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     lifelines = Lifelines()
+    lifeline = await lifelines.start(here)
     try:
-        here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        yield await lifelines.start(here)
+        yield lifeline
     finally:
         seen.lasting = await asyncio.shield(lifelines.cut())
 

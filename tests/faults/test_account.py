@@ -73,12 +73,22 @@ def test_every_kind_of_loss_is_told() -> None:
             audits=[Audit(at_s=1, off=3, skipped=0), Audit(at_s=2, off=0, skipped=1)],
             progress=[progress(1, 1), progress(29, 2, **over)],
             leases=[leases(0, 2, version=5), leases(20, 2, version=4)],
+            lasting=1,
         )
     )
     told = "\n".join(drawn.lost)
-    for part in ("500", "off by 3", "1 prompts", "2 sample groups", "why", "from 5 to 4", "5 to 4"):
+    for part in (
+        "500",
+        "off by 3",
+        "1 prompts",
+        "2 sample groups",
+        "why",
+        "from 5 to 4",
+        "5 to 4",
+        "undone",
+    ):
         assert part in told, part
-    assert len(drawn.lost) == 7
+    assert len(drawn.lost) == 8
 
 
 def test_a_ledger_that_nobody_could_read_is_not_said_to_balance() -> None:

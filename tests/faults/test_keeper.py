@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from services.chaos import keeper
+from services.chaos.faults import cut
 from services.chaos.start_time import started
 
 LONG_S = 600.0
@@ -176,6 +177,17 @@ def test_a_process_without_libfaketime_keeps_its_clock(target: psutil.Process) -
     begun, answer = play(fault="skew", seconds=LONG_S, by=60.0, lives=lives(target))
     assert "without libfaketime" in answer
     begun.communicate()
+
+
+def test_a_node_with_an_ipv6_address_is_not_cut_off_by_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = tmp_path / "if_inet6"
+    addresses.write_text(f"{'0' * 31}1 01 80 10 80 lo\nfd{'0' * 30} 02 40 00 80 eth0\n")
+    monkeypatch.setattr(cut, "_IPV6_ADDRESSES", addresses)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OSError, match="there is no ip6tables"):
+        cut.Cut({}).begin()
 
 
 def test_a_node_is_cut_off_and_healed() -> None:
