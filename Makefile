@@ -59,6 +59,7 @@ bench: .venv/ready
 	@command -v $(PYTHON) >/dev/null 2>&1 && py=$(PYTHON) || py=python3; \
 	$$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || \
 	  { echo "error: python: Python 3.11 or 3.12 is needed -> install it or run make PYTHON=/path/to/python3.11"; exit 2; }; \
+	echo "installing into .venv: 5 GB, a few minutes"; \
 	test -x $(BIN)/python || $$py -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" VIRTUAL_ENV="$(CURDIR)/.venv"; \

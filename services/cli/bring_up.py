@@ -1,5 +1,6 @@
 """Waits until a deployment serves, and says what each application is doing meanwhile."""
 
+import os
 import time
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from services.protocol.errors import NotReady
 
 _STATES_S, _LEASES_S = 1.0, 0.25
 """Serve takes much CPU to say how far it is, which those that start need more."""
+_BUSY = 3.0
+"""Load a core from which starting takes several times as long: alone it takes about one."""
 _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 
@@ -51,7 +54,7 @@ def wait_until_running(deployment: Deploying, console: Console, *, timeout_s: fl
                 return
             if time.monotonic() - began > timeout_s:
                 missing = "; ".join(_lateness(state) for state in late)
-                raise NotReady(f"not all services are up after {timeout_s:g} s: {missing}")
+                raise NotReady(f"not all services are up after {timeout_s:g} s: {missing}{_busy()}")
             time.sleep(_STATES_S)
 
 
@@ -82,7 +85,17 @@ def reason(message: str) -> str:
 def _lateness(state: AppState) -> str:
     status = state.status.lower().replace("_", " ")
     why = reason(state.message)
+    if "taken more than" in why:  # Serve's guesses at the cause follow, the same for each
+        why = why.partition(". ")[0]
     return f"{state.name} is {status}" + (f" ({why})" if why else "")
+
+
+def _busy() -> str:
+    """What else may be the matter with a machine that has far more to run than cores."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < _BUSY * cores:
+        return ""
+    return f". This machine is busy: a load of {load:.0f} on {cores} cores"
 
 
 def _table(states: list[AppState]) -> Table:

@@ -1,6 +1,7 @@
 """The `millrace` command: its arguments, and one clear line for whatever goes wrong."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -45,7 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace, Console], int] = arguments.command
     console = Console()
     try:
-        return command(arguments, console)
+        status = command(arguments, console)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # as by `| head`: nobody wants the rest
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except InvalidInput as problem:
         _show_problem(problem)
         return BAD_INPUT
@@ -255,7 +261,7 @@ def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:
     run.set_defaults(command=run_command)
 
     status = commands.add_parser("status", parents=[served], help="show all runs, or one")
-    status.add_argument("run_id", nargs="?")
+    status.add_argument("run_id", nargs="?", help="without it, all are listed")
     status.set_defaults(command=status_command)
 
     stop = commands.add_parser("stop", parents=[served], help="end a run, its progress kept")

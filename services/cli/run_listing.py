@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from services.cli.rows import show_rows
-from services.cli.run_view import evaluation_text, failures_text, ledger_text
+from services.cli.run_view import evaluation_text, failures_text, idle_text, ledger_text
 from services.protocol.orchestrator import RunStatus
 
 _COLUMNS = ("run", "state", "step", "reward", "held-out", "seconds")
@@ -34,6 +34,9 @@ def show_run(status: RunStatus, console: Console) -> None:
                 line = f"{one.name:18} {evaluation_text(one)}  after step {one.step}"
                 console.print(line, markup=False, highlight=False, soft_wrap=True)
             continue
+        elif name == "idle":
+            sides = ((side, idle_text(causes)) for side, causes in status.idle.items())
+            shown = "; ".join(f"{side} {text}" for side, text in sides if text) or "-"
         elif name == "failures":
             shown = failures_text(status.failures) or "-"
         console.print(f"{name:18} {shown}", markup=False, highlight=False, soft_wrap=True)

@@ -68,7 +68,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
         ("sample trajectories", "trajectories.jsonl"),
         ("summary", "summary.json"),
     ]
-    return rows + [(name, near(folder / file)) for name, file in files if (folder / file).exists()]
+    return rows + [(f"  {name}", file) for name, file in files if (folder / file).exists()]
 
 
 def _evaluations(summary: RunSummary) -> list[tuple[str, str]]:

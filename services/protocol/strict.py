@@ -51,9 +51,10 @@ def load_yaml(path: str | Path) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        place = getattr(error, "problem_mark", None)
+        place, why = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {place.line + 1}, column {place.column + 1}" if place else ""
-        raise InvalidInput("file", str(path), f"It is not valid YAML{where}.") from None
+        said = f": {why}" if why else ""
+        raise InvalidInput("file", str(path), f"It is not valid YAML{where}{said}.") from None
 
 
 def first_problem(error: ValidationError, source: str) -> InvalidInput:
@@ -69,4 +70,6 @@ def first_problem(error: ValidationError, source: str) -> InvalidInput:
     elif problem["type"] == "missing":
         fix = "This key is required"
     value = "(missing)" if problem["type"] == "missing" else problem["input"]
+    if not problem["loc"] and isinstance(value, dict):
+        value = "(several keys)"  # a rule across fields, whose message names them
     return InvalidInput(f"{source}: {field}", value, fix.rstrip(".") + ".")

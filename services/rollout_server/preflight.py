@@ -112,7 +112,7 @@ def _check_kv_cache(config: RolloutServerConfig, shape: dict[str, Any]) -> None:
         raise InvalidInput(
             "kv_cache_gb",
             config.kv_cache_gb,
-            f"One sequence of max_model_len {config.max_model_len} needs {needed / GIB:.3f} GiB.",
+            f"One sequence of max_model_len {config.max_model_len} needs {needed / GIB:.3g} GiB.",
         )
 
 

@@ -132,9 +132,13 @@ def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
     [
         ("steps: 2", "step: 2", "step: 2 -> No such key"),
         ("steps: 2\n", "", "steps: '(missing)' -> This key is required"),
-        ("group_size: 2", "group_size: 1", "group_size: advantage grpo compares the answers"),
+        (
+            "group_size: 2",
+            "group_size: 1",
+            "'(several keys)' -> group_size: advantage grpo compares",
+        ),
         ("model: m", "model: m\nschedule: {preset: fast}", "schedule.preset: 'fast'"),
-        ("model: m", "model: [m", "It is not valid YAML"),
+        ("model: m", "model: [m", "is not valid YAML at line 5, column 6: expected"),
         ("tasks.jsonl", "tusks.jsonl", "There is no such file"),
     ],
 )

@@ -1,5 +1,8 @@
 """`millrace status` and `millrace stop`."""
 
+import os
+import sys
+
 import pytest
 
 from services.cli.main import main
@@ -32,13 +35,27 @@ def test_one_run_is_shown_in_rounded_numbers(
     orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = {"reward": 1 / 3, "elapsed_s": 12.3456789, "tokens_per_second": 1306.123456}
-    orchestra.statuses = [orchestra.status(**odd, staleness=None)]
+    idle = {"trainer": {"rollout": 0.6, "score": 0.2}, "rollout": {"weights": 0.001}}
+    orchestra.statuses = [orchestra.status(**odd, staleness=None, idle=idle)]
     assert main(["status", "tiny-1", "--url", orchestra.url]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert (shown["reward"], shown["elapsed_s"]) == ("0.33", "12.35")
     assert (shown["tokens_per_second"], shown["staleness"]) == ("1306.12", "-")
     assert shown["ledger"] == "4 groups = 3 trained + 1 filtered"
     assert shown["run_id"] == "tiny-1"
+    assert shown["idle"].startswith("trainer 60% rollout, 20% score")
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orchestra.replies["GET", "/v1/runs"] = (200, [])
+    monkeypatch.setattr("services.cli.main.show_runs", lambda runs, console: print("a line"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert main(["status", "--url", orchestra.url]) == 1
 
 
 def test_stop_says_how_far_the_run_got_and_how_to_go_on(

@@ -1,5 +1,6 @@
 """`millrace wait`, against an HTTP server that stands in for the services and the dashboard."""
 
+import os
 from typing import Any
 
 import pytest
@@ -45,17 +46,22 @@ def test_it_waits_for_the_orchestrator_and_a_lease(
     assert lines[-1] == f"Ready at {orchestra.url}, 1 replica leased."
 
 
-def test_what_is_missing_when_the_time_is_over_is_named(
-    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+def test_what_is_missing_when_the_time_is_over_is_named_and_whether_the_machine_is_busy(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orchestra.replies["GET", "/health"] = _health(0)
     orchestra.replies["GET", "/v1/runs"] = (404, {"detail": "Not Found"})
-    assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
-    assert capsys.readouterr().err == (
+    cores = os.cpu_count() or 1
+    missing = (
         "error: not all services are up after 0 s: "
         "rollout_server is not ready (no replica has weights and a lease); "
-        f"orchestrator is not ready ({orchestra.url} has no /v1/runs)\n"
+        f"orchestrator is not ready ({orchestra.url} has no /v1/runs)"
     )
+    busy = f". This machine is busy: a load of {20 * cores} on {cores} cores"
+    for load, said in ((0.5, ""), (20.0, busy)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load * cores, 0.0, 0.0))
+        assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
+        assert capsys.readouterr().err == missing + said + "\n"
 
 
 def test_nothing_listening_is_waited_for_and_then_said(

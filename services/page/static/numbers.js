@@ -15,14 +15,6 @@ export const fixed = (value, digits) =>
 export const count = (value) =>
   value === null || value === undefined ? MISSING : Math.round(value).toLocaleString("en");
 
-export const short = (value) => {
-  if (value === null || value === undefined || !Number.isFinite(value)) return MISSING;
-  const size = Math.abs(value);
-  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
-    if (size >= unit) return `${(value / unit).toFixed(size >= 100 * unit ? 0 : 1)}${letter}`;
-  return number(value, 2);
-};
-
 export const percent = (value, digits = 0) =>
   value === null || value === undefined ? MISSING : `${(100 * value).toFixed(digits)}%`;
 

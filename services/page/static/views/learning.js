@@ -8,23 +8,23 @@ const share = (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)];
 const upward = (u, low, high) => [0, high ? high * 1.05 : 1];
 
 const CHARTS = [
-  ["Length of answers", "Mean response tokens of a batch, and of all that was sampled meanwhile",
+  ["Length of answers, tokens", "Mean response tokens of a batch, and of all that was sampled meanwhile",
     [["response_tokens_mean", "consumed"], ["sampled_tokens_mean", "sampled"]], {}],
-  ["Entropy", "Mean entropy of the policy over trained tokens, nats", [["trainer.entropy", "entropy"]], {}],
-  ["KL", "From the policy that sampled, and from the reference",
+  ["Entropy, nats", "Mean entropy of the policy over trained tokens", [["trainer.entropy", "entropy"]], {}],
+  ["KL divergence, nats", "From the policy that sampled, and from the reference",
     [["trainer.kl_behaviour", "behaviour"], ["trainer.kl_proximal", "proximal"], ["trainer.kl_reference", "reference"]], {}],
   ["Clipped and masked tokens", "Share of trained tokens",
     [["trainer.clip_fraction_low", "clipped low"], ["trainer.clip_fraction_high", "clipped high"], ["trainer.truncated_fraction", "weight capped"], ["trainer.masked_fraction", "masked"]],
     { format: (v) => percent(v, 1) }],
-  ["Engine against trainer", "|logprob gap| of tokens sampled under the weights the trainer held (largest), and one version older (99th percentile)",
+  ["Engine against trainer, nats", "|logprob gap| of tokens sampled under the weights the trainer held (largest), and one version older (99th percentile)",
     [["trainer.mismatch_max", "largest, same version"], ["trainer.mismatch_p99_lag1", "p99, one version older"]], {}],
   ["Gradient norm", "Before clipping", [["trainer.grad_norm", "norm"]], {}],
   ["Loss", "", [["trainer.loss", "loss"]], {}],
-  ["Staleness", "Policy versions between sampling and training", [["staleness_mean", "mean"], ["staleness_max", "largest"]], { range: upward }],
+  ["Staleness, versions", "Policy versions between sampling and training", [["staleness_mean", "mean"], ["staleness_max", "largest"]], { range: upward }],
   ["A step's time", "Seconds by what they went into",
     [["seconds.wait", "waiting for a batch"], ["seconds.train", "training"], ["seconds.save", "checkpoint"]], { format: duration, range: upward }],
   ["Rollout and score", "Of a sample group", [["rollout_s_mean", "rollout"], ["rollout_s_max", "slowest rollout"], ["score_s_mean", "last score after it"]], { format: duration, range: upward }],
-  ["Tokens a second", "Generated, over the whole step", [["tokens_per_second", "tokens/s"]], { format: count, range: upward }],
+  ["Generated tokens a second", "Over the whole step", [["tokens_per_second", "tokens/s"]], { format: count, range: upward }],
   ["Groups of a batch", "Filtered ones have equal rewards and teach nothing", [["groups_trained", "trained"], ["groups_filtered", "filtered"]], { format: count, range: upward }],
 ];
 

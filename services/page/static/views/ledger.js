@@ -1,7 +1,7 @@
 // The account of every sample group and every token, as a flow.
 
 import { el, empty, panel, replace, svg } from "../dom.js";
-import { count, percent, short } from "../numbers.js";
+import { count, percent } from "../numbers.js";
 
 const ENDINGS = [["trained", "green"], ["filtered", "grey"], ["expired", "orange"], ["failed", "red"], ["in_flight", "blue"]];
 
@@ -29,34 +29,42 @@ function balance(flow) {
     good ? "✓ The ledger balances: every group and every token is accounted for." : `✗ The ledger is off by ${count(flow.imbalance)}; this is a defect.`);
 }
 
+const sum = (sizes) => sizes.reduce((all, size) => all + size, 0);
+
 function river(source, total, parts) {
   const live = parts.filter((part) => part.value > 0);
   if (!total) return empty("Nothing yet.");
-  const [width, height, gap, bar] = [720, Math.max(140, 46 * live.length), 10, 14];
-  const room = height - gap * (live.length - 1);
-  const sizes = live.map((part) => Math.max(3, (room * part.value) / total));
-  const scale = room / sizes.reduce((sum, size) => sum + size, 0);
-  let left = 0;
-  let right = 0;
+  // Names stand above their amounts, so that all of it fits a phone.
+  const [width, gap, bar, line, least] = [400, 10, 12, 15, 34];
+  const room = Math.max(110, 36 * live.length);
+  const shares = live.map((part) => Math.max(3, (room * part.value) / total));
+  const scale = room / sum(shares);
+  const sizes = shares.map((share) => share * scale);
+  // A thin bank still has room for its two lines.
+  const slots = sizes.map((size) => Math.max(size + gap, least));
+  const height = sum(slots);
+  const [x0, x1, text] = [102, 244, 266];
   const top = (height - room) / 2;
+  let left = top;
+  let right = 0;
   const drawn = live.map((part, i) => {
-    const size = sizes[i] * scale;
-    const [y0, y1, x0, x1] = [top + left, right, 130, 430];
+    const size = sizes[i];
+    const [y0, y1] = [left, right + (slots[i] - size) / 2];
     left += size;
-    right += size + gap;
-    const middle = (x0 + x1) / 2;
+    right += slots[i];
+    const [middle, centre] = [(x0 + x1) / 2, y1 + size / 2];
     const path = `M${x0},${y0} C${middle},${y0} ${middle},${y1} ${x1},${y1} L${x1},${y1 + size} C${middle},${y1 + size} ${middle},${y0 + size} ${x0},${y0 + size} Z`;
-    const label = `${part.name}: ${count(part.value)}, ${percent(part.value / total, 1)}`;
-    return svg("g", {}, svg("title", {}, label),
+    const amount = `${count(part.value)} · ${percent(part.value / total, 1)}`;
+    return svg("g", {}, svg("title", {}, `${part.name}: ${amount}`),
       svg("path", { d: path, class: `stream ${part.paint}` }),
       svg("rect", { x: x1, y: y1, width: bar, height: size, class: `bank ${part.paint}` }),
-      svg("text", { x: x1 + bar + 10, y: y1 + size / 2, class: "name" }, part.name),
-      svg("text", { x: width - 4, y: y1 + size / 2, class: "amount" }, `${short(part.value)} · ${percent(part.value / total, 1)}`));
+      svg("text", { x: text, y: centre - line / 2, class: "name" }, part.name),
+      svg("text", { x: text, y: centre + line / 2 }, amount));
   });
-  return el("div", { class: "scroll" }, svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "river", role: "img", "aria-label": `${source}: ${count(total)}. ${live.map((p) => `${p.name} ${count(p.value)}`).join(", ")}` },
-    svg("rect", { x: 116, y: top, width: bar, height: room, class: "bank ink" }),
-    svg("text", { x: 104, y: height / 2 - 9, class: "amount name" }, source),
-    svg("text", { x: 104, y: height / 2 + 9, class: "amount" }, count(total)), drawn));
+  return svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "river", role: "img", "aria-label": `${source}: ${count(total)}. ${live.map((p) => `${p.name} ${count(p.value)}`).join(", ")}` },
+    svg("rect", { x: x0 - bar, y: top, width: bar, height: room, class: "bank ink" }),
+    svg("text", { x: x0 - bar - 8, y: top + room / 2 - line / 2, class: "amount name" }, source),
+    svg("text", { x: x0 - bar - 8, y: top + room / 2 + line / 2, class: "amount" }, count(total)), drawn);
 }
 
 function reasons(rows) {

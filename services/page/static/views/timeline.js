@@ -97,7 +97,7 @@ function draw(canvas, state) {
 
 function grid(pen, found, left, room, height) {
   const span = found.end - found.begin;
-  const step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].find((s) => span / s <= Math.max(3, room / 110)) || span;
+  const step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 86400].find((s) => span / s <= Math.max(3, room / 110)) || span;
   pen.fillStyle = colour("muted");
   pen.strokeStyle = colour("line");
   pen.textAlign = "left";
