@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import ray
@@ -28,6 +29,14 @@ ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"
 READY_S = 240.0
 REPLICAS = 2
+METRICS = (
+    "ray_millrace_bus_newest_version",
+    "ray_millrace_bus_commits_total",
+    "ray_millrace_rollout_version",
+    "ray_millrace_router_sessions",
+    "ray_vllm_request_success_total",
+)
+"""Some of every process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,11 @@ class Cluster:
         while not true():
             assert time.monotonic() < deadline, f"not in {timeout_s:g} s: {what}; {self.table()}"
             time.sleep(0.1)
+
+    def metrics(self) -> list[str]:
+        """Those of `METRICS` that Prometheus would scrape now."""
+        text = httpx.get(self.metrics_url, timeout=10).text
+        return [name for name in METRICS if name in text]
 
     def wait_until_whole(self) -> None:
         self.wait_for(lambda: len(self.table().leased) == REPLICAS, "two leased replicas")
@@ -140,3 +154,16 @@ def cluster(running_cluster: Cluster) -> Cluster:
     """The cluster with all its replicas back, whatever the test before did to them."""
     running_cluster.wait_until_whole()
     return running_cluster
+
+
+@pytest.fixture(scope="package")
+def metrics_seen(running_cluster: Cluster) -> dict[str, float]:
+    """When each of `METRICS` was there for the first time that it was looked for."""
+    seen: dict[str, float] = {}
+
+    def scrape() -> bool:
+        seen.update(dict.fromkeys(set(running_cluster.metrics()) - set(seen), time.monotonic()))
+        return len(seen) == len(METRICS)
+
+    running_cluster.wait_for(scrape, "all wanted metrics", timeout_s=60)
+    return seen

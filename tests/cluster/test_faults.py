@@ -4,13 +4,17 @@ import json
 import os
 import signal
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import LedgerCounts, RunState
+from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus
 from tests.cluster.conftest import MODEL_NAME, Cluster
 
-LONG = 600
+LONG, STEPS = 600, 8
 
 
 def balances(ledger: LedgerCounts) -> bool:
@@ -18,8 +22,29 @@ def balances(ledger: LedgerCounts) -> bool:
     return ledger.admitted == accounted + ledger.in_flight
 
 
-def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
-    """kill -9 of the rollout server that is answering, by its process id in the bus."""
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """What came of a rollout server that was killed while it answered, in the middle of a run."""
+
+    tokens: int | None
+    trajectory: dict[str, Any]
+    run: RunStatus
+
+
+@pytest.fixture(scope="module")
+def death(running_cluster: Cluster) -> Death:
+    """kill -9, by its process id in the bus."""
+    running_cluster.wait_until_whole()
+    with RunsClient(running_cluster.url) as client:
+        run_id = client.start(running_cluster.run_config(steps=STEPS)).run_id
+        running_cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
+        tokens, trajectory = answered_by_one_that_is_killed(running_cluster)
+        run = running_cluster.follow(client, run_id)
+    return Death(tokens=tokens, trajectory=trajectory, run=run)
+
+
+def answered_by_one_that_is_killed(cluster: Cluster) -> tuple[int | None, dict[str, Any]]:
+    """Tokens by their count in the usage, and the trajectory."""
     raw = cluster.openai.chat.completions.with_raw_response.create(
         model=MODEL_NAME,
         messages=[{"role": "user", "content": "a plus b, minus c"}],
@@ -31,32 +56,30 @@ def test_a_replicas_death_costs_no_request(cluster: Cluster) -> None:
     )
     serving = raw.headers["x-millrace-replica"]
     (victim,) = (m.pid for m in cluster.table().members if m.replica_id == serving)
-    text, trajectory, usage, killed = "", None, None, False
+    trajectory, usage, killed = None, None, False
     for piece in raw.parse():
         usage = piece.usage or usage
         for choice in piece.choices:
-            text += choice.delta.content or ""
             trajectory = choice.model_dump().get("trajectory") or trajectory
-        if text and not killed:
-            os.kill(victim, signal.SIGKILL)
-            killed = True
-
+            if choice.delta.content and not killed:
+                os.kill(victim, signal.SIGKILL)
+                killed = True
+    assert killed
     assert trajectory is not None
     assert usage is not None
-    assert len(trajectory["token_ids"]) == usage.completion_tokens == LONG
-    assert len({replica for *_, replica in trajectory["spans"]}) == 2
-    cluster.wait_until_whole()
+    return usage.completion_tokens, trajectory
 
 
-def test_every_admitted_sample_group_closes_exactly_once(cluster: Cluster) -> None:
-    """A rollout server is killed in the middle of a run; the run ends, the ledger balances."""
-    with RunsClient(cluster.url) as client:
-        run_id = client.start(cluster.run_config(steps=6)).run_id
-        cluster.wait_for(lambda: client.status(run_id).step >= 2, "two train steps")
-        os.kill(cluster.table().leased[0].pid, signal.SIGKILL)
-        status = cluster.follow(client, run_id)
+def test_a_replicas_death_costs_no_request(death: Death) -> None:
+    assert len(death.trajectory["token_ids"]) == death.tokens == LONG
+    assert len({replica for *_, replica in death.trajectory["spans"]}) == 2
+
+
+def test_every_admitted_sample_group_closes_exactly_once(death: Death) -> None:
+    """The run ends, and the ledger balances."""
+    status = death.run
     assert status.state == RunState.FINISHED, status.detail
-    assert status.step == 6
+    assert status.step == STEPS
     assert balances(status.ledger)
     assert status.ledger.in_flight == 0
     assert status.ledger.failed == 0
