@@ -17,7 +17,7 @@ from ray import serve
 from ray.serve._private.api import serve_start
 from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.context import _check_cached_client_alive, _disconnect
-from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
+from ray.serve.schema import LoggingConfig, ServeApplicationSchema, ServeDeploySchema
 
 from services.access.config import AccessConfig
 from services.cli.agreement import check_agreement
@@ -32,6 +32,8 @@ from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem, load_yaml
 
 Builder = Callable[[Any], Any]
+_BUILT_IN = {"name", "route_prefix", "import_path", "args"}
+"""Keys of an application that are in it once it is built; others are laid over it by Serve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class Deployment:
             name, route = application.name, application.route_prefix
             check_place(name, application.import_path, route, source=source)
             builder, config = _configured(application, source)
-            made = _build(application, builder, config, source)
+            made = _build(application, builder, config, source, schema.logging_config)
             asked = replica_claims(application, made, config)
             claims += asked
             configs[name] = _scaled(config, asked)
@@ -138,13 +140,33 @@ class Deployment:
         return check_room(self.claims, nodes, source=self.source)
 
     def start(self) -> None:
-        """Start Serve on the connected cluster if need be and hand the applications over."""
-        client = serve_start(
+        """Start Serve on the connected cluster if need be and hand the file over.
+
+        What differs from it in a later one is all that Serve changes then.
+        """
+        self._serve().deploy_apps(self.schema, _blocking=False)
+
+    def start_built(self) -> None:
+        """Do so with the applications as they were built here, if the file changes none of them.
+
+        For a cluster whose deployment nobody changes. Serve itself builds each application in a
+        process that ends with that: as much work as to start another service.
+        """
+        if any(one.model_fields_set - _BUILT_IN for one in self.schema.applications):
+            self.start()
+        else:
+            self._serve().deploy_applications(
+                self.built,
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+
+    def _serve(self) -> Any:
+        return serve_start(
             http_options=self.schema.http_options.model_dump(),
             proxy_location=self.schema.proxy_location,
             global_logging_config=self.schema.logging_config,
         )
-        client.deploy_apps(self.schema, _blocking=False)
 
     def states(self) -> list[AppState]:
         """How far the cluster is with each application."""
@@ -213,7 +235,11 @@ def _check_access(name: str, config: BaseModel, host: str | None, source: str) -
 
 
 def _build(
-    application: ServeApplicationSchema, builder: Builder, config: BaseModel, source: str
+    application: ServeApplicationSchema,
+    builder: Builder,
+    config: BaseModel,
+    source: str,
+    logging: LoggingConfig | None,
 ) -> BuiltApplication:
     field = f"{source}: {application.name}"
     try:
@@ -221,7 +247,8 @@ def _build(
     except InvalidInput as problem:
         name = problem.field.rsplit(".", 1)[-1]  # services say `field` or `service.field`
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
-    built = build_app(app, name=application.name, route_prefix=application.route_prefix)
+    name, route = application.name, application.route_prefix
+    built = build_app(app, name=name, route_prefix=route, logging_config=logging)
     made = {deployment.name for deployment in built.deployments}
     for deployment in application.deployments:
         if deployment.name not in made:

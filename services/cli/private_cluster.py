@@ -116,8 +116,17 @@ class PrivateCluster:
             # it may after an installation, when nothing has been read from the disk before.
             raise NotReady(f"Ray does not come up: {error}") from error
 
-    def deploy(self, content: Any, console: Console, *, timeout_s: float) -> int:
+    def deploy(
+        self, content: Any, console: Console, *, timeout_s: float, changing: bool = False
+    ) -> int:
         """Check a deployment file's content, deploy it and wait until it runs.
+
+        Args:
+            content: of the file.
+            console: shows how far it is.
+            timeout_s: to wait.
+            changing: whether it will be deployed again with changes, which are then all that
+                Serve changes.
 
         Returns:
             How many rollout servers it has.
@@ -127,7 +136,7 @@ class PrivateCluster:
             NotReady: an application does not come up in time.
         """
         deployment = Deployment.check(content, source="deployment")
-        deployment.start()
+        deployment.start() if changing else deployment.start_built()
         wait_until_running(deployment, console, timeout_s=timeout_s)
         self._serves = True
         return deployment.replicas_of("rollout_server")

@@ -43,7 +43,7 @@ def deploy_scripted(told: Connection, interrupted: bool) -> None:
         if interrupted:
             raise KeyboardInterrupt
 
-    built = SimpleNamespace(replicas_of=lambda name: 2, start=lambda: None)
+    built = SimpleNamespace(replicas_of=lambda name: 2, start_built=lambda: None)
     private_cluster.shut_down_serve = lambda timeout_s: asked.append(timeout_s)
     private_cluster.wait_until_running = wait
     Deployment.check = staticmethod(lambda content, source: built)

@@ -4,11 +4,13 @@ import copy
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from ray import serve
+from ray.serve._private.client import ServeControllerClient
 
 from services.cli.deployment import Deployment
 from services.cli.main import main
@@ -58,6 +60,25 @@ def test_the_laptop_file_builds_all_services(laptop: dict[str, Any]) -> None:
     routes = {app.name: app.route_prefix for app in deployment.schema.applications}
     assert routes == APPLICATIONS
     assert deployment.replicas_of("rollout_server") == 2
+
+
+def test_what_was_built_is_handed_over_unless_the_file_lays_something_over_it(
+    laptop: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = create_autospec(ServeControllerClient, instance=True)
+    monkeypatch.setattr("services.cli.deployment.serve_start", lambda **_: client)
+    plain = Deployment.check(laptop, source="laptop.yaml")
+    plain.start_built()
+    (built,) = client.deploy_applications.call_args.args
+    assert [app.name for app in built] == plain.names
+    assert all(app.logging_config.enable_access_log is False for app in built)
+    client.deploy_apps.assert_not_called()
+
+    _app(laptop, "page")["deployments"] = [{"name": "page", "num_replicas": 2}]
+    changed = Deployment.check(laptop, source="laptop.yaml")
+    changed.start_built()
+    assert client.deploy_apps.call_args.args == (changed.schema,)
+    assert client.deploy_applications.call_count == 1
 
 
 @pytest.mark.parametrize("name", CLUSTERS)

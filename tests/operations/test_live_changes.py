@@ -39,7 +39,8 @@ def live(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     # Ray puts the folder it is started from first on every worker's path, before PYTHONPATH.
     with contextlib.chdir(folder), PrivateCluster(num_cpus=4) as cluster:
         cluster.start()
-        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
+        quiet = Console(quiet=True)
+        replicas = cluster.deploy(content, quiet, timeout_s=READY_S, changing=True)
         cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
         seen = Cluster(url=url, metrics_url=cluster.metrics_url, model_dir=model_dir, folder=folder)
         yield LiveCluster(seen, content)
