@@ -141,7 +141,9 @@ def started_cluster(
     environment = dict(os.environ)
     with PrivateCluster(num_cpus=2) as cluster:
         cluster.start()
-        replicas = cluster.deploy(content, Console(quiet=True), timeout_s=ready_s)
+        # As `serve deploy` does: the one cluster of `make test` whose file Serve itself builds.
+        quiet = Console(quiet=True)
+        replicas = cluster.deploy(content, quiet, timeout_s=ready_s, changing=True)
         cluster.wait_for_leases(url, replicas, timeout_s=ready_s)
         metrics_url = cluster.metrics_url
         yield Cluster(url=url, metrics_url=metrics_url, model_dir=model_dir, folder=folder)
