@@ -23,6 +23,7 @@ class WeightBusKeeper:
     def __init__(self, config: WeightBusConfig) -> None:
         self._config = config
         self._stopped = False
+        self._actor_class = ray.remote(WeightBusActor)  # once: Ray never forgets one
         self._actor = self._get_or_create()
 
     async def check_health(self) -> None:
@@ -46,11 +47,10 @@ class WeightBusKeeper:
             ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
 
     def _get_or_create(self) -> Any:
-        actor = ray.remote(WeightBusActor)
         # Beside the keeper, whose place a deployment file can choose; elsewhere only when that
         # node is gone.
         here = ray.get_runtime_context().get_node_id()
-        return actor.options(
+        return self._actor_class.options(
             name=BUS_ACTOR,
             namespace=NAMESPACE,
             lifetime="detached",
