@@ -285,7 +285,7 @@ class Groups:
             return False
         self._progress.lengths.consumed(result.lengths)
         self._ledger.close_group(group_id, "filtered", reason="equal rewards")
-        self._record.filtered(result)
+        self._record.filtered([result])
         self.traces.filtered([group_id])
         RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
         RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -93,9 +94,9 @@ class RunRecord:
         """The sample groups of a batch that are kept token by token."""
         return batch.train[: self._samples]
 
-    def filtered(self, result: GroupResult) -> None:
-        """Record a group that was left out before any batch."""
-        self._groups.write_groups([result], self._progress.step)
+    def filtered(self, results: Sequence[GroupResult]) -> None:
+        """Record groups that were left out of what is trained next."""
+        self._groups.write_groups(results, self._progress.step)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Record one evaluation; the next train step's line has it too."""

@@ -119,6 +119,7 @@ class TrainingLoop:
             if not batch.train:
                 self._ledger.close_batch(self._progress.step, train=(), filtered=batch.filtered)
                 self._groups.traces.filtered(batch.filtered)
+                self._record.filtered(results)
                 self._schedule.published(None)
                 tags = self._record.tags | {"status": "filtered"}
                 RunMetrics.groups.inc(len(batch.filtered), tags)

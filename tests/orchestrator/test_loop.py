@@ -234,6 +234,8 @@ async def test_a_run_with_nothing_left_to_learn_finishes_early(
         assert "nothing left to learn" in status.detail
         assert status.ledger.filtered >= 12
         assert status.ledger.in_flight == 0
+        shown = (Path(status.run_dir) / "groups.jsonl").read_text().splitlines()
+        assert len(shown) == status.ledger.filtered, "each of them with its rewards"
 
 
 async def test_a_failed_rollout_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
