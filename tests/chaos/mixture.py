@@ -1,4 +1,4 @@
-"""Ten requests of each kind, each with an answer that can be told in advance.
+"""Two hundred requests of every kind, each with an answer that can be told in advance.
 
 The model is untrained and its tokens are bytes, so only letters are allowed where a stop
 string shall be met, and lengths are fixed by `max_tokens`.
@@ -9,7 +9,7 @@ from typing import Any
 
 from services.rollout_server.config import RolloutServerConfig
 
-REQUESTS = 120
+REQUESTS = 200
 MODEL = RolloutServerConfig.model_fields["served_model_name"].default
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LETTERS = list(range(66, 74))

@@ -1,4 +1,4 @@
-"""Replicas that may not serve any more, with a hundred and twenty requests in flight."""
+"""Replicas that may not serve any more, with two hundred requests in flight."""
 
 import pytest
 

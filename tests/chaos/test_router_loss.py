@@ -1,4 +1,4 @@
-"""kill -9 of replicas and of a router, with a hundred and twenty requests in flight."""
+"""kill -9 of replicas and of a router, with two hundred requests in flight."""
 
 import pytest
 

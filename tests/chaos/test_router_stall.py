@@ -1,4 +1,4 @@
-"""Replicas that freeze, crawl or fail at once, with a hundred and twenty requests in flight."""
+"""Replicas that freeze, crawl or fail at once, with two hundred requests in flight."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -41,7 +41,7 @@ def _nothing_is_left() -> Iterator[None]:
     """Whatever a test starts is gone when it ends: orphans are handed to this process."""
     adopt_orphans()
     processes = set(descendants(os.getpid()))
-    segments, folders = shared_memory_segments(), set(Path("/tmp").glob("millrace-*"))
+    segments, folders = shared_memory_segments(), set(Path("/tmp").glob("millrace-????????"))
     yield
     left = set(descendants(os.getpid())) - processes
     assert not left, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
@@ -49,7 +49,7 @@ def _nothing_is_left() -> Iterator[None]:
     while forgotten := forgotten_segments(segments):  # another program may be making one
         assert time.monotonic() < deadline, forgotten
         time.sleep(0.1)
-    assert set(Path("/tmp").glob("millrace-*")) <= folders
+    assert set(Path("/tmp").glob("millrace-????????")) <= folders
 
 
 def start_demo(port: int) -> "subprocess.Popen[str]":
@@ -76,13 +76,13 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(port: int) -> None:
     demo = start_demo(port)
     said, _ = demo.communicate(timeout=DEMO_S)
     assert demo.returncode == 0, said
-    (summary_file,) = re.findall(r"runs/\S+/summary\.json", said)
-    summary = json.loads((ROOT / summary_file).read_text())
+    (shown,) = re.findall(r"run directory +(\S+)", said)
+    run_dir = ROOT / shown
+    summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["train_steps"] == 2
     assert summary["weight_pushes"] == 4
     assert summary["policy_version"] == 2
     assert summary["tokens_generated"] > 2000
-    run_dir = (ROOT / summary_file).parent
     assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     answers = [json.loads(line) for line in (run_dir / "trajectories.jsonl").open()]
     assert all(answer["verdict"] for answer in answers)
