@@ -134,11 +134,11 @@ class Front:
         self._begun.clear()
         self._calls += [(ask, asyncio.create_task(self._call(ask))) for ask in asks()[among]]
 
-    async def in_the_middle_on(self, replica_id: str) -> None:
-        """Return when a stream that began on the replica is neither new nor over."""
+    async def in_the_middle_on(self, replica_id: str, *, streams: int = 1) -> None:
+        """Return when so many that began on the replica are neither new nor over."""
         assert await self._changes.until(
-            lambda: bool(self._begun.get(replica_id)), timeout_s=READY_S
-        ), f"{replica_id} is in the middle of nothing"
+            lambda: len(self._begun.get(replica_id, ())) >= streams, timeout_s=READY_S
+        ), f"{replica_id} is in the middle of less than {streams}"
 
     async def _call(self, ask: Ask) -> Answer:
         for attempt in range(2 * ROUTERS):
