@@ -10,7 +10,7 @@ from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.placement.probes import read_pressure
-from services.router.placement.shared_table import SyncRequest
+from services.router.placement.shared_table import SyncRequest, SyncResponse
 from services.router.placement.table_actor import TABLE_ACTOR, TableActorPoint
 
 from .conftest import Cluster
@@ -24,20 +24,24 @@ def test_an_engine_shows_how_full_it_is_on_its_own_page(cluster: Cluster) -> Non
         assert 0 <= pressure.kv_usage <= 1
 
 
+async def exchanged(point: TableActorPoint, router: str, *, other_than: str = "") -> SyncResponse:
+    """What a table but this one answers: like a router, asked again while its process starts."""
+    request = SyncRequest(
+        router_id=router, counts={"a": 1}, homes={}, floors={}, table_id="", revision=0
+    )
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(NotReady):
+                response = await point.exchange(request)
+                if response.table_id != other_than:
+                    return response
+
+
 async def test_routers_find_one_table_and_begin_another_when_it_dies(cluster: Cluster) -> None:
     first, second = (TableActorPoint(RouterConfig(replicas=2)) for _ in range(2))
-
-    def request(name: str) -> SyncRequest:
-        return SyncRequest(
-            router_id=name, counts={"a": 1}, homes={}, floors={}, table_id="", revision=0
-        )
-
-    before = await first.exchange(request("first"))
-    assert (await second.exchange(request("second"))).counts == {"a": 1}
+    before = await exchanged(first, "first")
+    assert (await exchanged(second, "second")).counts == {"a": 1}
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))
-    after = before  # Ray answers before the actor is dead, and calls may still reach it
-    async with asyncio.timeout(30):
-        while after.table_id == before.table_id:
-            with contextlib.suppress(NotReady):
-                after = await first.exchange(request("first"))
+    # Ray answers before the actor is dead, and calls may still reach it.
+    await exchanged(first, "first", other_than=before.table_id)
     ray.kill(ray.get_actor(TABLE_ACTOR, namespace=NAMESPACE))
