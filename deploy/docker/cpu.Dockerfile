@@ -15,7 +15,7 @@ WORKDIR /opt/millrace
 RUN chown millrace /opt/millrace
 USER 1000
 ENV VIRTUAL_ENV=/opt/millrace/.venv PATH=/opt/millrace/.venv/bin:$PATH \
-    RAY_USAGE_STATS_ENABLED=0
+    RAY_USAGE_STATS_ENABLED=0 RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 
 # Dependencies first: they change less often than the code.
 RUN python -m venv .venv && pip install --no-cache-dir 'uv==0.9.*'

@@ -16,7 +16,7 @@ WORKDIR /opt/millrace
 RUN chown millrace /opt/millrace
 USER 1000
 ENV VIRTUAL_ENV=/opt/millrace/.venv PATH=/opt/millrace/.venv/bin:$PATH \
-    RAY_USAGE_STATS_ENABLED=0
+    RAY_USAGE_STATS_ENABLED=0 RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S=1
 
 RUN python3.11 -m venv .venv && pip install --no-cache-dir 'uv==0.9.*'
 COPY --chown=millrace pyproject.toml README.md LICENSE ./

@@ -39,6 +39,8 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Of every call, at 3 KiB each, up to 100,000 of them; nobody asks this Ray for them.
     "RAY_task_events_report_interval_ms": "0",
+    # Three looks in a row must miss a proxy before Serve starts another: 30 s by default.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_LOG_MONITOR_MAX_OPEN_FILES": "40",  # else those of the dead stay open, up to 200
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
     "TOKENIZERS_PARALLELISM": "false",

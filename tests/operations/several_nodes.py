@@ -5,12 +5,15 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import yaml
 
 from services.cli.api_key import API_KEY
@@ -21,7 +24,7 @@ from tests.operations.network import Machine, Network, wait_for
 
 ROOT = Path(__file__).parents[2]
 PORT, RAY_PORT = 8000, 6379
-NODE_UP_S, DEPLOYED_S = 120.0, 400.0
+NODE_UP_S, DEPLOYED_S, SETTLE_S = 120.0, 400.0, 300.0
 KEYS, ROUTER_KEY = "MILLRACE_KEYS", "MILLRACE_ROUTER_KEY"
 
 PORTS = {
@@ -45,6 +48,28 @@ HEALTH_CHECKS = {
 }
 """Of Ray's head: a node that is cut off is dead to it after about 20 s. Less, and nodes of a busy
 machine that start all at once are dead before they are up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """A campaign that runs.
+
+    Attributes:
+        process: enters the machine, and has the command below it.
+        report: which it writes at its end.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    report: Path
+
+    def said(self) -> str:
+        """All that it says, at its end."""
+        return self.process.communicate(timeout=DEPLOYED_S)[0].decode()
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the command itself."""
+        (command,) = psutil.Process(self.process.pid).children()
+        command.send_signal(number)
 
 
 class RayNodes:
@@ -80,6 +105,7 @@ class RayNodes:
             "TOKENIZERS_PARALLELISM": "false",
             KEYS: json.dumps(keys),
             ROUTER_KEY: self.key,
+            API_KEY: self.key,
         }
 
     def __enter__(self) -> Self:
@@ -211,6 +237,18 @@ class RayNodes:
         )
         assert done.returncode == 0, f"{machine.name}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def chaos(self, machine: Machine, run_id: str, faults: list[dict[str, Any]]) -> Chaos:
+        """`millrace chaos` on a machine that sees the run's directory."""
+        script, report = self.disk / "faults.yaml", self.disk / "report.json"
+        machine.path(script).write_text(yaml.safe_dump({"faults": faults}))
+        machine.path(report).unlink(missing_ok=True)
+        command = ["millrace", "chaos", run_id, "--yes", "--url", f"http://127.0.0.1:{PORT}"]
+        command += ["--address", f"{self._head.address}:{RAY_PORT}", "--settle", f"{SETTLE_S:g}"]
+        command += ["--script", str(script), "--json", str(report)]
+        process = self._spawn(machine, *command, said=subprocess.PIPE)
+        self._processes.append(process)
+        return Chaos(process=process, report=machine.path(report))
 
     def deploy(self, content: dict[str, Any], replicas: int) -> None:
         """Deploy as a user does, from the head, and wait for so many leased replicas."""

@@ -1,6 +1,8 @@
 """Three nodes with a network and a disk of their own each, and what happens when one is cut off."""
 
+import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.strict import load_yaml
 from tests.operations.network import Machine, Network, wait_for, why_not
-from tests.operations.several_nodes import KEYS, PORT, ROOT, ROUTER_KEY, RayNodes
+from tests.operations.several_nodes import KEYS, PORT, ROOT, ROUTER_KEY, SETTLE_S, RayNodes
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
@@ -147,6 +149,56 @@ def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
     assert between, "there were calls while it was cut off"
     assert cut["replica_id"] not in {call.replica for call in between}
     check_leases_were_deserved([table for table in nodes.tables() if table["at"] > cut_at])
+
+
+def test_a_raylet_alone_stands_still_and_dies_and_nothing_is_lost(nodes: RayNodes) -> None:
+    left, right = nodes.machine("left"), nodes.machine("right")
+    faults = [
+        {"at": 1, "fault": "freeze", "target": "raylet", "node": right.address, "for": 5},
+        {"at": 15, "fault": "kill", "target": "raylet", "node": right.address},
+    ]
+    with nodes.client() as client:
+        run = client.start(a_run(nodes, steps=500)).run_id
+        wait_for(lambda: client.status(run).step >= 2, "two train steps", RUN_S)
+        chaos = nodes.chaos(left, run, faults)
+        how = nodes.back(right, lambda: chaos.process.poll() is not None, 2 * SETTLE_S)
+        said = chaos.said()
+        status = client.stop(run)
+    print(said)
+    assert chaos.process.returncode == 0, said
+    drawn = json.loads(chaos.report.read_text())
+    assert drawn["lost"] == []
+    assert [one["refused"] for one in drawn["recoveries"]] == ["", ""]
+    assert how == "as a new node", "Ray does not start a raylet again: its supervisor does"
+    check_nothing_is_lost(status)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_node_that_is_cut_off_is_healed_when_chaos_ends(
+    nodes: RayNodes, number: signal.Signals
+) -> None:
+    left, right = nodes.machine("left"), nodes.machine("right")
+
+    def is_cut() -> bool:
+        return "millrace-chaos" in nodes.run(right, "iptables", "-S")
+
+    def leased() -> bool:
+        return any(member["leased"] for member in members_at(right, nodes.members()))
+
+    cut = {"at": 0, "fault": "cut", "target": "node", "node": right.address, "for": 3600}
+    with nodes.client() as client:
+        run = client.start(a_run(nodes, steps=500)).run_id
+        wait_for(lambda: client.status(run).step >= 1, "a train step", RUN_S)
+        chaos = nodes.chaos(left, run, [cut])
+        wait_for(is_cut, "a cut", RUN_S)
+        chaos.signal(number)
+        healed_s = wait_for(lambda: not is_cut(), "its end", UNLEASED_S)
+        said = chaos.said()
+        how = nodes.back(right, leased, BACK_S)
+        status = client.stop(run)
+    print(f"healed {healed_s:.1f} s after {number.name}, back {how}\n{said}")
+    assert chaos.report.exists() == (number is signal.SIGINT)
+    check_nothing_is_lost(status)
 
 
 def check_nothing_is_lost(status: RunStatus) -> None:
