@@ -46,7 +46,6 @@ ENDLESS = [
     {"at": 0, "fault": "slow", "target": "reward", "for": 3600},
     {"at": 0, "fault": "skew", "target": "orchestrator", "by": 3600, "for": 3600},
     {"at": 0, "fault": "fill", "target": "disk", "for": 3600, "mib": MIB},
-    {"at": 0, "fault": "freeze", "target": "raylet", "for": 3600},
 ]
 
 pytestmark = [
@@ -153,7 +152,7 @@ def test_whatever_ends_chaos_its_faults_are_undone(
             assert "not done" not in line, line
         assert clock.read_text() == "+3600\n"
         assert filling(run_id, demo)
-        assert {one.name() for one in stopped()} >= {"raylet"}
+        assert stopped()
         chaos.send_signal(number)
         signalled = time.monotonic()
         said, _ = chaos.communicate(timeout=RUN_S)
