@@ -1,5 +1,6 @@
 """A keeper on a machine that it has cut off, and the command that asked for it on another."""
 
+import asyncio
 import json
 import socket
 import subprocess
@@ -64,7 +65,8 @@ async def test_a_cut_lets_its_lifeline_through_and_is_healed_with_it(network: Ne
     lifelines = Lifelines(undo_s=WAIT_S)
     with here.network():
         address = await lifelines.start(here.address)
-    assert begun(away, address) == keeper.DONE
+    # Beside the loop, which takes the lifeline's connection meanwhile.
+    assert await asyncio.to_thread(begun, away, address) == keeper.DONE
     until(here, away, reached=False)
     assert await lifelines.cut() == 0, "the keeper's end came back through its own cut"
     assert reaches(here, away)
