@@ -39,8 +39,8 @@ from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig, RunState
 from services.protocol.reward_service import FunctionTest, PythonFunctionGrader, ScoreJob, Verdict
-from services.protocol.strict import load_yaml
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
+from services.protocol.yaml_text import load_yaml
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring
 

@@ -36,7 +36,7 @@ from services.cli.follow import follow
 from services.cli.private_cluster import PrivateCluster
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 STEPS = 60
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.cli.demo import RUN_FILE
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 Part = Literal["presets", "algorithms", "staleness"]
 

@@ -15,7 +15,7 @@ from services.cli.private_cluster import PrivateCluster
 from services.cli.runs_client import RunsClient
 from services.cli.step_log import Step, StepLog
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 _POLL_S = 0.5
 _GRACE_S = 30.0

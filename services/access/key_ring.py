@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Annotated, Any, Self
 
-import yaml
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
+from services.protocol.yaml_text import NotYaml, parse_yaml
 
 _HIDDEN = "(not shown)"
 
@@ -92,9 +92,6 @@ class KeyRing:
 
 def _loaded(text: str, source: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # Such as a date that no calendar has, or brackets without end.
-        place = getattr(error, "problem_mark", None)
-        where = f" at line {place.line + 1}" if place else ""
-        raise InvalidInput(source, _HIDDEN, f"It is not valid YAML{where}.") from None
+        return parse_yaml(text)
+    except NotYaml as error:  # whose reason may quote a key
+        raise InvalidInput(source, _HIDDEN, f"It is not valid YAML{error.where}.") from None

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from services.cli.claims import Claim, in_words, total
 from services.cli.dry_run import cluster_of
+from services.cli.engine_arguments import check_engine_arguments
 from services.cli.file_kind import KUBERNETES, kind_of
 from services.cli.room import Nodes
 from services.cli.run_file import read_run_file
@@ -16,7 +17,7 @@ from services.cli.sizing import sizing_of
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 _COMPARED = ("CPU", "GPU")
 
@@ -65,6 +66,7 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     nodes = _nodes(arguments)
     nodes = own if nodes is None else nodes
     later = deployment.check_nodes(nodes) if nodes is not None else []
+    asked = check_engine_arguments(deployment.configs, source=arguments.file)
     run = None
     if arguments.run is not None:
         run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
@@ -75,6 +77,8 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
         _say(console, _compared(deployment.claims, nodes))
     for sentence in later:
         _say(console, f"note: {sentence}")
+    if not asked:
+        _say(console, "note: engine_args are unchecked, for there is no vLLM on this machine")
     if arguments.figures:
         _show_figures(deployment.configs, run, arguments.gpu_gib, console)
     return 0

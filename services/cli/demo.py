@@ -25,7 +25,7 @@ from services.cli.runs_client import RunsClient
 from services.cli.starter import is_clone, workplace, write_starter
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     from services.cli.private_cluster import PrivateCluster

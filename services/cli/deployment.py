@@ -29,7 +29,8 @@ from services.cli.serve_claims import rank_claims, replica_claims
 from services.cli.unknown_keys import unknown_keys
 from services.cli.wiring import check_place, check_proxies, check_router_url
 from services.protocol.errors import InvalidInput
-from services.protocol.strict import first_problem, load_yaml
+from services.protocol.strict import first_problem
+from services.protocol.yaml_text import load_yaml
 
 Builder = Callable[[Any], Any]
 _BUILT_IN = {"name", "route_prefix", "import_path", "args"}
@@ -77,13 +78,12 @@ class Deployment:
         """
         if not isinstance(data, dict):
             raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
-        for path, value in unknown_keys(data, ServeDeploySchema):
-            fix = "No such key; check its spelling and its place."
-            raise InvalidInput(f"{source}: {path}", value, fix)
+        for path, value, fix in unknown_keys(data, ServeDeploySchema):
+            raise InvalidInput(f"{source}: {path}", value, f"{fix}.")
         try:
             schema = ServeDeploySchema.model_validate(data)
         except ValidationError as error:
-            raise first_problem(error, source) from None
+            raise first_problem(error, source, ServeDeploySchema) from None
         configs: dict[str, BaseModel] = {}
         built = []
         claims: list[Claim] = []
@@ -210,7 +210,7 @@ def _configured(application: ServeApplicationSchema, source: str) -> tuple[Build
     try:
         return builder, config.model_validate(application.args)
     except ValidationError as error:
-        problem = first_problem(error, "args")
+        problem = first_problem(error, "args", config)
         name = problem.field.removeprefix("args: ")
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
 

@@ -13,7 +13,7 @@ from services.cli.rows import show_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.grader import CodeGrader, PythonAssertsGrader
 from services.protocol.reward_service import CheckedTest, Score, ScoreJob, Verdict
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 if TYPE_CHECKING:
     from services.reward_service.scoring import Scoring

@@ -13,7 +13,7 @@ from services.cli.file_kind import KUBERNETES, RAY_UP, kind_of
 from services.cli.ray_service import HeadGroup, RayServiceFile, WorkerGroup
 from services.cli.room import Nodes, NodeType
 from services.protocol.errors import InvalidInput
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGT", start=1)}

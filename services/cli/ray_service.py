@@ -7,12 +7,12 @@ Written after the fields of `ray.io/v1` in KubeRay 1.7.
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from services.protocol.errors import InvalidInput
-from services.protocol.strict import StrictModel, first_problem, load_yaml
+from services.protocol.strict import StrictModel, first_problem
+from services.protocol.yaml_text import NotYaml, load_yaml, parse_yaml
 
 
 class _Camel(StrictModel):
@@ -124,10 +124,10 @@ class RayServiceFile:
         try:
             manifest = RayServiceManifest.model_validate(data)
         except ValidationError as error:
-            raise first_problem(error, source) from None
+            raise first_problem(error, source, RayServiceManifest) from None
         try:
-            serve = yaml.safe_load(manifest.spec.serve_config_v2)
-        except yaml.YAMLError as error:
-            place = f"{source}: spec.serveConfigV2"
-            raise InvalidInput(place, str(error).splitlines()[0], "It is not valid YAML.") from None
+            serve = parse_yaml(manifest.spec.serve_config_v2)
+        except NotYaml as error:
+            fix = f"It is not valid YAML{error.where}."
+            raise InvalidInput(f"{source}: spec.serveConfigV2", error.why, fix) from None
         return cls(source, manifest, serve)

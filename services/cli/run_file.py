@@ -7,8 +7,8 @@ from services.cli.file_kind import RUN, refuse_other_kind
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
-from services.protocol.strict import load_yaml
 from services.protocol.task import TaskSource
+from services.protocol.yaml_text import load_yaml
 
 
 def read_run_file(

@@ -1,13 +1,17 @@
 """Finds keys that a pydantic model would ignore, at every level below it."""
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel
 
+from services.protocol.spelling import models_in, no_such_key
 
-def unknown_keys(data: Any, model: type[BaseModel], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted paths, and values, of keys in `data` that `model` does not declare.
+
+def unknown_keys(
+    data: Any, model: type[BaseModel], path: str = ""
+) -> Iterator[tuple[str, Any, str]]:
+    """The dotted paths, values and fixes of keys in `data` that `model` does not declare.
 
     Fields whose type allows a model are searched as that model; a plain dict is free.
     """
@@ -17,9 +21,9 @@ def unknown_keys(data: Any, model: type[BaseModel], path: str = "") -> Iterator[
         where = f"{path}.{key}" if path else str(key)
         field = model.model_fields.get(key)
         if field is None:
-            yield where, value
+            yield where, value, no_such_key(str(key), (), model)
             continue
-        inner = _model_in(field.annotation)
+        inner = next(iter(models_in(field.annotation)), None)
         if inner is None:
             continue
         if isinstance(value, list):
@@ -33,10 +37,3 @@ def _name_of(item: Any, index: int) -> str:
     """People know an application by its name, not by its place in a list."""
     name = item.get("name") if isinstance(item, dict) else None
     return str(name) if name else str(index)
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = [_model_in(argument) for argument in get_args(annotation)]
-    return next((model for model in found if model is not None), None)

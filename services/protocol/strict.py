@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from services.protocol.errors import InvalidInput
+from services.protocol.spelling import no_such_key
+from services.protocol.yaml_text import load_yaml
 
 
 class StrictModel(BaseModel):
@@ -33,40 +34,21 @@ class StrictModel(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            raise first_problem(error, source) from None
+            raise first_problem(error, source, cls) from None
 
 
-def load_yaml(path: str | Path) -> Any:
-    """Parse a YAML file into plain data.
-
-    Raises:
-        InvalidInput: the file is missing or is not YAML.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput("file", str(path), f"It cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("file", str(path), "It is not UTF-8 text.") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        place, why = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-        where = f" at line {place.line + 1}, column {place.column + 1}" if place else ""
-        said = f": {why}" if why else ""
-        raise InvalidInput("file", str(path), f"It is not valid YAML{where}{said}.") from None
-
-
-def first_problem(error: ValidationError, source: str) -> InvalidInput:
-    """Turn pydantic's complaints into one `InvalidInput`: the first unknown key, else the
-    first of all, because a misspelt key is the reason why the right one is missing."""
+def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -> InvalidInput:
+    """Turn pydantic's complaints about data for `model` into one `InvalidInput`: the first
+    unknown key, else the first of all, because a misspelt key is the reason why the right one
+    is missing."""
     problems = error.errors(include_url=False)
     unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
     problem = next(unknown, problems[0])
     field = ".".join(str(part) for part in problem["loc"]) or "(whole document)"
     fix = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
-        fix = "No such key; check its spelling and its place"
+        *place, key = problem["loc"]
+        fix = no_such_key(str(key), place, model)
     elif problem["type"] == "missing":
         fix = "This key is required"
     value = "(missing)" if problem["type"] == "missing" else problem["input"]

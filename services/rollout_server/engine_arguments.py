@@ -1,6 +1,11 @@
-"""From our configuration to vLLM's arguments."""
+"""From our configuration to vLLM's arguments.
+
+As a program it says whether vLLM takes those of a configuration: it reads that as JSON, and
+writes nothing, or the field, the value and the fix of an error as JSON.
+"""
 
 import json
+import sys
 from argparse import Action, ArgumentTypeError, BooleanOptionalAction, Namespace
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args
@@ -140,3 +145,15 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
     if config.device == "cpu":
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))
     return chosen
+
+
+def main() -> None:
+    """Check the configuration on standard input."""
+    try:
+        server_arguments(RolloutServerConfig.model_validate_json(sys.stdin.read()))
+    except InvalidInput as problem:
+        sys.stdout.write(json.dumps([problem.field, problem.value, problem.fix]))
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunStatus
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 READY_S = 300.0

@@ -19,7 +19,7 @@ from services.cli import demo
 from services.cli.demo import DemoOptions, resolved
 from services.cli.deployment import Deployment
 from services.cli.run_view import RunView
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 from tests.cli.conftest import Orchestra
 from tests.cli.private_cluster_owner import deploy_scripted, own_a_cluster
 

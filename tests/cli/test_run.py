@@ -130,7 +130,13 @@ def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("steps: 2", "step: 2", "step: 2 -> No such key"),
+        ("steps: 2", "step: 2", "step: 2 -> No such key; the nearest is steps."),
+        (
+            "steps: 2",
+            "steps: 2\nsteps: 3",
+            "is not valid YAML at line 6, column 1: the key steps is",
+        ),
+        ("steps: 2", "steps: 2\nmax_tokens: 8", "No such key here; it belongs to sampling."),
         ("steps: 2\n", "", "steps: '(missing)' -> This key is required"),
         (
             "group_size: 2",

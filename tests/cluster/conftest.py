@@ -22,8 +22,8 @@ from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.strict import load_yaml
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
+from services.protocol.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"

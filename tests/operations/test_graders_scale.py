@@ -11,7 +11,7 @@ from ray import serve
 from rich.console import Console
 
 from services.cli.private_cluster import PrivateCluster
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 
 READY_S, SCALE_S, ANSWER_S = 120.0, 400.0, 900.0
 CALLERS, ANSWERS = 3, 15

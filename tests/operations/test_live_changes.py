@@ -17,7 +17,7 @@ from services.cli.private_cluster import PrivateCluster
 from services.protocol.errors import NotReady
 from services.protocol.grader import ExactGrader
 from services.protocol.reward_service import ScoreJob
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, free_port, model_dir
 from tests.operations.live_cluster import ENDED, LiveCluster, assert_nothing_was_lost
 

@@ -19,7 +19,7 @@ from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.strict import load_yaml
+from services.protocol.yaml_text import load_yaml
 from tests.observability.collector import Collector, receiving
 
 ROOT = Path(__file__).parents[2]

@@ -1,12 +1,14 @@
 """Any argument of vLLM's engine and server can be set in the deployment file."""
 
+import io
 from typing import Any
 
 import pytest
 
+from services.cli.engine_arguments import check_engine_arguments
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine_arguments import engine_arguments, main, server_arguments
 from services.rollout_server.engine_environment import environment
 
 
@@ -57,3 +59,26 @@ def test_what_vllm_does_not_take_is_refused_with_field_value_and_fix(
 
 def test_a_nodes_environment_cannot_turn_development_endpoints_on() -> None:
     assert environment(RolloutServerConfig(model="m"))["VLLM_SERVER_DEV_MODE"] == "0"
+
+
+def test_a_check_of_a_deployment_file_asks_vllm() -> None:
+    config = RolloutServerConfig(model="m", engine_args={"kv_cache_type": "auto"})
+    with pytest.raises(InvalidInput) as refused:
+        check_engine_arguments({"rollout_server": config}, source="deploy.yaml")
+    assert refused.value.field == "deploy.yaml: rollout_server.args.engine_args.kv_cache_type"
+    assert refused.value.fix == "vLLM has no such argument; the nearest is kv_cache_dtype."
+
+
+def test_a_check_without_engine_arguments_loads_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("subprocess.run")
+    config = RolloutServerConfig(model="m")
+    assert check_engine_arguments({"rollout_server": config}, source="deploy.yaml")
+
+
+def test_arguments_that_vllm_takes_are_passed_silently(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RolloutServerConfig(model="m", engine_args={"kv_cache_dtype": "auto"})
+    monkeypatch.setattr("sys.stdin", io.StringIO(config.model_dump_json()))
+    main()
+    assert capsys.readouterr().out == ""

@@ -153,7 +153,7 @@ def _checked(model: type[_Model], data: Any) -> _Model:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problem = first_problem(error, "request")
+        problem = first_problem(error, "request", model)
         field = problem.field.removeprefix("request: ")
         # What stands under a key that there is not may be meant for somebody else.
         unknown = any(one["type"] == "extra_forbidden" for one in error.errors())
