@@ -23,6 +23,8 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunRequest, RunState, RunStatus
 
 _log = Log("orchestrator")
+_MOST_ENDED = 1000
+"""Runs that are over and still told of; their folders stay."""
 
 
 class RunActive(RuntimeError):
@@ -211,9 +213,11 @@ class Runs:
             return
         self._active = self._life = None
         self._ended[run.progress.run_id] = EndedRun(run.status())
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def list(self) -> builtins.list[RunStatus]:
-        """Every run of this orchestrator's life, oldest first."""
+        """The runs of this orchestrator's life, the newest 1,000 at most, oldest first."""
         active = [] if self._active is None else [self._active.status()]
         return [run.status() for run in self._ended.values()] + active
 

@@ -170,7 +170,7 @@ class CoreQueue:
             self._free -= 1
             self._now = waiter.finish
             waiter.granted.set_result(None)
-        if not self._waiting:
+        if len(self._finished) > 2 * len(self._waiting):  # tags in the past say nothing
             self._finished = {who: at for who, at in self._finished.items() if at > self._now}
 
     def _joined(self, kind: str, estimate_s: float) -> None:

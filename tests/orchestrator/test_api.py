@@ -201,6 +201,19 @@ async def test_of_an_ended_run_only_its_last_status_is_kept(tmp_path: Path) -> N
         assert runs.list() == [final]
 
 
+async def test_the_newest_of_the_runs_that_are_over_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.orchestrator.runs._MOST_ENDED", 1)
+    async with world(tmp_path) as cluster:
+        runs = Runs(cluster.config, lambda: cluster.peers)
+        for _ in range(2):
+            started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
+            async with asyncio.timeout(20):
+                final = await runs.ended(started.run_id)
+        assert runs.list() == [final]
+
+
 async def test_an_unknown_run_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, http):
         for answer in (await http.get("/v1/runs/x"), await http.post("/v1/runs/x/stop")):

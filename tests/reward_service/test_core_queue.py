@@ -73,3 +73,16 @@ async def test_what_waits_counts_for_what_work_of_its_kind_turned_out_to_take() 
         assert queue.queued_s == pytest.approx(2.02)
     await asyncio.gather(*waiting[1:])
     assert queue.queued_s == 0
+
+
+async def test_callers_who_had_their_turn_are_forgotten_though_others_wait() -> None:
+    queue = CoreQueue(cores=1, bound_s=10_000, wait_s=10)
+    async with queue.core("first", 1.0):
+        waiting = asyncio.create_task(work(queue, "last", 5_000.0, []))
+        await asyncio.sleep(0)
+        guests = [asyncio.create_task(work(queue, f"guest {n}", 1.0, [])) for n in range(100)]
+        await asyncio.sleep(0)
+    await asyncio.gather(*guests[:90])
+    assert queue.waiting > 0
+    assert len(queue._finished) < 30
+    await asyncio.gather(*guests, waiting)
