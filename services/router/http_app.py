@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from services.access.access_control import protect
 from services.access.json_body import AsciiJson
+from services.protocol.router import error_body
 from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
@@ -67,6 +70,7 @@ def build_http(
     app = FastAPI(title="Millrace router", lifespan=lifespan)
     app.state.replicas = replicas
     app.add_exception_handler(RequestFailed, _refused)
+    app.add_exception_handler(HTTPException, _unserved)
     _add_routes(app, replicas, external, sessions or Sessions(config))
     # What is added last is first to see a request.
     protect(app, config.access, service="router", open_paths=("/", "/health"))
@@ -101,3 +105,13 @@ async def _refused(_: Request, failure: Exception) -> AsciiJson:
     after = failure.retry_after_s
     headers = {"retry-after": str(after)} if after else None
     return AsciiJson(failure.body, status_code=failure.status, headers=headers)
+
+
+async def _unserved(request: Request, failure: Exception) -> AsciiJson:
+    """Clients of OpenAI's read a message from errors of its shape alone."""
+    assert isinstance(failure, HTTPException)
+    message = f"There is no {request.method} {request.url.path:.200} here. GET /openapi.json "
+    message += "lists what is served: chat completions and completions among them."
+    kind = HTTPStatus(failure.status_code).phrase
+    body = error_body(message, kind=kind, code=failure.status_code)
+    return AsciiJson(body, status_code=failure.status_code, headers=failure.headers)

@@ -145,6 +145,12 @@ async def test_errors_are_the_clients_own_exceptions(router, extra, kind, status
     assert refusal.value.body["message"]
 
 
+async def test_an_endpoint_that_is_not_served_is_named(router):
+    with pytest.raises(openai.NotFoundError, match="no POST /v1/responses here") as refusal:
+        await router.client.responses.create(model=MODEL, input="hello")
+    assert refusal.value.type == "Not Found"
+
+
 async def test_models_are_listed(router):
     assert [model.id async for model in router.client.models.list()] == [MODEL]
 
