@@ -77,7 +77,10 @@ def _lost(seen: Observation) -> Iterable[str]:
     yield from _lost_versions(seen)
     if not seen.leases or len(seen.leases[-1].leased) < seen.expected:
         held = len(seen.leases[-1].leased) if seen.leases else 0
-        yield f"{held} of {seen.expected} replicas have a lease at the end"
+        yield (
+            f"{held} of {seen.expected} replicas have a lease at the end; if they were only late, "
+            "give them longer: --settle"
+        )
     if seen.lasting:
         yield f"{seen.lasting} faults were not seen to be undone: each ends with its `for`"
 

@@ -18,6 +18,8 @@ _DROPPED = (
 _MARK = ("-m", "comment", "--comment", "millrace-chaos")
 _IPV4, _IPV6 = "iptables", "ip6tables"
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
+_LOCK_S = "10"
+"""For others who change rules at the same time."""
 _ANSWER_S = 1.0
 """The answer to who asked for it must leave the node first."""
 
@@ -87,7 +89,7 @@ def _lifeline() -> list[tuple[str, ...]]:
 
 def _call(program: str, *arguments: str) -> None:
     try:
-        done = subprocess.run([program, "-w", *arguments], capture_output=True, text=True)
+        done = subprocess.run([program, "-w", _LOCK_S, *arguments], capture_output=True, text=True)
     except FileNotFoundError:
         raise OSError(f"there is no {program}: apt-get install iptables") from None
     if done.returncode:

@@ -9,6 +9,7 @@ from services.cli.doctor.finding import Finding, fault, good, note
 
 GIB = 1 << 30
 _PYTHONS = SpecifierSet(">=3.11,<3.13")
+_BUSY = 4  # load of a core
 _MEMORY_GIB = 4.0  # what the demo asks for
 _FREE_GIB = 2.0
 _RAY_STOPS_AT = 0.95  # Ray makes no more objects on a disk that is fuller
@@ -212,7 +213,15 @@ def memory(machine: Machine) -> Finding:
     if free < _MEMORY_GIB:
         fix = "Close something, or raise the container's limit: the demo needs 4 GiB."
         return fault(f"{free:.1f} GiB free", fix)
-    return good(f"{free:.1f} GiB free, {machine.cores} cores")
+    return good(f"{free:.1f} GiB free")
+
+
+def cores(machine: Machine) -> Finding:
+    """Whether they are free enough for services to start in time."""
+    shown = f"{machine.cores} cores, load {machine.load:.1f}"
+    if machine.load > _BUSY * machine.cores:
+        return note(shown, "`top` shows what runs: services start slowly, and Ray may give up.")
+    return good(shown)
 
 
 def limits(machine: Machine) -> Finding:
@@ -250,6 +259,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "compilers": compilers,
     "gpus": gpus,
     "interconnect": interconnect,
+    "cores": cores,
     "memory": memory,
     "shared memory": shared_memory,
     "disks": disks,

@@ -137,6 +137,7 @@ class Machine:
 
     Attributes:
         cores: processors that this process may use.
+        load: threads that ran or waited to, on average over the last minute.
         memory_free: bytes that can be had without swapping, within a container's limit.
         compilers: path of each wanted compiler, empty where it is absent.
         shared_memory: `/dev/shm`.
@@ -145,6 +146,7 @@ class Machine:
     host: str
     python: str
     cores: int
+    load: float
     memory_free: int
     packages: tuple[Package, ...]
     sandbox: Sandbox

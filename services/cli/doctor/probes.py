@@ -46,6 +46,7 @@ def observe(runs: str = ".") -> Machine:
         host=socket.gethostname(),
         python=platform.python_version(),
         cores=cores_here(),
+        load=os.getloadavg()[0],
         memory_free=int(free_memory()),
         packages=packages(),
         sandbox=asyncio.run(sandbox()),

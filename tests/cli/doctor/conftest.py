@@ -51,6 +51,7 @@ def machine() -> Machine:
         host="here",
         python="3.11.9",
         cores=8,
+        load=3.0,
         memory_free=32 * GIB,
         packages=(
             Package(name="ray", installed="2.60.0", supported="==2.60.0"),

@@ -98,6 +98,7 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
             "mlx5_0/1",
             "ibstat",
         ),
+        ("cores", {"load": 40.0}, "note", "8 cores, load 40.0", "`top`"),
         ("memory", {"memory_free": 3 * GIB}, "fault", "3.0 GiB free", "4 GiB"),
         (
             "shared memory",
