@@ -190,7 +190,12 @@ def test_a_node_that_is_cut_off_is_healed_when_chaos_ends(
         run = client.start(a_run(nodes, steps=500)).run_id
         wait_for(lambda: client.status(run).step >= 1, "a train step", RUN_S)
         chaos = nodes.chaos(left, run, [cut])
-        wait_for(is_cut, "a cut", RUN_S)
+
+        def struck() -> bool:
+            assert chaos.process.poll() is None, chaos.said()
+            return is_cut()
+
+        wait_for(struck, "a cut", RUN_S)
         chaos.signal(number)
         healed_s = wait_for(lambda: not is_cut(), "its end", UNLEASED_S)
         said = chaos.said()
