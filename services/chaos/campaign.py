@@ -14,6 +14,8 @@ from services.chaos.script import Deed, Fault, Script, Target
 from services.chaos.watch import Watch
 
 _PAUSE_S = 0.1
+_SHOWN_S = 15.0
+"""A lease may outlive its replica by the 10 s of the member table's own."""
 SPARED = frozenset({Target.REPLICA, Target.ENGINE})
 """Not hit at random while another of them is away: someone must answer."""
 
@@ -56,9 +58,13 @@ class Campaign:
             await asyncio.sleep(_PAUSE_S)
 
     async def until_whole(self, settle_s: float, *, calls: bool) -> None:
-        """Wait until all replicas are leased, the run has moved on and, where anybody calls, a
-        call was answered since the last fault, but no longer than this."""
-        last = self._seen.struck[-1].at_s if self._seen.struck else 0.0
+        """Wait until every fault is over and has had time to show, and then, for `settle_s` at
+        most, until all replicas are leased, the run has moved on and, where anybody calls, a call
+        was answered."""
+        last = max((one.over_s for one in self._seen.struck), default=-_SHOWN_S)
+        shown = last + _SHOWN_S
+        while self._clock() < shown and not self._watch.run_over:  # noqa: ASYNC110  no event
+            await asyncio.sleep(_PAUSE_S)
         step = self._step_at(last)
         deadline = self._clock() + settle_s
         while self._clock() < deadline:

@@ -81,6 +81,12 @@ class Struck:
     victim: str
     refused: str = ""
 
+    @property
+    def over_s(self) -> float:
+        """When it is undone, if nobody ends it before."""
+        lasts = 0.0 if self.refused else self.deed.seconds
+        return self.at_s + (lasts or 0.0)
+
 
 @dataclass(kw_only=True)
 class Observation:
