@@ -32,6 +32,7 @@ PYTHON_RUN_BY = {
     "docs/agents.md": "tests/conformance/test_agents_doc.py",
     "docs/algorithms.md": "tests/trainer/algorithms/test_user_loss.py",
     "docs/environments.md": "tests/examples/test_environments_doc.py",
+    "docs/migrating.md": "tests/guides/test_migration.py",
     "docs/rewards.md": "tests/reward_service/test_rewards_doc.py",
     "docs/your-own-tasks.md": "tests/examples/test_your_own_tasks_doc.py",
 }

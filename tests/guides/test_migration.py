@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import pytest
 from pydantic import BaseModel
 
 from services.protocol.orchestrator import RunConfig
-from services.protocol.task import TaskSource
+from services.protocol.task import TaskSource, load_tasks
 from tests.guides.documents import ARGUMENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
@@ -35,3 +36,27 @@ def test_every_key_of_ours_is_one() -> None:
     assert len(keys) > 50
     assert [key for key in keys if not _exists(key)] == []
     assert not _exists("algorithm.no_such_key")
+
+
+def test_rows_of_verls_data_become_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": "What is 6 times 7?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": "42"},
+            "extra_info": {"split": "train", "index": 0},
+        }
+    ]
+    for file in ("train.parquet", "test.parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(block, "migrating.md", "exec"), {})
+    task, heldout = load_tasks("tasks.jsonl")
+    assert (task.split, heldout.split) == ("train", "heldout")
+    assert task.messages[0].content == "What is 6 times 7?"
+    assert task.grader is not None
+    assert (task.grader.kind, getattr(task.grader, "expected", None)) == ("maths", "42")
