@@ -15,8 +15,9 @@ export async function ledger({ root, overview }) {
     const again = Object.entries(flow.again).map(([cause, value]) => ({ name: `sampled again: ${cause}`, value, paint: "purple" }));
     const tokens = [...ENDINGS.map(([name, paint]) => ({ name: name.replace("_", " "), value: flow.tokens[name], paint })), ...again];
     replace(body, balance(flow),
-      panel("Sample groups", river("admitted", flow.groups.admitted, groups)),
-      panel("Response tokens", river("sampled", flow.tokens.admitted, tokens)),
+      el("div", { class: "pair" },
+        panel("Sample groups", river("admitted", flow.groups.admitted, groups)),
+        panel("Response tokens", river("sampled", flow.tokens.admitted, tokens))),
       reasons(flow.reasons));
   };
   await draw(overview);
