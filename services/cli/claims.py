@@ -51,6 +51,9 @@ def total(bundles: Sequence[Bundle]) -> Bundle:
     return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
 
 
+_BYTES = ("memory", "object_store_memory")
+
+
 def in_words(bundle: Bundle) -> str:
     """Such as `4 CPU, 1 GPU`; what is 0 is left out."""
     return ", ".join(_amounts(bundle)) or "nothing"
@@ -58,7 +61,7 @@ def in_words(bundle: Bundle) -> str:
 
 def _amounts(bundle: Bundle) -> Iterator[str]:
     for name, amount in sorted(bundle.items()):
-        if amount and name == "memory":
-            yield f"{amount / 2**30:g} GiB memory"
+        if amount and name in _BYTES:
+            yield f"{amount / 2**30:.4g} GiB {name}"
         elif amount:
             yield f"{amount:g} {name}"
