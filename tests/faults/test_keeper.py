@@ -168,6 +168,9 @@ def test_the_clock_of_a_process_under_libfaketime_goes_wrong_and_right_again(
         begun, answer = play(**order, lives=lives(psutil.Process(clock.pid)))
         assert answer == keeper.DONE
         assert abs(ahead() - 3600) < 60
+        refused, answer = play(**order, lives=lives(psutil.Process(clock.pid)))
+        assert "its clock is wrong already" in answer
+        refused.communicate()
         begun.communicate()
         until(lambda: abs(ahead()) < 60)
         clock.kill()

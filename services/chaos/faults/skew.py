@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "FAKETIME_TIMESTAMP_FILE"
+_NONE = "+0"
 
 
 class Skew:
@@ -17,21 +18,22 @@ class Skew:
     def __init__(self, order: dict[str, Any]) -> None:
         self._pid, self._by = order["lives"][0][0], order["by"]
         self._file = Path()
-        self._before = "+0"
 
     def begin(self) -> None:
         """Set the clock wrong.
 
         Raises:
-            OSError: the process has no libfaketime, or may not be looked into.
+            OSError: the process has no libfaketime, its clock is wrong already, or it may not be
+                looked into.
         """
         variables = Path(f"/proc/{self._pid}/environ").read_bytes().split(b"\0")
         files = [one.partition(b"=")[2] for one in variables if one.startswith(f"{FILE}=".encode())]
         if not files or not any(one.startswith(b"LD_PRELOAD=") for one in variables):
             raise OSError(f"process {self._pid} runs without libfaketime: see docs/chaos.md")
         self._file = Path(files[0].decode())
-        if self._file.exists():
-            self._before = self._file.read_text(encoding="ascii")
+        offset = self._file.read_text(encoding="ascii").strip() if self._file.exists() else _NONE
+        if offset != _NONE:
+            raise OSError(f"its clock is wrong already: {self._file} holds {offset}, not {_NONE}")
         self._file.write_text(f"{self._by:+g}\n", encoding="ascii")
 
     def tick(self) -> float:
@@ -40,4 +42,4 @@ class Skew:
 
     def end(self) -> None:
         """Set it right."""
-        self._file.write_text(self._before, encoding="ascii")
+        self._file.write_text(f"{_NONE}\n", encoding="ascii")
