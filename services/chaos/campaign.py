@@ -63,8 +63,7 @@ class Campaign:
         was answered."""
         last = max((one.over_s for one in self._seen.struck), default=-_SHOWN_S)
         shown = last + _SHOWN_S
-        while self._clock() < shown and not self._watch.run_over:  # noqa: ASYNC110  no event
-            await asyncio.sleep(_PAUSE_S)
+        await asyncio.sleep(max(0.0, shown - self._clock()))
         step = self._step_at(last)
         deadline = self._clock() + settle_s
         while self._clock() < deadline:

@@ -62,6 +62,6 @@ def in_words(bundle: Bundle) -> str:
 def _amounts(bundle: Bundle) -> Iterator[str]:
     for name, amount in sorted(bundle.items()):
         if amount and name in _BYTES:
-            yield f"{amount / 2**30:.4g} GiB {name}"
+            yield f"{amount / 2**30:g} GiB {name}"
         elif amount:
             yield f"{amount:g} {name}"

@@ -217,7 +217,7 @@ class Runs:
             del self._ended[next(iter(self._ended))]
 
     def list(self) -> builtins.list[RunStatus]:
-        """The runs of this orchestrator's life, the newest 1,000 at most, oldest first."""
+        """This orchestrator's runs, oldest first; of those that are over the newest 1,000."""
         active = [] if self._active is None else [self._active.status()]
         return [run.status() for run in self._ended.values()] + active
 

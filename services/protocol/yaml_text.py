@@ -40,8 +40,8 @@ def parse_yaml(text: str) -> Any:
         place, why = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f" at line {place.line + 1}, column {place.column + 1}" if place else ""
         raise NotYaml(where, why or "") from None
-    except (ValueError, RecursionError) as error:
-        # Such as a date that no calendar has, or brackets without end.
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:
+        # Such as a date that no calendar has, `!!bool x`, or brackets without end.
         raise NotYaml("", str(error)) from None
 
 

@@ -1,7 +1,7 @@
 """From our configuration to vLLM's arguments.
 
-As a program it says whether vLLM takes those of a configuration: it reads that as JSON, and
-writes nothing, or the field, the value and the fix of an error as JSON.
+As a program it says whether vLLM takes those of a configuration, which it reads as JSON: its last
+line is `null`, or the field, the value and the fix, as JSON.
 """
 
 import json
@@ -149,10 +149,12 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
 
 def main() -> None:
     """Check the configuration on standard input."""
+    refused = None
     try:
         server_arguments(RolloutServerConfig.model_validate_json(sys.stdin.read()))
     except InvalidInput as problem:
-        sys.stdout.write(json.dumps([problem.field, problem.value, problem.fix]))
+        refused = (problem.field, problem.value, problem.fix)
+    sys.stdout.write(f"\n{json.dumps(refused)}\n")
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
             "steps: 2\nsteps: 3",
             "is not valid YAML at line 6, column 1: the key steps is",
         ),
+        ("steps: 2", "steps: !!bool x", "It is not valid YAML"),
         ("steps: 2", "steps: 2\nmax_tokens: 8", "No such key here; it belongs to sampling."),
         ("steps: 2\n", "", "steps: '(missing)' -> This key is required"),
         (

@@ -1,13 +1,12 @@
 """How long a campaign waits until all is as it was."""
 
 import asyncio
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from services.chaos.campaign import Campaign
+from services.chaos.campaign import Campaign, clock
 from services.chaos.observation import Leases, Observation, Struck
 from services.chaos.script import Deed
 
@@ -23,15 +22,17 @@ async def test_where_nobody_calls_nobody_waits_for_an_answer() -> None:
         await asyncio.wait_for(campaign.until_whole(60.0, calls=True), 0.3)
 
 
-async def test_nothing_is_whole_before_every_fault_is_over_and_lost_leases_are_noticed() -> None:
-    whole = Leases(at_s=1.0, leased=frozenset({"r"}), newest_version=1, bus_id="a")
-    freeze = {"at": 1, "fault": "freeze", "target": "rank", "for": 30}
-    struck = Struck(at_s=1.0, deed=Deed.model_validate(freeze), victim="rank 1")
-    progress: Any = [SimpleNamespace(at_s=at_s, step=step) for step, at_s in enumerate((0, 2, 47))]
-    seen = Observation(expected=1, leases=[whole], struck=[struck], progress=progress)
+async def test_nothing_is_whole_before_every_fault_is_over_and_lost_leases_are_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.chaos.campaign._SHOWN_S", 0.2)
+    whole = Leases(at_s=0.0, leased=frozenset({"r"}), newest_version=1, bus_id="a")
+    freeze = {"at": 0, "fault": "freeze", "target": "rank", "for": 0.1}
+    struck = Struck(at_s=0.0, deed=Deed.model_validate(freeze), victim="rank 1")
+    seen = Observation(expected=1, leases=[whole], struck=[struck])
     nothing: Any = None
-    watch: Any = SimpleNamespace(run_over=False)
-    seconds = itertools.count(2.0, 4.0)
-    campaign = Campaign(nothing, seen, lambda: next(seconds), watch, nothing)
+    watch: Any = SimpleNamespace(run_over=True)
+    now = clock()
+    campaign = Campaign(nothing, seen, now, watch, nothing)
     await asyncio.wait_for(campaign.until_whole(60.0, calls=False), 60)
-    assert next(seconds) > 31.0 + 10.0
+    assert now() >= 0.3

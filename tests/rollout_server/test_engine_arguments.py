@@ -1,6 +1,5 @@
 """Any argument of vLLM's engine and server can be set in the deployment file."""
 
-import io
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from services.cli.engine_arguments import check_engine_arguments
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import engine_arguments, main, server_arguments
+from services.rollout_server.engine_arguments import engine_arguments, server_arguments
 from services.rollout_server.engine_environment import environment
 
 
@@ -75,10 +74,7 @@ def test_a_check_without_engine_arguments_loads_no_engine(monkeypatch: pytest.Mo
     assert check_engine_arguments({"rollout_server": config}, source="deploy.yaml")
 
 
-def test_arguments_that_vllm_takes_are_passed_silently(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_check_takes_what_vllm_takes() -> None:
     config = RolloutServerConfig(model="m", engine_args={"kv_cache_dtype": "auto"})
-    monkeypatch.setattr("sys.stdin", io.StringIO(config.model_dump_json()))
-    main()
-    assert capsys.readouterr().out == ""
+    scaled = config.model_copy(update={"replicas": 12, "max_replicas": 2})
+    assert check_engine_arguments({"rollout_server": scaled}, source="deploy.yaml")

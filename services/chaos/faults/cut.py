@@ -18,8 +18,8 @@ _DROPPED = (
 _MARK = ("-m", "comment", "--comment", "millrace-chaos")
 _IPV4, _IPV6 = "iptables", "ip6tables"
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-_LOCK_S = "10"
-"""For others who change rules at the same time."""
+_LOCK_S = "5"
+"""For others who change rules at the same time; to heal has no deadline."""
 _ANSWER_S = 1.0
 """The answer to who asked for it must leave the node first."""
 
@@ -41,7 +41,7 @@ class Cut:
                 address, at which it would still be reached.
         """
         for program in sorted({program for program, *_ in self._rules}):
-            _call(program, "-L", "INPUT")
+            _call(program, "-w", _LOCK_S, "-L", "INPUT")
 
     def tick(self) -> float:
         """Cut, at the second call."""
@@ -51,7 +51,7 @@ class Cut:
         if not self._is_cut:
             self._is_cut = True
             for program, chain, *rule in self._rules:  # each above those before it
-                _call(program, "-I", chain, "1", *rule, *_MARK)
+                _call(program, "-w", _LOCK_S, "-I", chain, "1", *rule, *_MARK)
         return 3600.0
 
     def end(self) -> None:
@@ -59,7 +59,7 @@ class Cut:
         if self._is_cut:
             with ExitStack() as healing:
                 for program, *rule in self._rules:
-                    healing.callback(_call, program, "-D", *rule, *_MARK)
+                    healing.callback(_call, program, "-w", "-D", *rule, *_MARK)
 
 
 def _speaks_ipv6() -> bool:
@@ -89,7 +89,7 @@ def _lifeline() -> list[tuple[str, ...]]:
 
 def _call(program: str, *arguments: str) -> None:
     try:
-        done = subprocess.run([program, "-w", _LOCK_S, *arguments], capture_output=True, text=True)
+        done = subprocess.run([program, *arguments], capture_output=True, text=True)
     except FileNotFoundError:
         raise OSError(f"there is no {program}: apt-get install iptables") from None
     if done.returncode:

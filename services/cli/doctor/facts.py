@@ -137,7 +137,8 @@ class Machine:
 
     Attributes:
         cores: processors that this process may use.
-        load: threads that ran or waited to, on average over the last minute.
+        load: threads that ran or waited to, on average over the last minute; of the host's, as
+            large a share as those processors have.
         memory_free: bytes that can be had without swapping, within a container's limit.
         compilers: path of each wanted compiler, empty where it is absent.
         shared_memory: `/dev/shm`.
