@@ -12,22 +12,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _BEGAN = 17  # of the fields of proc(5)'s stat after the parent: the 22nd of all
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.05
 _SETTLE_S = 0.5
 
 
-def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies.
+def adopt_orphans(adopt: bool = True) -> bool:
+    """Become the parent of every descendant whose own parent dies, or no longer.
+
+    Who stays it without asking how they ended keeps them as zombies, and no PID namespace can end
+    while one of its own is kept.
+
+    Returns:
+        Whether this process was it before.
 
     Raises:
         OSError: the kernel refuses.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    before = ctypes.c_int()
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_GET_CHILD_SUBREAPER)")
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    return bool(before.value)
 
 
 class Process(NamedTuple):

@@ -62,10 +62,10 @@ class PrivateCluster:
         self.metrics_url = ""
         self._guardian: subprocess.Popen[bytes] | None = None
         self._reaper = OrphanReaper()
-        self._serves = False
+        self._serves = self._adopted_before = False
 
     def __enter__(self) -> Self:
-        adopt_orphans()
+        self._adopted_before = adopt_orphans()
         tempfile.gettempdir()  # which remembers its first answer: this process's own files stay
         self._segments = shared_memory_segments()
         self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
@@ -178,6 +178,7 @@ class PrivateCluster:
         grace_s = _GRACE_S if self._serves else 0.0
         self._reaper.stop()
         end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
+        adopt_orphans(self._adopted_before)
         remove_segments_since(self._segments)
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder = Path()

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.leftovers import descendants, remove_segments_since, shared_memory_segments
+from services.cli.leftovers import (
+    adopt_orphans,
+    descendants,
+    remove_segments_since,
+    shared_memory_segments,
+)
 from services.cli.private_cluster import PrivateCluster
 
 # Starts a child that starts a grandchild and dies at once; both ignore polite signals.
@@ -128,3 +133,14 @@ def test_a_cluster_gives_temporary_files_a_place_and_takes_it_back() -> None:
             with tempfile.TemporaryDirectory() as inside:
                 assert Path(inside).parent == Path(own), "this process outlives the cluster"
         assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_after_a_cluster_orphans_go_where_they_went_before_it(before: bool) -> None:
+    earlier = adopt_orphans(before)
+    try:
+        with PrivateCluster(num_cpus=1):
+            assert adopt_orphans()
+        assert adopt_orphans(before) == before
+    finally:
+        adopt_orphans(earlier)
