@@ -66,10 +66,10 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     nodes = _nodes(arguments)
     nodes = own if nodes is None else nodes
     later = deployment.check_nodes(nodes) if nodes is not None else []
-    asked = check_engine_arguments(deployment.configs, source=arguments.file)
     run = None
     if arguments.run is not None:
         run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
+    asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
     if left_out := missing(deployment.names):
         _say(console, f"not in this file: {', '.join(left_out)}")
