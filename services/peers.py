@@ -14,6 +14,7 @@ from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
 
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.replica_control import ControlOutcome
@@ -38,6 +39,7 @@ from services.protocol.weight_bus import (
 )
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 
+_STATUS_S = 5.0
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
 
@@ -62,6 +64,21 @@ def local_proxy() -> str:
         raise NotReady("Serve has no HTTP proxy (proxy_location: Disabled)")
     here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     return f"http://{here}:{client.http_config.port}"
+
+
+async def application_ends() -> bool:
+    """Whether the application that this replica belongs to is being taken down as a whole.
+
+    Serve that does not answer is being shut down.
+    """
+    name = serve.get_replica_context().app_name
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            status = await asyncio.to_thread(serve.status)
+    except (TimeoutError, *_ABSENT):
+        return True
+    found = status.applications.get(name)
+    return found is None or found.status == ApplicationStatus.DELETING
 
 
 class _ServePeer:

@@ -31,7 +31,8 @@ class AccessControl:
         source: where the keys come from.
         ring: the keys as they were read at the start.
         service: what logs and metrics call it.
-        open_paths: paths that need no key, such as a load balancer's probe.
+        open_paths: paths that need no key, such as a load balancer's probe; one that ends with
+            `/*` stands for all below it.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class AccessControl:
         open_paths: Collection[str] = (),
     ) -> None:
         self._app, self._source, self._service = app, source, service
-        self._open_paths = open_paths
+        self._open_paths = frozenset(open_paths)
+        self._open_below = tuple(path[:-1] for path in open_paths if path.endswith("/*"))
         self._ring = ring
         self._limits: dict[str, KeyLimits] = {}
 
@@ -60,7 +62,7 @@ class AccessControl:
             return
         if scope["type"] != "http":  # a websocket: no service has one, and none shows a key
             await send({"type": "websocket.close", "code": _REFUSED})
-        elif scope["path"] in self._open_paths:
+        elif scope["path"] in self._open_paths or scope["path"].startswith(self._open_below):
             await self._app(scope, receive, send)
         else:
             await self._checked(scope, receive, send)

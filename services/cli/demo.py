@@ -23,6 +23,7 @@ from services.cli.run_file import read_run_file
 from services.cli.run_summary import near, show_summary
 from services.cli.runs_client import RunsClient
 from services.cli.starter import is_clone, workplace, write_starter
+from services.cli.wiring import move_to
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.yaml_text import load_yaml
@@ -97,13 +98,12 @@ def demo(options: DemoOptions, console: Console) -> int:
 def resolved(data: Any, options: DemoOptions) -> Any:
     """The deployment file's content with this demo's model, seed and port."""
     content = copy.deepcopy(data)
-    content["http_options"]["port"] = options.port
+    move_to(content, options.port)
     arguments = {
         application["name"]: application["args"] for application in content["applications"]
     }
     for name in ("trainer", "rollout_server"):
         arguments[name] |= {"model": str(options.model), "seed": options.seed}
-    arguments["orchestrator"]["router_url"] = options.url
     return content
 
 

@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 
 def check_port(port: int) -> None:
-    """Refuse a port on which the HTTP proxy could not listen.
+    """Refuse a port on which the router could not listen.
 
     Raises:
         InvalidInput: out of range, not permitted or in use.
@@ -24,6 +24,13 @@ def check_port(port: int) -> None:
         except OSError as error:
             fix = f"{error.strerror}. Give a free one: `make demo PORT=8010`."
             raise InvalidInput("--port", port, fix) from None
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def check_memory(needed_gib: float) -> None:

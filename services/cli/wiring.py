@@ -1,14 +1,16 @@
 """Whether the services of one deployment file will find each other.
 
 They look each other up by application name (`services.peers`), and the orchestrator calls
-the router through Serve's HTTP proxy. Serve knows nothing of either.
+the router at its address. Serve knows nothing of either.
 """
 
 import ipaddress
 import re
 import socket
+from typing import Any
 from urllib.parse import urlsplit
 
+from services.cli.machine import free_port
 from services.protocol.errors import InvalidInput
 
 SERVICES = (
@@ -75,6 +77,17 @@ def check_proxies(router_url: str, location: str, *, source: str) -> None:
             f"{router_url}, its own node's proxy."
         )
         raise InvalidInput(f"{source}: proxy_location", location, fix)
+
+
+def move_to(content: Any, port: int) -> None:
+    """Change a deployment file's content so that it is served at this port of this machine.
+
+    Serve's own proxy gets a free port, which nobody needs to know.
+    """
+    arguments = {one["name"]: one.setdefault("args", {}) for one in content["applications"]}
+    content["http_options"]["port"] = free_port()
+    arguments["router"]["listen"]["port"] = port
+    arguments["orchestrator"]["router_url"] = f"http://127.0.0.1:{port}"
 
 
 def missing(names: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import RequestRouterConfig
@@ -10,9 +11,11 @@ from ray.serve.handle import DeploymentHandle
 
 from services.observability import tracing
 from services.observability.garbage import collect_rarely
-from services.peers import BusPeer, SessionsPeer, http_host
+from services.peers import BusPeer, SessionsPeer, application_ends, http_host, local_proxy
+from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
-from services.router.http_app import build_http
+from services.router.http.held_port import HeldPort
+from services.router.http_app import RouterNode, build_http
 from services.router.placement.table_actor import TableActorPoint
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
@@ -40,11 +43,22 @@ class Router:
         sessions = None
         if self._sessions is not None:
             sessions = SharedSessions(self._config, SessionsPeer(self._sessions))
-        return build_http(self._config, BusPeer(), point, sessions)
+        node = RouterNode()
+        if self._config.listen is not None:
+            node = RouterNode(
+                # Serve's replicas are children of their node's raylet.
+                port=HeldPort(ray.get_runtime_context().get_node_id(), owner=os.getppid()),
+                proxy=local_proxy(),
+                ending=application_ends,
+            )
+        return build_http(self._config, BusPeer(), point, sessions, node)
 
 
 def build(config: RouterConfig) -> serve.Application:
     """The application, to be mounted at the route prefix "/"."""
+    actor: dict[str, Any] = {"num_cpus": config.num_cpus}
+    if config.node_resource is not None:
+        actor["resources"] = {config.node_resource: NODE_RESOURCE_SHARE}
     routing: dict[str, Any] = {}
     # HAProxy chooses routers by itself, and Serve refuses to be told how beside it.
     if config.replicas > 1 and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
@@ -57,7 +71,9 @@ def build(config: RouterConfig) -> serve.Application:
         max_ongoing_requests=_UNBOUNDED,
         graceful_shutdown_timeout_s=_DRAIN_S,
         health_check_timeout_s=30.0,
-        ray_actor_options={"num_cpus": config.num_cpus},
+        # With a port of their own a new router is up before the old one goes.
+        max_surge_percent=100 if config.listen is not None else 0,
+        ray_actor_options=actor,
         **routing,
     )(serve.ingress()(Router))
     if config.replicas == 1:

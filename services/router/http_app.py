@@ -1,12 +1,14 @@
 """The router's FastAPI application."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import protect
 from services.access.json_body import AsciiJson
@@ -17,10 +19,12 @@ from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog
 from services.router.http.answer_routes import AnswerRoutes
 from services.router.http.endpoints import AnswerEndpoint, Gate
+from services.router.http.held_port import OwnPort, Port
 from services.router.http.listener import Listener
 from services.router.http.logged_app import LoggedApp
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
+from services.router.http.other_applications import FRONT, OPEN_PATHS, OtherApplications
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
 from services.router.placement.external_backends import external_replicas
@@ -31,11 +35,32 @@ from services.router.replicas import Replicas
 from services.router.trajectories.sessions import SessionRecords, Sessions
 
 
+async def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterNode:
+    """What the router's own port needs of its node; the defaults are for a router without Ray.
+
+    Attributes:
+        port: where the listening socket comes from.
+        proxy: URL of Serve's proxy of this node, for requests to other applications; None: there
+            are none.
+        ending: whether a router that stops is the end of the application, with all its clients.
+    """
+
+    port: Port = field(default_factory=OwnPort)
+    proxy: str | None = None
+    ending: Callable[[], Awaitable[bool]] = _always
+
+
 def build_http(
     config: RouterConfig,
     bus: TableSource,
     point: ExchangePoint | None = None,
     sessions: SessionRecords | None = None,
+    node: RouterNode | None = None,
 ) -> FastAPI:
     """The application; its lifespan opens the connections and watches the bus.
 
@@ -44,7 +69,9 @@ def build_http(
         bus: where the member table comes from.
         point: where this router and others tell each other what they do; None: it is alone.
         sessions: recorded sessions, if several routers share them.
+        node: what the router's own port needs.
     """
+    node = node or RouterNode()
     replicas = Replicas(
         config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
     )
@@ -61,11 +88,13 @@ def build_http(
             loop_lag = LoopLag()
             loop_lag.start()
             ends.push_async_callback(loop_lag.stop)
-            if config.listen is not None:
-                listener = Listener(config.listen)
-                await listener.start(app)
-                ends.push_async_callback(listener.stop)
+            if config.listen is None:
+                yield
+                return
+            listener = Listener(config.listen, node.port)
+            await listener.start(_front(app))
             yield
+            await listener.stop(ending=await node.ending())
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
     app.state.replicas = replicas
@@ -73,11 +102,23 @@ def build_http(
     app.add_exception_handler(HTTPException, _unserved)
     _add_routes(app, replicas, external, sessions or Sessions(config))
     # What is added last is first to see a request.
-    protect(app, config.access, service="router", open_paths=("/", "/health"))
+    open_paths: tuple[str, ...] = ("/", "/health")
+    if node.proxy is not None and config.listen is not None:
+        app.add_middleware(OtherApplications, config=config, proxy=node.proxy)
+        open_paths += OPEN_PATHS
+    protect(app, config.access, service="router", open_paths=open_paths)
     if config.access_log:
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
+
+
+def _front(app: ASGIApp) -> ASGIApp:
+    async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[FRONT] = True
+        await app(scope, receive, send)
+
+    return marked
 
 
 def _add_routes(

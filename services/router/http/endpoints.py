@@ -27,7 +27,7 @@ from services.router.http.answers import AnswerWriter
 from services.router.http.client_request import ClientRequest, Endpoint
 from services.router.http.json_bytes import json_bytes
 from services.router.http.logged_app import LOGGED
-from services.router.http.request_body import parsed, read_body
+from services.router.http.request_body import disconnected, parsed, read_body
 from services.router.http.request_record import RequestRecord
 from services.router.http.trace_context import TRACE, trace_headers
 from services.router.placement.external_backends import check_needs_no_journal
@@ -263,7 +263,7 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
     try:
         async with asyncio.timeout(None) as limit:
             answer.patience = Patience(lambda: give_up("client_stuck"))
-            watcher = asyncio.create_task(_disconnected(receive))
+            watcher = asyncio.create_task(disconnected(receive))
             watcher.add_done_callback(watched)
             try:
                 return await work
@@ -275,11 +275,6 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
         if not status:
             raise
     return status
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:

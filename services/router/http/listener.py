@@ -1,23 +1,27 @@
-"""The router's own port, for clients that shall not pay for Serve's proxy.
+"""The router's own port: where clients reach the cluster.
 
-The same application, with the same keys and bounds, in the same process and event loop.
-Several routers on one machine share the port: the kernel spreads connections over them.
+The same application as behind Serve's proxy, with the same keys and bounds, in the same process
+and event loop, and without the proxy's cost. Several routers of one machine share the port.
 """
 
 import asyncio
 import contextlib
-import socket
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from services.router.config import ListenConfig
 from services.router.http.bounded_head import BoundedHead
+from services.router.http.held_port import OwnPort, Port
 
-_BACKLOG = 4096
 _START_S = 30.0
-_DRAIN_S = 45  # less than Serve waits for a replica to stop
+_IDLE_S = 20.0
+"""Longer than clients keep an idle connection (aiohttp 15 s, httpx 5 s): they close it first,
+and no request meets a closing connection."""
+_POLL_S = 0.1
 
 
 class Listener:
@@ -27,8 +31,8 @@ class Listener:
         port: known once it is started; that of the configuration, unless that is 0.
     """
 
-    def __init__(self, config: ListenConfig) -> None:
-        self._config = config
+    def __init__(self, config: ListenConfig, source: Port | None = None) -> None:
+        self._config, self._source = config, source or OwnPort()
         self.port = config.port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -37,26 +41,13 @@ class Listener:
         """Listen, and serve `app`, whose lifespan is somebody else's.
 
         Raises:
-            OSError: the address cannot be had.
+            InvalidInput: the address cannot be had, or the certificate cannot be used.
             TimeoutError: the server did not come up.
         """
-        listener = _bound(self._config)
-        self.port = listener.getsockname()[1]
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=BoundedHead,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=_BACKLOG,
-                limit_concurrency=self._config.max_connections + 1,
-                timeout_graceful_shutdown=_DRAIN_S,
-            )
-        )
-        self._task = asyncio.create_task(self._server.serve([listener]), name="listener")
+        listening = await self._source.open(self._config)
+        self.port = listening.getsockname()[1]
+        self._server = _Server(_uvicorn_config(app, self._config))
+        self._task = asyncio.create_task(self._server.serve([listening]), name="listener")
         async with asyncio.timeout(_START_S):
             await self._server.listening.wait()
 
@@ -65,22 +56,32 @@ class Listener:
         """Requests that are not answered yet."""
         return len(self._server.server_state.tasks) if self._server else 0
 
-    async def stop(self) -> None:
-        """Take no more connections, and end when those that are open have their answers."""
-        if self._server is not None and self._task is not None:
-            self._server.should_exit = True
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+    async def stop(self, *, ending: bool = True) -> None:
+        """Take no more connections, and end when those that are open have their answers.
+
+        Args:
+            ending: the application ends, and its clients with it; otherwise others serve on, and
+                clients are told with each answer to connect again.
+        """
+        if self._server is None or self._task is None:
+            return
+        self._server.stop_accepting()
+        self._source.close(ending=ending)
+        if not ending:
+            await self._server.connections_closed(idle_s=_IDLE_S, within_s=self._config.drain_s)
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals alone, and says when it listens."""
+    """Leaves the process's signals alone, says when it listens, and can end connections gently."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening = asyncio.Event()
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         self.listening.set()
 
@@ -88,16 +89,37 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    def stop_accepting(self) -> None:
+        """Close this process's part of the port; open connections stay."""
+        for server in self.servers:
+            server.close()
 
-def _bound(config: ListenConfig) -> socket.socket:
-    # asyncio turns Nagle's delay of 40 ms off only where the protocol is named.
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    async def connections_closed(self, *, idle_s: float, within_s: float) -> None:
+        """Return when no connection is open, or only such as have been idle for `idle_s`."""
+        # uvicorn closes a connection after an answer with this, and makes the one list from the
+        # other every second.
+        for headers in (self.config.encoded_headers, self.server_state.default_headers):
+            headers.append((b"connection", b"close"))
+        began = busy_at = time.monotonic()
+        while self.server_state.connections:
+            now = time.monotonic()
+            busy_at = now if self.server_state.tasks else busy_at
+            if now - busy_at > idle_s or now - began > within_s:
+                return
+            await asyncio.sleep(_POLL_S)
+
+
+def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=BoundedHead,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=config.max_connections + 1,
+        timeout_graceful_shutdown=round(config.drain_s),
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+    )

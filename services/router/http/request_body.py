@@ -71,3 +71,9 @@ async def _whole(receive: Receive, bound: int) -> bytes:
             raise RequestFailed(413, "body_too_large", f"the body is larger than {bound} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone; the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
