@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,9 +33,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
+from services.cli.wiring import move_to
 from services.protocol.orchestrator import RunConfig, RunState
 from services.protocol.reward_service import FunctionTest, PythonFunctionGrader, ScoreJob, Verdict
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
@@ -97,15 +98,12 @@ def bring_up(cluster: PrivateCluster) -> str:
     ]
     subprocess.run(maker, cwd=ROOT, check=True, timeout=180)
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    content["http_options"]["port"] = port
+    move_to(content, port)
     arguments = {app["name"]: app["args"] for app in content["applications"]}
     arguments["trainer"] |= {"model": str(model)}
     arguments["rollout_server"] |= {"model": str(model), "max_model_len": 1024}
-    arguments["orchestrator"] |= {"router_url": url}
     cluster.start()
     replicas = cluster.deploy(content, Console(), timeout_s=READY_S)
     cluster.wait_for_leases(url, replicas, timeout_s=READY_S)

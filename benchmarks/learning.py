@@ -12,7 +12,6 @@ the same command goes on. A configuration whose overrides have changed is run ag
 import argparse
 import fnmatch
 import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from services.cli.demo import (
     terminated_like_interrupted,
 )
 from services.cli.follow import follow
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.runs_client import RunsClient
 from services.protocol.orchestrator import RunConfig
@@ -74,7 +74,7 @@ def run_seed(
     missing: list[Configuration], results: Results, *, seed: int, steps: int, console: Console
 ) -> None:
     """Deploy once and run them all, one after another."""
-    options = DemoOptions(seed=seed, port=_free_port(), steps=steps)
+    options = DemoOptions(seed=seed, port=free_port(), steps=steps)
     with (
         terminated_like_interrupted(),
         tempfile.TemporaryDirectory(prefix="learning-") as run_root,
@@ -101,12 +101,6 @@ def run_config(one: Configuration, *, seed: int, steps: int, run_root: str) -> R
     data = one.run_data(seed=seed, steps=steps, run_root=run_root)
     data["task_file"] = str(RUN_FILE.parent / data["task_file"])
     return RunConfig.from_data(data, source=one.name)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -27,12 +27,18 @@ from services.cli.file_kind import SERVE, refuse_other_kind
 from services.cli.room import Nodes, check_room
 from services.cli.serve_claims import rank_claims, replica_claims
 from services.cli.unknown_keys import unknown_keys
-from services.cli.wiring import check_place, check_proxies, check_router_url
+from services.cli.wiring import (
+    check_place,
+    check_ports,
+    check_router_url,
+    check_several_nodes,
+)
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem
 from services.protocol.yaml_text import load_yaml
 
 Builder = Callable[[Any], Any]
+_FRONT = ("router", "orchestrator")
 _BUILT_IN = {"name", "route_prefix", "import_path", "args"}
 """Keys of an application that are in it once it is built; others are laid over it by Serve."""
 
@@ -98,12 +104,7 @@ class Deployment:
             built.append(made)
         for name, config in configs.items():
             _check_access(name, config, schema.http_options.host, source)
-        router_url = getattr(configs.get("orchestrator"), "router_url", None)
-        if router_url is not None and "router" in configs:
-            http = schema.http_options
-            own = getattr(configs["router"], "listen", None)
-            ports = {http.port} | ({own.port} if own is not None else set())
-            check_router_url(router_url, http.host, ports, source=source)
+        _check_addresses(configs, schema, source)
         check_agreement(configs, source=source)
         claims += rank_claims(configs.get("trainer"))
         return cls(
@@ -135,8 +136,14 @@ class Deployment:
             InvalidInput: something is larger than every node, or not all have room.
         """
         url = getattr(self.configs.get("orchestrator"), "router_url", None)
-        if url is not None and nodes.count > 1:
-            check_proxies(url, self.schema.proxy_location.value, source=self.source)
+        if url is not None and "router" in self.configs and nodes.count > 1:
+            check_several_nodes(
+                url,
+                self.schema.proxy_location.value,
+                {one: getattr(self.configs[one], "node_resource", None) for one in _FRONT},
+                serve=self.schema.http_options.port,
+                source=self.source,
+            )
         return check_room(self.claims, nodes, source=self.source)
 
     def start(self) -> None:
@@ -213,6 +220,19 @@ def _configured(application: ServeApplicationSchema, source: str) -> tuple[Build
         problem = first_problem(error, "args", config)
         name = problem.field.removeprefix("args: ")
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+
+
+def _check_addresses(
+    configs: Mapping[str, BaseModel], schema: ServeDeploySchema, source: str
+) -> None:
+    if "router" not in configs:
+        return
+    http, own = schema.http_options, getattr(configs["router"], "listen", None)
+    check_ports(http.port, own and own.port, source=source)
+    router_url = getattr(configs.get("orchestrator"), "router_url", None)
+    if router_url is not None:
+        ports = {http.port} | ({own.port} if own is not None else set())
+        check_router_url(router_url, http.host, ports, source=source)
 
 
 def _scaled(config: BaseModel, claims: Sequence[Claim]) -> BaseModel:

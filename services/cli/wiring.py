@@ -7,8 +7,9 @@ the router at its address. Serve knows nothing of either.
 import ipaddress
 import re
 import socket
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from services.cli.machine import free_port
 from services.protocol.errors import InvalidInput
@@ -22,6 +23,7 @@ SERVICES = (
     "orchestrator",
     "page",
 )
+_ROUTER_URL = "orchestrator.args.router_url"
 _ROUTES = {"router": "/", "orchestrator": "/v1/runs", "page": "/page"}
 _BUILDER = re.compile(r"services\.(\w+)\.app[.:]build")
 
@@ -45,38 +47,75 @@ def check_place(name: str, import_path: str, route: str | None, *, source: str) 
         raise InvalidInput(f"{source}: applications[{name}].route_prefix", route, fix)
 
 
+def check_ports(serve: int, listen: int | None, *, source: str) -> None:
+    """Refuse a router that would listen where Serve's proxy does.
+
+    Raises:
+        InvalidInput: both have the same port.
+    """
+    if listen == serve and listen:
+        fix = (
+            "Serve's proxy has this port (http_options.port): give the proxy another one, such as "
+            "8001. Clients use the router's."
+        )
+        raise InvalidInput(f"{source}: router.args.listen.port", listen, fix)
+
+
 def check_router_url(router_url: str, host: str | None, ports: set[int], *, source: str) -> None:
     """Refuse an address of the router that is on this machine, but at none of the `ports`.
 
     Raises:
         InvalidInput: its port is neither Serve's nor the router's own, or it is no address.
     """
-    field = f"{source}: orchestrator.args.router_url"
-    try:
-        url = urlsplit(router_url)
-        wanted = url.port or {"http": 80, "https": 443}[url.scheme]
-    except (ValueError, KeyError):
-        fix = "Write it like http://127.0.0.1:8000."
-        raise InvalidInput(field, router_url, fix) from None
+    url, wanted = _address(router_url, source)
     here = url.hostname == host or _is_here(url.hostname or "")
     if here and wanted not in ports:
         answers = " and ".join(f"port {port}" for port in sorted(ports))
-        fix = f"The router is at {answers} (http_options.port, router.args.listen.port)."
-        raise InvalidInput(field, router_url, fix)
+        fix = f"The router is at {answers} (router.args.listen.port, http_options.port)."
+        raise InvalidInput(f"{source}: {_ROUTER_URL}", router_url, fix)
 
 
-def check_proxies(router_url: str, location: str, *, source: str) -> None:
-    """Refuse an orchestrator on several nodes that could be where no proxy listens.
+def check_several_nodes(
+    router_url: str, location: str, places: Mapping[str, str | None], *, serve: int, source: str
+) -> None:
+    """Refuse an orchestrator on several nodes that could be where it does not reach the router.
+
+    Args:
+        router_url: where the orchestrator calls it.
+        location: which nodes have a proxy of Serve's.
+        places: `node_resource` of router and orchestrator.
+        serve: port of Serve's proxies.
+        source: the file.
 
     Raises:
-        InvalidInput: it calls the router on its own node, and not every node has a proxy.
+        InvalidInput: the orchestrator calls the router on its own node, which may have none.
     """
-    if location != "EveryNode" and _is_here(urlsplit(router_url).hostname or ""):
+    url, port = _address(router_url, source)
+    if not _is_here(url.hostname or ""):
+        return
+    if port == serve:
+        if location != "EveryNode":
+            fix = (
+                "Write EveryNode: the orchestrator may run on any node and calls the router at "
+                f"{router_url}, its own node's proxy."
+            )
+            raise InvalidInput(f"{source}: proxy_location", location, fix)
+    elif places["router"] is None or places["router"] != places["orchestrator"]:
         fix = (
-            "Write EveryNode: the orchestrator may run on any node and calls the router at "
-            f"{router_url}, its own node's proxy."
+            f"The orchestrator calls the router at {router_url}, on its own node: give both the "
+            "same `node_resource`, that of one node, such as head."
         )
-        raise InvalidInput(f"{source}: proxy_location", location, fix)
+        field = f"{source}: orchestrator.args.node_resource"
+        raise InvalidInput(field, places["orchestrator"], fix)
+
+
+def _address(router_url: str, source: str) -> tuple[SplitResult, int]:
+    try:
+        url = urlsplit(router_url)
+        return url, url.port or {"http": 80, "https": 443}[url.scheme]
+    except (ValueError, KeyError):
+        fix = "Write it like http://127.0.0.1:8000."
+        raise InvalidInput(f"{source}: {_ROUTER_URL}", router_url, fix) from None
 
 
 def move_to(content: Any, port: int) -> None:

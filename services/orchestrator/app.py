@@ -1,5 +1,7 @@
 """The Serve application of the orchestrator; its route prefix is `/v1/runs`."""
 
+from typing import Any
+
 from fastapi import FastAPI
 from ray import serve
 
@@ -12,6 +14,7 @@ from services.orchestrator.open_run import OpenRun
 from services.orchestrator.peers import Peers
 from services.orchestrator.runs import Runs
 from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
+from services.protocol.placement import NODE_RESOURCE_SHARE
 
 
 class Orchestrator:
@@ -42,6 +45,9 @@ def _peers(config: OrchestratorConfig) -> Peers:
 
 def build(config: OrchestratorConfig) -> serve.Application:
     """The application, to be deployed under `/v1/runs`."""
+    actor: dict[str, Any] = {"num_cpus": config.num_cpus}
+    if config.node_resource is not None:
+        actor["resources"] = {config.node_resource: NODE_RESOURCE_SHARE}
     deployment = serve.deployment(
         name="orchestrator",
         num_replicas=1,
@@ -51,6 +57,6 @@ def build(config: OrchestratorConfig) -> serve.Application:
         graceful_shutdown_timeout_s=config.stop_timeout_s + 10,
         health_check_period_s=5,
         health_check_timeout_s=30,
-        ray_actor_options={"num_cpus": config.num_cpus},
+        ray_actor_options=actor,
     )
     return deployment(serve.ingress()(Orchestrator)).bind(config)

@@ -14,6 +14,7 @@ class OrchestratorConfig(StrictModel):
         access: who may start, see and stop runs.
         tracing: a collector for spans, None for none (docs/tracing.md).
         num_cpus: processors Ray reserves for the service.
+        node_resource: custom Ray resource that a node must have for the service to be put there.
         router_url: where the router answers, without a path.
         router_key_env: environment variable with the API key that is shown to the router, None
             where it asks for none.
@@ -56,6 +57,7 @@ class OrchestratorConfig(StrictModel):
     access: AccessConfig = AccessConfig()
     tracing: TracingConfig | None = None
     num_cpus: float = Field(default=0.1, ge=0)
+    node_resource: str | None = Field(default=None, min_length=1)
     router_url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^/]+$")
     router_key_env: str | None = None
     environments: bool = False

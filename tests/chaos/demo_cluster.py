@@ -1,7 +1,6 @@
 """The demo's services on a private cluster, to run the example in and to break."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,9 +15,11 @@ import ray
 from rich.console import Console
 
 from services.cli.follow import ENDED
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
+from services.cli.wiring import move_to
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunStatus
 from services.protocol.yaml_text import load_yaml
@@ -104,15 +105,12 @@ def demo_cluster(
     model = ROOT / "models" / "tiny_code-seed0"
     make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", model]
     subprocess.run(make, cwd=ROOT, check=True, timeout=READY_S, stdout=subprocess.DEVNULL)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     content, url = load_yaml(ROOT / "deploy" / "laptop.yaml"), f"http://127.0.0.1:{port}"
-    content["http_options"]["port"] = port
+    move_to(content, port)
     args = {application["name"]: application["args"] for application in content["applications"]}
     args["trainer"] |= {"model": str(model), "spoilable": True}
     args["rollout_server"] |= {"model": str(model)}
-    args["orchestrator"] |= {"router_url": url}
     args["router"] |= {"replicas": routers}
     for application in content["applications"]:
         variables = environments.get(application["name"], {})

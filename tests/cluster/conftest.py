@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +17,11 @@ import ray
 from openai import OpenAI
 from rich.console import Console
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
+from services.cli.wiring import move_to
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 from services.protocol.yaml_text import load_yaml
@@ -101,12 +102,6 @@ class Cluster:
         return found
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
     folder = ROOT / "models" / "tiny_code-seed0"
@@ -132,11 +127,11 @@ def started_cluster(
     """deploy/laptop.yaml on a free port, for as long as the context lasts."""
     port = free_port()
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
-    content["http_options"]["port"] = port
+    move_to(content, port)
     args = {application["name"]: application["args"] for application in content["applications"]}
     args["trainer"] |= {"model": str(model_dir), "checkpoints_kept": 100}
     args["rollout_server"] |= {"model": str(model_dir), "max_model_len": 1024}
-    args["orchestrator"] |= {"router_url": f"http://127.0.0.1:{port}", "environments": True}
+    args["orchestrator"] |= {"environments": True}
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)
     with PrivateCluster(num_cpus=2) as cluster:

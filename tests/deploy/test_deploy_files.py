@@ -16,6 +16,7 @@ from services.cli.deployment import Deployment
 from services.cli.main import main
 from services.cli.room import Nodes, NodeType
 from services.orchestrator.config import OrchestratorConfig
+from services.router.config import RouterConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
 
@@ -116,9 +117,25 @@ def test_the_orchestrator_reaches_the_router_wherever_it_runs(name: str) -> None
     data = yaml.safe_load((DEPLOY / name).read_text())
     config = OrchestratorConfig.model_validate(_app(data, "orchestrator")["args"])
     assert urlsplit(config.router_url).hostname == "127.0.0.1"
-    assert urlsplit(config.router_url).port == data["http_options"]["port"]
-    if name != "laptop.yaml":
-        assert data["proxy_location"] == "EveryNode"
+    router = RouterConfig.model_validate(_app(data, "router")["args"])
+    assert router.listen is not None
+    assert urlsplit(config.router_url).port == router.listen.port == 8000
+    assert router.node_resource == config.node_resource
+    assert (router.node_resource == "head") == ("nodes" in name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_clients_come_to_the_router_itself_and_not_through_serves_proxy(name: str) -> None:
+    data = yaml.safe_load((DEPLOY / name).read_text())
+    assert _app(data, "router")["args"]["listen"]["port"] == 8000
+    assert data["http_options"]["port"] != 8000
+
+
+def test_a_router_cannot_listen_at_the_port_of_serves_proxy(laptop: dict[str, Any]) -> None:
+    laptop["http_options"]["port"] = 8000
+    problem = _problem(laptop)
+    assert problem.field == "deploy.yaml: router.args.listen.port"
+    assert "8001" in problem.fix
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -206,6 +223,7 @@ def test_a_service_under_a_name_that_nobody_looks_for_is_refused(
 
 def test_an_application_of_somebody_else_may_have_any_name(laptop: dict[str, Any]) -> None:
     _app(laptop, "router")["import_path"] = "tests.deploy.test_deploy_files:build_other"
+    _app(laptop, "router")["args"] = {}
     _app(laptop, "router")["name"] = "other"
     assert "other" in Deployment.check(laptop, source="deploy.yaml").names
 
@@ -256,22 +274,25 @@ def test_trainer_and_rollout_server_agree_on_whether_adapters_travel(
 
 @pytest.mark.parametrize(
     "url",
-    ["http://127.0.0.1:8001", "http://localhost:8001", f"http://{socket.gethostname()}:8001"],
+    ["http://127.0.0.1:8002", "http://localhost:8002", f"http://{socket.gethostname()}:8002"],
 )
-def test_the_router_url_on_this_machine_has_the_port_of_serve(
+def test_the_router_url_on_this_machine_has_the_port_of_router_or_serve(
     laptop: dict[str, Any], url: str
 ) -> None:
     _app(laptop, "orchestrator")["args"]["router_url"] = url
     problem = _problem(laptop)
     assert (problem.field, problem.value) == ("deploy.yaml: orchestrator.args.router_url", url)
-    assert "port 8000" in problem.fix
+    assert "port 8000 and port 8001" in problem.fix
+    laptop["http_options"]["port"] = 8002
+    Deployment.check(laptop, source="deploy.yaml")
     laptop["http_options"]["port"] = 8001
+    _app(laptop, "router")["args"]["listen"]["port"] = 8002
     Deployment.check(laptop, source="deploy.yaml")
 
 
 def test_a_default_router_url_is_checked_too(laptop: dict[str, Any]) -> None:
     _app(laptop, "orchestrator")["args"].clear()
-    laptop["http_options"]["port"] = 8010
+    _app(laptop, "router")["args"]["listen"]["port"] = 8010
     assert _problem(laptop).value == "http://127.0.0.1:8000"
 
 
@@ -305,7 +326,7 @@ def test_placements_that_the_files_deployments_name_are_the_ones_that_count(
 
 
 def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) -> None:
-    laptop["proxy_location"] = "EveryNode"
+    _app(laptop, "orchestrator")["args"]["router_url"] = "http://router.example:8000"
     changes = {"world_size": 4, "ranks_per_node": 2, "rank_num_cpus": 2, "node_resource": "trainer"}
     _app(laptop, "trainer")["args"] |= changes
     deployment = Deployment.check(laptop, source="deploy.yaml")
@@ -322,8 +343,24 @@ def test_ranks_that_share_a_node_are_one_bundle_there(laptop: dict[str, Any]) ->
     assert "give a divisor of world_size" in _problem(laptop).fix
 
 
-def test_a_proxy_on_the_head_alone_is_refused_on_several_nodes(laptop: dict[str, Any]) -> None:
+def test_on_several_nodes_the_orchestrator_must_be_where_the_router_is(
+    laptop: dict[str, Any],
+) -> None:
+    head = NodeType(name="head", count=1, resources={"CPU": 2, "head": 1})
+    nodes = Nodes(types=(head, NodeType(name="node", count=2, resources={"CPU": 2})))
+    with pytest.raises(InvalidInput) as problem:
+        Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
+    assert problem.value.field == "deploy.yaml: orchestrator.args.node_resource"
+    for name in ("router", "orchestrator"):
+        _app(laptop, name)["args"]["node_resource"] = "head"
+    Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
+
+
+def test_on_several_nodes_an_orchestrator_behind_serve_needs_a_proxy_on_each(
+    laptop: dict[str, Any],
+) -> None:
     nodes = Nodes(types=(NodeType(name="node", count=2, resources={"CPU": 2}),))
+    _app(laptop, "orchestrator")["args"]["router_url"] = "http://127.0.0.1:8001"
     with pytest.raises(InvalidInput) as problem:
         Deployment.check(laptop, source="deploy.yaml").check_nodes(nodes)
     assert problem.value.field == "deploy.yaml: proxy_location"

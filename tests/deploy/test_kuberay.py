@@ -29,6 +29,16 @@ def _groups(manifest: dict[str, Any]) -> list[dict[str, Any]]:
     return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
 
 
+def _containers(group: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = group["template"]["spec"]["containers"]
+    return found
+
+
+def _applications(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load(manifest["spec"]["serveConfigV2"])["applications"]
+    return found
+
+
 def _check_pods(manifest: dict[str, Any]) -> None:
     for group in _groups(manifest):
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **group["template"]}
@@ -62,11 +72,34 @@ def test_the_serve_file_in_it_is_that_of_four_nodes_with_keys(manifest: dict[str
     plain = yaml.safe_load((DEPLOY / "cluster-4-nodes.yaml").read_text())
     assert inside["http_options"]["host"] == "0.0.0.0"
     inside["http_options"]["host"] = plain["http_options"]["host"]
+    (router,) = [one for one in inside["applications"] if one["name"] == "router"]
+    assert router["args"]["listen"].pop("host") == "0.0.0.0"
     for application in inside["applications"]:
         if application["name"] in ("router", "orchestrator", "page"):
             assert application["args"].pop("access") == {"api_keys_env": "MILLRACE_API_KEYS"}
             application["args"].pop("router_key_env", None)
     assert inside == plain
+
+
+def test_the_service_leads_to_the_routers_port_of_the_pod_that_they_run_in(
+    manifest: dict[str, Any],
+) -> None:
+    service = yaml.safe_load((DEPLOY / "kuberay" / "service.yaml").read_text())
+    kubernetes_validate.validate(service, KUBERNETES, strict=True)
+    head = _groups(manifest)[0]
+    assert "head" in head["rayStartParams"]["resources"]
+    assert service["spec"]["selector"].items() <= head["template"]["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    named = {one["name"]: one["containerPort"] for one in _containers(head)[0]["ports"]}
+    router = next(one for one in _applications(manifest) if one["name"] == "router")
+    assert named[port["targetPort"]] == router["args"]["listen"]["port"]
+
+
+def test_kuberay_finds_serves_proxy_in_every_pod(manifest: dict[str, Any]) -> None:
+    wanted = yaml.safe_load(manifest["spec"]["serveConfigV2"])["http_options"]["port"]
+    for group in _groups(manifest):
+        named = {one["name"]: one["containerPort"] for one in _containers(group)[0]["ports"]}
+        assert named["serve"] == wanted
 
 
 def test_every_pod_gets_the_keys_and_only_sandboxes_lose_their_profile(

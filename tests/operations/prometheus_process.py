@@ -13,7 +13,8 @@ import ray
 import yaml
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 
-from tests.cluster.conftest import ROOT, free_port
+from services.cli.machine import free_port
+from tests.cluster.conftest import ROOT
 
 SHIPPED = ROOT / "deploy" / "prometheus"
 READY_S = 60.0

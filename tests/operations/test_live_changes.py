@@ -13,12 +13,14 @@ import pytest
 from ray import serve
 from rich.console import Console
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
+from services.cli.wiring import move_to
 from services.protocol.errors import NotReady
 from services.protocol.grader import ExactGrader
 from services.protocol.reward_service import ScoreJob
 from services.protocol.yaml_text import load_yaml
-from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, free_port, model_dir
+from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, model_dir
 from tests.operations.live_cluster import ENDED, LiveCluster, assert_nothing_was_lost
 
 __all__ = ["model_dir"]
@@ -30,11 +32,10 @@ def live(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
-    content["http_options"]["port"] = port
+    move_to(content, port)
     args = {application["name"]: application["args"] for application in content["applications"]}
     args["trainer"] |= {"model": str(model_dir), "world_size": 1, "ranks_per_node": 1}
     args["rollout_server"] |= {"model": str(model_dir), "replicas": 1}
-    args["orchestrator"] |= {"router_url": url}
     folder = tmp_path_factory.mktemp("live")
     # Ray puts the folder it is started from first on every worker's path, before PYTHONPATH.
     with contextlib.chdir(folder), PrivateCluster(num_cpus=4) as cluster:

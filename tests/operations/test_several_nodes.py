@@ -60,12 +60,12 @@ def three_nodes(model: str) -> dict[str, Any]:
     """`deploy/laptop.yaml` over three machines: ranks on one, a replica on each of the others."""
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
     content |= {"proxy_location": "EveryNode"}
-    content["http_options"] |= {"host": "0.0.0.0", "port": PORT}
     applications = {application["name"]: application for application in content["applications"]}
     args = {name: application["args"] for name, application in applications.items()}
     args["trainer"] |= {"model": model, "rank_num_cpus": 2}
     args["rollout_server"] |= {"model": model}
-    args["router"] |= {"access": {"api_keys_env": KEYS}}
+    listen = {"host": "0.0.0.0", "port": PORT}
+    args["router"] |= {"access": {"api_keys_env": KEYS}, "listen": listen}
     for name in ("orchestrator", "page"):
         args[name] |= {"access": {"api_keys_env": KEYS}, "router_key_env": ROUTER_KEY}
     places = {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,9 +14,11 @@ import pytest
 import ray
 from rich.console import Console
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
+from services.cli.wiring import move_to
 from services.protocol.orchestrator import RunConfig, RunState
 from services.protocol.yaml_text import load_yaml
 from tests.observability.collector import Collector, receiving
@@ -76,11 +77,10 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
     folder = tmp_path_factory.mktemp("traced")
     make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out"]
     subprocess.run([*make, str(folder / "model")], cwd=ROOT, check=True, timeout=180)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
-    content["http_options"]["port"] = port
+    move_to(content, port)
     before = dict(os.environ)
     with receiving(folder) as collector, PrivateCluster(num_cpus=2) as cluster:
         args = {one["name"]: one["args"] for one in content["applications"]}
@@ -88,7 +88,6 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
             args[name]["tracing"] = {"endpoint": collector.endpoint}
         args["trainer"] |= {"model": str(folder / "model"), "world_size": 1}
         args["rollout_server"] |= {"model": str(folder / "model"), "replicas": 1}
-        args["orchestrator"]["router_url"] = url
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
         cluster.wait_for_leases(url, replicas, timeout_s=READY_S)

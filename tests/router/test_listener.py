@@ -1,15 +1,21 @@
 """The router's own port."""
 
 import asyncio
+import shutil
+import ssl
+import subprocess
 
 import httpx
 import pytest
 from pydantic import ValidationError
 
+from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig, RouterConfig
 from services.router.http import bounded_head
 from services.router.http.listener import Listener
 
+DEADLINE_S = 60.0
+"""That only a hang reaches."""
 BODY = {"model": "test-model", "messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -65,10 +71,67 @@ async def test_empty_lines_are_no_request_that_is_waited_for(cluster, listener, 
     writer.close()
 
 
-async def test_two_routers_of_a_machine_share_the_port(cluster, listener):
-    second = Listener(ListenConfig(port=listener.port))
-    await second.start(cluster.app)
-    await second.stop()
+async def test_a_port_that_is_taken_is_named_with_a_fix(cluster, listener):
+    with pytest.raises(InvalidInput, match=r"listen.port: \d+ is not usable.*already in use.*ss "):
+        await Listener(ListenConfig(port=listener.port)).start(cluster.app)
+
+
+async def test_while_it_drains_clients_are_told_to_connect_again_and_none_is_cut(
+    cluster, listener, monkeypatch
+):
+    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+    get = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    writer.write(get)
+    first = await asyncio.wait_for(reader.readuntil(b"}"), DEADLINE_S)
+    assert b"connection: close" not in first
+    stopping = asyncio.create_task(listener.stop(ending=False))
+    await asyncio.wait_for(_refused(listener.port), DEADLINE_S)
+    writer.write(get)
+    answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+    writer.close()
+    await asyncio.wait_for(stopping, DEADLINE_S)
+
+
+async def test_a_router_that_drains_ends_its_open_answers_first(cluster, listener, fault):
+    cluster.replicas[0].always = fault("stall", after=1)
+    url = f"http://127.0.0.1:{listener.port}/v1/chat/completions"
+    async with cluster.http.stream("POST", url, json=BODY | {"stream": True}) as response:
+        lines = response.aiter_lines()
+        await anext(lines)
+        stopping = asyncio.create_task(listener.stop(ending=False))
+        await asyncio.wait_for(_refused(listener.port), DEADLINE_S)
+        assert not stopping.done()
+    await asyncio.wait_for(stopping, DEADLINE_S)
+
+
+async def _refused(port):
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionRefusedError:
+            return
+        writer.close()
+        await asyncio.sleep(0)
+
+
+async def test_it_speaks_tls_with_a_certificate(cluster, tmp_path):
+    await cluster.start(replicas=1)
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
+    command += f" -addext subjectAltName=IP:127.0.0.1 -out {certificate} -keyout {key}"
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=DEADLINE_S)
+    made = Listener(
+        ListenConfig(port=0, ssl_certfile=str(certificate), ssl_keyfile=str(key)),
+    )
+    await made.start(cluster.app)
+    context = ssl.create_default_context(cafile=certificate)
+    async with httpx.AsyncClient(verify=context) as client:
+        answer = await client.get(f"https://127.0.0.1:{made.port}/health")
+    assert answer.status_code == 200
+    await made.stop()
 
 
 async def test_after_its_stop_nobody_listens(cluster, listener):
