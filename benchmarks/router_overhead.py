@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from router_overhead_load import Load, put
 from router_overhead_process import Usage
-from router_overhead_ways import OWN, PLAIN, Engine, Way, mock_engines, real_engine, ways
+from router_overhead_ways import PLAIN, SHIPPED, Engine, Way, mock_engines, real_engine, ways
 
 BASELINE = Path(__file__).parent / "baselines" / "router_overhead.json"
 CHAT_TOKENS, STREAM_TOKENS = 8, 128
@@ -41,7 +41,7 @@ STREAMS = [
 OPEN = [
     Load(name=f"open {c}", concurrency=c, requests=c, tokens=16, stream=True) for c in (512, 2048)
 ]
-CHAT_BAR_MS, TOKEN_BAR_MS, P50_BAR = 2.0, 0.1, 1.10
+CHAT_BAR_MS, TOKEN_BAR_MS, P50_BAR, RATE_BAR = 1.3, 0.05, 1.2, 0.75
 
 
 Sample = dict[str, Any]
@@ -77,11 +77,11 @@ def main() -> int:
         print(f"missed: {line}")
     if options.json:
         medians = {
-            load: {way: _median(samples) for way, samples in by_way.items()}
+            load: {way: _median(samples) for way, samples in sorted(by_way.items(), key=_place)}
             for load, by_way in results.items()
         }
         content = {"missed": missed, "medians": medians}
-        BASELINE.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+        BASELINE.write_text(json.dumps(content, indent=1) + "\n")
     return 1 if missed else 0
 
 
@@ -155,21 +155,29 @@ def _ratio(results: Results, load: str, way: str, figure: str) -> float:
 
 
 def _missed(results: Results) -> list[str]:
-    """The bars that the router does not reach on its cheapest way."""
+    """The bars that the router does not reach as it is shipped."""
     chat, stream = CHATS[-1].name, STREAMS[-1].name
     missed = []
-    if OWN in results.get(chat, {}):
-        if (above := _above_plain(results, chat, OWN)) > CHAT_BAR_MS:
+    if SHIPPED in results.get(chat, {}):
+        if (above := _above_plain(results, chat, SHIPPED)) > CHAT_BAR_MS:
             missed.append(f"{above:.2f} CPU-ms above plain vLLM a chat; bar {CHAT_BAR_MS}")
-        if (above := _above_plain(results, stream, OWN) / STREAM_TOKENS) > TOKEN_BAR_MS:
+        if (above := _above_plain(results, stream, SHIPPED) / STREAM_TOKENS) > TOKEN_BAR_MS:
             missed.append(f"{above:.3f} CPU-ms above plain vLLM a token; bar {TOKEN_BAR_MS}")
+        for load in (chat, stream):
+            if (rate := _ratio(results, load, SHIPPED, "requests_per_s")) < RATE_BAR:
+                missed.append(f"{load}: {rate:.2f} of plain vLLM's requests/s; bar {RATE_BAR}")
         for load in (load.name for load in CHATS + STREAMS):
-            if (ratio := _ratio(results, load, OWN, "latencies_p50_ms")) > P50_BAR:
+            if (ratio := _ratio(results, load, SHIPPED, "latencies_p50_ms")) > P50_BAR:
                 missed.append(f"{load}: p50 {ratio:.2f} times plain vLLM's; bar {P50_BAR}")
     for load, by_way in results.items():
-        if errors := sum(sample["errors"] for sample in by_way.get(OWN, [])):
+        if errors := sum(sample["errors"] for sample in by_way.get(SHIPPED, [])):
             missed.append(f"{load}: {errors:.0f} errors")
     return missed
+
+
+def _place(row: tuple[str, list[Sample]]) -> tuple[bool, bool]:
+    """What users get comes first, then what it is held against."""
+    return row[0] != SHIPPED, row[0] != PLAIN
 
 
 def _print(results: Results) -> None:
@@ -179,10 +187,11 @@ def _print(results: Results) -> None:
             continue
         title = f"{load.name}: {load.requests} answers of {load.tokens} tokens"
         table = Table("way", "CPU-ms", "above plain", "by process", "p50 ms", "p99 ms", title=title)
-        table.add_column("p50 ratio")
+        for figure in ("p50 ratio", "requests/s", "ratio"):
+            table.add_column(figure)
         table.add_column("gap p50 / p99")
         table.add_column("errors")
-        for way, samples in results[load.name].items():
+        for way, samples in sorted(results[load.name].items(), key=_place):
             table.add_row(way, *_row(results, load.name, way, _median(samples)))
         console.print(table)
 
@@ -197,6 +206,8 @@ def _row(results: Results, load: str, way: str, figures: Sample) -> list[str]:
         f"{figures.get('latencies_p50_ms', 0):.1f}",
         f"{figures.get('latencies_p99_ms', 0):.1f}",
         f"{_ratio(results, load, way, 'latencies_p50_ms'):.2f}",
+        f"{figures['requests_per_s']:.1f}",
+        f"{_ratio(results, load, way, 'requests_per_s'):.2f}",
         "" if None in gaps else " / ".join(f"{gap:.2f}" for gap in gaps if gap is not None),
         f"{figures['errors']:.0f}",
     ]

@@ -1,4 +1,4 @@
-"""The router in front of engines that never change, alone or as a Serve application.
+"""The router in front of engines that never change: as the shipped files deploy it, or alone.
 
     python benchmarks/router_overhead_router.py --port 8000 --engines http://... --model mock
 
@@ -11,7 +11,6 @@ import os
 import sys
 
 import uvicorn
-from fastapi import FastAPI
 
 from services.protocol.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
@@ -62,8 +61,8 @@ def serve_with_ray(config: RouterConfig, table: FixedTable, port: int) -> None:
     from services.router.app import Router
 
     class FixedRouter(Router):
-        async def __serve_build_asgi_app__(self) -> FastAPI:
-            return build_http(config, table)
+        def bus(self) -> FixedTable:
+            return table
 
     with PrivateCluster(num_cpus=2) as cluster:
         cluster.start()
@@ -83,7 +82,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--serve", action="store_true", help="behind Ray Serve's proxy")
-    parser.add_argument("--own-port", type=int, help="where the router listens itself")
+    parser.add_argument("--own-port", type=int, help="where the router listens, as shipped")
     options = parser.parse_args()
     table = FixedTable(options.engines, options.model)
     changes = {"listen": {"port": options.own_port}} if options.own_port else {}

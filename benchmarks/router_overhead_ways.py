@@ -10,7 +10,8 @@ from pathlib import Path
 
 from router_overhead_process import ROOT, Child, Usage, free_port
 
-PLAIN, OWN, PROXY, HAPROXY = "plain vLLM", "router, own port", "router, Serve", "router, HAProxy"
+SHIPPED, PLAIN = "as shipped", "plain vLLM"
+PROXY, HAPROXY = "Serve's proxy", "Serve's HAProxy"
 TOKEN_S = 1.0
 """How long a mock engine takes for a token."""
 
@@ -95,7 +96,7 @@ def ways(
     """All ways that exist here and are wanted; what is left out says why."""
     children, urls = tuple(child for child, _ in engines), [url for _, url in engines]
     with ExitStack() as stack:
-        found = [Way(PLAIN, tuple(urls), children)]
+        found: list[Way] = []
         for launch in _launches(urls, model, options):
             child = Child(launch.name, launch.command, folder, **launch.environment)
             stack.callback(child.end)
@@ -106,6 +107,7 @@ def ways(
                 print(f"{launch.name} is left out: {failure}", file=sys.stderr)
                 continue
             found += [Way(name, (url,), (child, *children)) for name, url in launch.ways.items()]
+        found.insert(1, Way(PLAIN, tuple(urls), children))
         yield [way for way in found if way.name == PLAIN or (options.only or "") in way.name]
 
 
@@ -123,7 +125,7 @@ def _launches(engines: list[str], model: str, options: argparse.Namespace) -> It
     program = [sys.executable, "benchmarks/router_overhead_router.py", "--serve"]
     program += ["--model", model, "--engines", *engines]
     port, own = free_port(), free_port()
-    ways = {OWN: _local(own), PROXY: _local(port)}
+    ways = {SHIPPED: _local(own), PROXY: _local(port)}
     command = [*program, "--port", str(port), "--own-port", str(own)]
     yield _Launch("Serve", command, ways, {})
     if not options.only or options.only in HAPROXY:

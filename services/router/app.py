@@ -16,6 +16,7 @@ from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
 from services.router.http.held_port import HeldPort
 from services.router.http_app import RouterNode, build_http
+from services.router.placement.membership import TableSource
 from services.router.placement.table_actor import TableActorPoint
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
@@ -43,15 +44,21 @@ class Router:
         sessions = None
         if self._sessions is not None:
             sessions = SharedSessions(self._config, SessionsPeer(self._sessions))
-        node = RouterNode()
-        if self._config.listen is not None:
-            node = RouterNode(
-                # Serve's replicas are children of their node's raylet.
-                port=HeldPort(ray.get_runtime_context().get_node_id(), owner=os.getppid()),
-                proxy=local_proxy(),
-                ending=application_ends,
-            )
-        return build_http(self._config, BusPeer(), point, sessions, node)
+        return build_http(self._config, self.bus(), point, sessions, self._node())
+
+    def bus(self) -> TableSource:
+        """Where the member table comes from."""
+        return BusPeer()
+
+    def _node(self) -> RouterNode | None:
+        if self._config.listen is None:
+            return None
+        return RouterNode(
+            # Serve's replicas are children of their node's raylet.
+            port=HeldPort(ray.get_runtime_context().get_node_id(), owner=os.getppid()),
+            proxy=local_proxy(),
+            ending=application_ends,
+        )
 
 
 def build(config: RouterConfig) -> serve.Application:

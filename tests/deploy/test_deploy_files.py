@@ -16,9 +16,9 @@ from services.cli.deployment import Deployment
 from services.cli.main import main
 from services.cli.room import Nodes, NodeType
 from services.orchestrator.config import OrchestratorConfig
-from services.router.config import RouterConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
+from services.router.config import RouterConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CLUSTERS = ["cluster.yaml", "cluster-4-nodes.yaml", "cluster-32-nodes.yaml"]

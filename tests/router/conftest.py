@@ -462,7 +462,15 @@ class Cluster:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(
-        self, *, replicas=2, leased=True, lease_s=30.0, point=None, sessions=None, **config
+        self,
+        *,
+        replicas=2,
+        leased=True,
+        lease_s=30.0,
+        point=None,
+        sessions=None,
+        node=None,
+        **config,
     ):
         self.bus.lease_s = lease_s
         for number in range(replicas):
@@ -479,7 +487,7 @@ class Cluster:
             "eject_s": 0.01,
             **config,
         }
-        self.app = build_http(RouterConfig(**settings), self.bus, point, sessions)
+        self.app = build_http(RouterConfig(**settings), self.bus, point, sessions, node)
         await self._listen()
         return self
 

@@ -1,12 +1,11 @@
 """The router's own port."""
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 
 import httpx
 import pytest
+import trustme
 from pydantic import ValidationError
 
 from services.protocol.errors import InvalidInput
@@ -117,17 +116,11 @@ async def _refused(port):
 
 async def test_it_speaks_tls_with_a_certificate(cluster, tmp_path):
     await cluster.start(replicas=1)
-    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost"
-    command += f" -addext subjectAltName=IP:127.0.0.1 -out {certificate} -keyout {key}"
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl")
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=DEADLINE_S)
-    made = Listener(
-        ListenConfig(port=0, ssl_certfile=str(certificate), ssl_keyfile=str(key)),
-    )
+    authority, both, context = trustme.CA(), str(tmp_path / "tls.pem"), ssl.create_default_context()
+    authority.configure_trust(context)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(both)
+    made = Listener(ListenConfig(port=0, ssl_certfile=both))
     await made.start(cluster.app)
-    context = ssl.create_default_context(cafile=certificate)
     async with httpx.AsyncClient(verify=context) as client:
         answer = await client.get(f"https://127.0.0.1:{made.port}/health")
     assert answer.status_code == 200
