@@ -67,8 +67,7 @@ def build(config: RouterConfig) -> serve.Application:
     if config.node_resource is not None:
         actor["resources"] = {config.node_resource: NODE_RESOURCE_SHARE}
     routing: dict[str, Any] = {}
-    # HAProxy chooses routers by itself, and Serve refuses to be told how beside it.
-    if config.replicas > 1 and os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+    if config.replicas > 1:
         routing["request_router_config"] = RequestRouterConfig(
             request_router_class=_BY_SESSION  # type: ignore[arg-type]  # Ray names a wrong type
         )

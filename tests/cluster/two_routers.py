@@ -1,6 +1,7 @@
-"""Two routers under Serve, in a cluster of their own; started by test_under_haproxy.
+"""Two routers under Serve, in a cluster of their own; started by test_several_routers.
 
-Takes the port and the router's settings as JSON, and ends when its standard input does.
+Takes the routers' settings as JSON lines on its standard input, the first to begin with; deploys
+those of each line and answers `up` when they run. Ends with its standard input.
 """
 
 import json
@@ -9,6 +10,7 @@ import sys
 from ray import serve
 from ray.serve.config import HTTPOptions
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.router.app import build
 from services.router.config import RouterConfig
@@ -16,7 +18,7 @@ from services.router.config import RouterConfig
 if __name__ == "__main__":
     with PrivateCluster(num_cpus=1) as cluster:
         cluster.start()
-        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=int(sys.argv[1])))
-        serve.run(build(RouterConfig.model_validate(json.loads(sys.argv[2]))), name="router")
-        print("up", flush=True)
-        sys.stdin.read()
+        serve.start(http_options=HTTPOptions(host="127.0.0.1", port=free_port()))
+        for line in sys.stdin:
+            serve.run(build(RouterConfig.model_validate(json.loads(line))), name="router")
+            print("up", flush=True)

@@ -31,14 +31,11 @@ def test_several_routers_get_the_calls_of_one_session_each(replicas):
     assert by_session == (replicas > 1)
 
 
-def test_under_haproxy_nobody_is_told_how_to_choose_a_router(monkeypatch):
-    # Serve refuses to deploy an ingress with a choice of its own beside HAProxy's.
-    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
-    app = call_user_app_builder_with_args_if_necessary(build, {"replicas": 3})
-    deployments = build_app(app, name="router").deployments
-    (deployment,) = (one for one in deployments if one.name == "router")
-    routing = deployment._deployment_config.request_router_config
-    assert routing.get_request_router_class().__name__ != "ConsistentHashRouter"
+def test_a_router_with_a_port_of_its_own_is_up_before_the_old_one_goes():
+    for listen, surge in ((None, 0), ({"port": 0}, 100)):
+        app = call_user_app_builder_with_args_if_necessary(build, {"listen": listen})
+        (deployment,) = build_app(app, name="router").deployments
+        assert deployment._deployment_config.max_surge_percent == surge
 
 
 def test_an_unknown_setting_is_refused():

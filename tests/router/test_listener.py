@@ -87,7 +87,8 @@ async def test_while_it_drains_clients_are_told_to_connect_again_and_none_is_cut
     await asyncio.wait_for(_refused(listener.port), DEADLINE_S)
     writer.write(get)
     answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
-    assert answer.startswith(b"HTTP/1.1 200") and b"connection: close" in answer
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in answer
     writer.close()
     await asyncio.wait_for(stopping, DEADLINE_S)
 
