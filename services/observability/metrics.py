@@ -137,6 +137,7 @@ class RouterMetrics:
     cap = _gauge("router_sequence_cap", "Sequences in flight at which it is full", "replica")
     queue = _gauge("router_queue", "Requests waiting for a replica")
     queue_refusals = _counter("router_queue_refusals", "Requests that could not wait", "reason")
+    refused_connections = _counter("router_refused_connections", "Of clients: no room", "reason")
     queue_wait = _seconds("router_queue_seconds", "Wait for a replica, of those that waited")
     share_failures = _counter("router_share_failures", "Failed exchanges with other routers")
     session_calls = _counter("router_session_calls", "Recorded calls by how they joined", "kind")

@@ -8,6 +8,7 @@ from ray import serve
 from services.access.access_control import protect
 from services.notes import ClusterNote
 from services.observability import tracing
+from services.open_files import raise_open_files
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
@@ -21,6 +22,7 @@ class Orchestrator:
     """One replica: it owns the active run, and a second one could not see it."""
 
     def __init__(self, config: OrchestratorConfig) -> None:
+        raise_open_files()
         config.access.check(http_host(), service="orchestrator")
         tracing.start(config.tracing, service="orchestrator")
         self._access = config.access

@@ -4,6 +4,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.access.access_control import protect
+from services.open_files import raise_open_files
 from services.page.cluster_shelf import ClusterShelf
 from services.page.config import PageConfig
 from services.page.http_app import open_paths, page_app
@@ -16,6 +17,7 @@ class Page:
     """One replica: it holds indexes of the runs that somebody looks at."""
 
     def __init__(self, config: PageConfig) -> None:
+        raise_open_files()
         config.access.check(http_host(), service="page")
         self._config = config
 

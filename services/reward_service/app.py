@@ -10,6 +10,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from services.access.access_control import protect
 from services.observability import tracing
+from services.open_files import raise_open_files
 from services.peers import http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.protocol.reward_service import Score, ScoreJob
@@ -30,6 +31,7 @@ class RewardReplica:
     """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
+        raise_open_files()
         tracing.start(config.tracing, service="reward_service")
         self._config = config
         self._scoring = Scoring(config)

@@ -14,6 +14,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from services.observability.garbage import heavy_imports
+from services.open_files import raise_open_files
 from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine_environment import environment
@@ -37,6 +38,7 @@ class RolloutServer:
             InvalidInput: the model or the memory does not fit.
         """
         began_at = time.monotonic()
+        raise_open_files()
         check_model(config)
         check_memory(config, available_bytes=available_memory())
         os.environ.update(environment(config))

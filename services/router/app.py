@@ -11,6 +11,7 @@ from ray.serve.handle import DeploymentHandle
 
 from services.observability import tracing
 from services.observability.garbage import collect_rarely
+from services.open_files import raise_open_files
 from services.peers import BusPeer, SessionsPeer, application_ends, http_host, local_proxy
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
@@ -33,6 +34,7 @@ class Router:
     """Serves OpenAI's API and knows which replica has which request."""
 
     def __init__(self, config: RouterConfig, sessions: DeploymentHandle[Any] | None = None) -> None:
+        raise_open_files()
         config.access.check(http_host(), service="router")
         tracing.start(config.tracing, service="router")
         collect_rarely()  # the process is the router's alone

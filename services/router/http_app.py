@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import protect
 from services.access.json_body import AsciiJson
+from services.open_files import open_files
 from services.protocol.router import error_body
 from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
@@ -27,6 +28,7 @@ from services.router.http.openapi import describe_answers
 from services.router.http.other_applications import FRONT, OPEN_PATHS, OtherApplications
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
+from services.router.open_connections import bounded
 from services.router.placement.external_backends import external_replicas
 from services.router.placement.membership import TableSource
 from services.router.placement.seats import Seats
@@ -72,6 +74,7 @@ def build_http(
         node: what the router's own port needs.
     """
     node = node or RouterNode()
+    config = bounded(config, open_files())
     replicas = Replicas(
         config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
     )

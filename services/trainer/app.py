@@ -3,6 +3,7 @@
 from ray import serve
 
 from services.observability import tracing
+from services.open_files import raise_open_files
 from services.peers import BusPeer
 from services.protocol.model_source import model_folder, on_hub
 from services.protocol.trainer import (
@@ -33,6 +34,7 @@ class TrainerDeployment:
     """Serves `services.protocol.trainer.Trainer` over a handle; up when its ranks are."""
 
     async def __init__(self, config: TrainerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        raise_open_files()
         tracing.start(config.tracing, service="trainer")
         self._service = TrainerService(config, BusPeer(), RankGroup.start)
         await self._service.open()

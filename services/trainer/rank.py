@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import ray
 
 from services.observability.garbage import heavy_imports
+from services.open_files import raise_open_files
 from services.peers import BusPeer
 from services.protocol.errors import NotReady, portable_errors
 from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
@@ -36,6 +37,7 @@ class TrainerRank:
     """
 
     def __init__(self, config: TrainerConfig, group: str, rank: int) -> None:
+        raise_open_files()
         self._config, self._group, self._rank = config, group, rank
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory

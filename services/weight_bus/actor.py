@@ -3,6 +3,7 @@
 import ray
 
 from services.observability import tracing
+from services.open_files import raise_open_files
 from services.protocol.replica_control import ControlOutcome
 from services.protocol.version_ledger import VersionRecord
 from services.protocol.weight_bus import MemberTable, Orders, ReplicaHello, Report, TrainerHello
@@ -20,6 +21,7 @@ class WeightBusActor:
     """
 
     def __init__(self, config: WeightBusConfig) -> None:
+        raise_open_files()
         tracing.start(config.tracing, service="weight_bus")
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         store = Rendezvous(address, timeout_s=config.link_timeout_s)

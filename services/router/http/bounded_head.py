@@ -5,12 +5,10 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.router.http.refused_connections import refused
+
 _HEAD_BYTES = 64 * 1024
 _HEAD_S = 60.0
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\n"
-    b"retry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-)
 
 
 class BoundedHead(HttpToolsProtocol):
@@ -31,8 +29,7 @@ class BoundedHead(HttpToolsProtocol):
         super().connection_made(transport)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
-            transport.write(_FULL)
-            transport.close()
+            refused.refuse(transport)
             return
         self._head_due = self.loop.call_later(_HEAD_S, transport.close)
 

@@ -1,0 +1,57 @@
+"""A server with the router's bounds at a low limit of open files, in a process of its own.
+
+Prints its port and its bound; when its input ends, how many connections it has refused.
+"""
+
+import asyncio
+import collections
+import json
+import resource
+import socket
+import sys
+
+import uvicorn
+import uvloop
+from starlette.responses import PlainTextResponse
+
+from services.observability.metrics import RouterMetrics
+from services.open_files import open_files
+from services.router.config import ListenConfig, RouterConfig
+from services.router.http.bounded_head import BoundedHead
+from services.router.http.refused_connections import ACCEPTED_AT_ONCE, refused
+from services.router.open_connections import bounded
+
+
+async def main():
+    most = bounded(RouterConfig(listen=ListenConfig(port=0)), open_files()).listen.max_connections
+    counted = collections.Counter()
+    RouterMetrics.refused_connections.inc = lambda tags: counted.update([tags["reason"]])
+    refused.watch(asyncio.get_running_loop())
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        PlainTextResponse("here"),
+        http=BoundedHead,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        backlog=ACCEPTED_AT_ONCE,
+        limit_concurrency=most + 1,
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve([listener]))
+    while not server.started:  # noqa: ASYNC110  (uvicorn announces it to nobody)
+        await asyncio.sleep(0.01)
+    listener.listen(4096)
+    print(json.dumps([listener.getsockname()[1], most]), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.should_exit = True
+    await serving
+    print(json.dumps(counted))
+
+
+if __name__ == "__main__":
+    loop, limit = sys.argv[1], int(sys.argv[2])
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    (uvloop.run if loop == "uvloop" else asyncio.run)(main())
