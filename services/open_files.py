@@ -4,6 +4,7 @@ import contextlib
 import resource
 
 _MOST = 1 << 20  # what Linux lets a process have unless it is told otherwise: fs.nr_open
+_OTHERS = 256  # files, libraries, Ray, and connections that are being refused
 
 
 def open_files() -> int:
@@ -14,6 +15,11 @@ def open_files() -> int:
 def most_open_files() -> int:
     """How many it may have once it has raised its soft limit to the hard one."""
     return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def most_connections(open_files: int) -> int:
+    """How many connections to clients a limit allows a router, and as many to replicas."""
+    return max((open_files - _OTHERS) // 2, open_files // 4, 1)
 
 
 def raise_open_files() -> None:

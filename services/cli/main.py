@@ -30,7 +30,6 @@ from services.cli.served import Served
 from services.cli.top.command import add_top_command
 from services.cli.version_listing import show_versions
 from services.cli.view import add_view_command
-from services.open_files import raise_open_files
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunState, RunStatus
 from services.protocol.replica_control import ControlAction, ControlFailed, Hold, check_control
@@ -44,7 +43,6 @@ _SHOWN_VALUE = 120  # characters
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 1 it failed, 2 bad input, 130 interrupted."""
     arguments = command_parser().parse_args(argv)
-    raise_open_files()  # a cluster that the command starts inherits it
     command: Callable[[argparse.Namespace, Console], int] = arguments.command
     console = Console()
     try:

@@ -1,10 +1,8 @@
 """How many connections the router's process has file descriptors for."""
 
 from services.observability.log import Log
+from services.open_files import most_connections
 from services.router.config import RouterConfig
-
-_OTHERS = 256
-"""Files, libraries, Ray, and connections that are being refused."""
 
 _log = Log("router")
 
@@ -12,10 +10,10 @@ _log = Log("router")
 def bounded(config: RouterConfig, open_files: int) -> RouterConfig:
     """The settings with no more connections and requests than a limit of open files allows.
 
-    Half of the connections are to clients and half to replicas. A router that accepts no more
-    than it can hold never runs out of descriptors in the middle of its work.
+    A router that accepts no more than it can hold never runs out of descriptors in the middle of
+    its work.
     """
-    share = max((open_files - _OTHERS) // 2, open_files // 4, 1)
+    share = most_connections(open_files)
     asked = {name: getattr(config, name) for name in ("max_connections", "max_open_requests")}
     update: dict[str, object] = {name: share for name, most in asked.items() if most > share}
     if config.listen is not None and config.listen.max_connections > share:

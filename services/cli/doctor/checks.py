@@ -6,6 +6,7 @@ from packaging.specifiers import SpecifierSet
 
 from services.cli.doctor.facts import Disk, Machine
 from services.cli.doctor.finding import Finding, fault, good, note
+from services.open_files import most_connections
 
 GIB = 1 << 30
 _PYTHONS = SpecifierSet(">=3.11,<3.13")
@@ -227,16 +228,23 @@ def cores(machine: Machine) -> Finding:
 def limits(machine: Machine) -> Finding:
     """Limits of this shell, which what it starts inherits."""
     found = machine.limits
-    if found.open_files is not None and found.open_files < _OPEN_FILES:
-        fix = f"`ulimit -n {_ASKED_FILES}` before `ray start`, or LimitNOFILE in its unit."
-        return fault(f"{found.open_files} open files", fix)
+    connections = f"{most_connections(found.most_open_files)} connections of clients to a router"
+    shown = f"{found.most_open_files} open files, for {connections}"
+    if found.most_open_files < _OPEN_FILES:
+        fix = (
+            f"Raise the hard limit: `LimitNOFILE={_ASKED_FILES}` in Ray's unit, `nofile` in "
+            f"/etc/security/limits.conf, or `docker run --ulimit nofile={_ASKED_FILES}`."
+        )
+        return fault(shown, fix)
     if found.processes is not None and found.processes < _PROCESSES:
         return fault(f"{found.processes} processes", "`ulimit -u 65536` before `ray start`.")
     if machine.gpus.rdma and found.locked_bytes is not None:
         fix = "`ulimit -l unlimited`: RDMA registers memory."
         return fault(f"{found.locked_bytes >> 20} MiB of locked memory", fix)
-    shown = "unlimited" if found.open_files is None else found.open_files
-    return good(f"{shown} open files")
+    if found.open_files < _OPEN_FILES:
+        fix = f"`ulimit -n {_ASKED_FILES}` before `ray start`: only services raise it themselves."
+        return note(f"{found.open_files} open files for Ray; for services {shown}", fix)
+    return good(shown)
 
 
 def leftovers(machine: Machine) -> Finding:

@@ -107,9 +107,14 @@ class Disk:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Soft limits of this shell; None: unlimited."""
+    """Soft limits of this shell; None: unlimited.
 
-    open_files: int | None
+    Attributes:
+        most_open_files: the hard limit, to which each service raises its own.
+    """
+
+    open_files: int
+    most_open_files: int
     processes: int | None
     locked_bytes: int | None
 

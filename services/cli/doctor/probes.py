@@ -26,6 +26,7 @@ from services.cli.doctor.facts import (
 from services.cli.doctor.gpu_probe import gpus
 from services.cli.leftovers import forgotten_segments
 from services.cli.machine import free_memory
+from services.open_files import most_open_files, open_files
 from services.reward_service.config import cores_here
 from services.reward_service.jail import Jail
 from services.reward_service.self_test import SelfTestFailed, tier_of
@@ -174,7 +175,8 @@ def disk(path: str, purpose: str) -> Disk:
 def limits() -> Limits:
     """Soft limits of this process."""
     return Limits(
-        open_files=_limit(resource.RLIMIT_NOFILE),
+        open_files=open_files(),
+        most_open_files=most_open_files(),
         processes=_limit(resource.RLIMIT_NPROC),
         locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
     )

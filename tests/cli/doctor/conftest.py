@@ -64,7 +64,7 @@ def machine() -> Machine:
         clock=Clock(synchronised=True, error_s=0.01),
         disks=(Disk(path="/tmp", purpose="Ray's session", size=100 * GIB, free=50 * GIB),),
         shared_memory=Disk(path="/dev/shm", purpose="shared memory", size=8 * GIB, free=8 * GIB),
-        limits=Limits(open_files=65536, processes=None, locked_bytes=None),
+        limits=Limits(open_files=65536, most_open_files=65536, processes=None, locked_bytes=None),
         compilers=(("g++", "/usr/bin/g++"),),
         leftovers=Leftovers(folders=(), folder_bytes=0, segments=(), segment_bytes=0),
     )

@@ -36,8 +36,11 @@ def sandbox(tier: str, *, bubblewrap: bool) -> dict[str, Sandbox]:
     return {"sandbox": Sandbox(tier=tier, complaints=("no pids",), bubblewrap=bubblewrap)}
 
 
-def limits(files: int | None = None, processes: int | None = None) -> dict[str, Limits]:
-    return {"limits": Limits(open_files=files, processes=processes, locked_bytes=None)}
+def limits(
+    soft: int = 65536, hard: int = 65536, processes: int | None = None, locked: int | None = None
+) -> dict[str, Limits]:
+    found = Limits(open_files=soft, most_open_files=hard, processes=processes, locked_bytes=locked)
+    return {"limits": found}
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -115,11 +118,12 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
             "/r (runs)",
             "run_root",
         ),
-        ("limits", limits(files=1024), "fault", "1024 open files", "ulimit -n"),
+        ("limits", limits(1024, 1024), "fault", "for 384 connections", "LimitNOFILE"),
+        ("limits", limits(1024, 4096), "note", "4096 open files, for 1920", "ulimit -n"),
         ("limits", limits(processes=1024), "fault", "1024 processes", "ulimit -u"),
         (
             "limits",
-            gpus() | {"limits": Limits(open_files=65536, processes=None, locked_bytes=8 << 20)},
+            gpus() | limits(locked=8 << 20),
             "fault",
             "8 MiB of locked memory",
             "ulimit -l",
