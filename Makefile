@@ -5,6 +5,10 @@ PORT ?= 8000
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
+ifeq ($(filter output-sync,$(.FEATURES)),)
+$(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
+endif
+
 .PHONY: demo test test-clusters test-engines test-services test-operations lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
@@ -53,15 +57,20 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/first_numbers.py
 
 # uv does not read pip's find-links setting, so it is passed on. Where the default package
-# index has no CPU build of torch, the second attempt takes it from PyTorch's own.
+# index has no CPU build of torch, the second attempt takes it from PyTorch's own. The cache
+# is elsewhere where the home folder cannot be written.
 .venv/ready: pyproject.toml
 	@command -v $(PYTHON) >/dev/null 2>&1 && py=$(PYTHON) || py=python3; \
 	$$py -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null || \
 	  { echo "error: python: Python 3.11 or 3.12 is needed -> install it or run make PYTHON=/path/to/python3.11"; exit 2; }; \
+	test -x $(BIN)/pip || $$py -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: venv: this Python lacks it -> apt-get install python3-venv, or run make PYTHON=/path/to/python3.11"; exit 2; }; \
 	echo "installing into .venv: 5 GB, a few minutes"; \
-	test -x $(BIN)/python || $$py -m venv .venv
+	test -x $(BIN)/pip || $$py -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
 	@export UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" VIRTUAL_ENV="$(CURDIR)/.venv"; \
+	cache=$$($(BIN)/uv cache dir); mkdir -p "$$cache" 2>/dev/null && test -w "$$cache" || \
+	  export UV_CACHE_DIR="$(CURDIR)/.venv/.cache"; \
 	$(BIN)/uv pip install --quiet --compile-bytecode -e '.[$(EXTRAS)]' || \
 	$(BIN)/uv pip install --quiet --compile-bytecode --torch-backend=cpu -e '.[$(EXTRAS)]'
 	@touch $@

@@ -23,7 +23,22 @@ def has_room(folder: Path) -> bool:
     return True
 
 
+def write_problem(folder: str | Path) -> str:
+    """Why nothing can be written where a folder is or will be, by trying; empty: it can."""
+    try:
+        with tempfile.TemporaryFile(dir=_there(folder)) as file:
+            file.write(bytes(_PROBED))
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def free_bytes(folder: str | Path) -> int:
     """Bytes that are free where a folder is or will be."""
-    there = next(path for path in (Path(folder), *Path(folder).parents) if path.exists())
-    return shutil.disk_usage(there).free
+    return shutil.disk_usage(_there(folder)).free
+
+
+def _there(folder: str | Path) -> Path:
+    path = Path(folder).absolute()
+    return next(one for one in (path, *path.parents) if one.exists())

@@ -35,7 +35,10 @@ class Agent:
         self, url: str, key: str | None, clock: Callable[[], float], calls: list[Call]
     ) -> None:
         self._client = openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key=key or "none", timeout=PATIENCE_S
+            base_url=f"{url}/v1",
+            api_key=key or "none",
+            timeout=PATIENCE_S,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         )
         self._url, self._clock, self._calls = url, clock, calls
         self._model = ""

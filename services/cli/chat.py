@@ -62,7 +62,11 @@ def chat(options: ChatOptions, message: str | None, console: Console) -> None:
     base_url = f"{options.url.rstrip('/')}/v1"
     try:
         key = os.environ.get(API_KEY) or "none"
-        with openai.OpenAI(base_url=base_url, api_key=key, timeout=_TIMEOUT_S) as client:
+        # The services are this network's own: no proxy of the environment leads there.
+        http = openai.DefaultHttpxClient(trust_env=False)
+        with openai.OpenAI(
+            base_url=base_url, api_key=key, timeout=_TIMEOUT_S, http_client=http
+        ) as client:
             talk = _Talk(client, options, console)
             if message is None:
                 talk.converse()

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 
 from services.cli.follow import follow
-from services.cli.machine import check_memory, check_port
+from services.cli.machine import check_folder, check_memory, check_port
 from services.cli.phases import Phases
 from services.cli.run_file import read_run_file
 from services.cli.run_summary import near, show_summary
@@ -35,6 +35,8 @@ ROOT = workplace()
 DEPLOY_FILE = ROOT / "deploy" / "laptop.yaml"
 RUN_FILE = ROOT / "examples" / "tiny_code" / "run.yaml"
 MEMORY_GIB = 4.0
+TEMPORARY = "/tmp"
+_TEMPORARY_MIB, _KEPT_MIB = 256, 64
 MODEL_S = SERVICES_S = 600.0
 """Far more than it takes, for machines that are busy with other work as well."""
 _SHOWN_TRAJECTORIES = 1000
@@ -116,6 +118,9 @@ def _check(options: DemoOptions) -> None:
     RunConfig.from_yaml(RUN_FILE)
     check_port(options.port)
     check_memory(MEMORY_GIB)
+    check_folder(TEMPORARY, _TEMPORARY_MIB, "Ray's session")
+    for name in ("models", "runs"):
+        check_folder(ROOT / name, _KEPT_MIB, "the demo")
 
 
 def _train(

@@ -1,18 +1,21 @@
 """What the demo needs of the machine it runs on."""
 
+import errno
 import socket
 from pathlib import Path
 
+from services.disk import free_bytes, write_problem
 from services.protocol.errors import InvalidInput
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
+_NO_IPV4 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def check_port(port: int) -> None:
     """Refuse a port on which the router could not listen.
 
     Raises:
-        InvalidInput: out of range, not permitted or in use.
+        InvalidInput: out of range, not permitted or in use; or there is no IPv4 at all.
     """
     if not 1 <= port <= 65535:
         raise InvalidInput("--port", port, "Give a number from 1 to 65535.")
@@ -22,6 +25,9 @@ def check_port(port: int) -> None:
             listener.bind(("127.0.0.1", port))
             listener.listen()
         except OSError as error:
+            if error.errno in _NO_IPV4:
+                fix = "This machine lacks it: `ip address add 127.0.0.1/8 dev lo`."
+                raise InvalidInput("loopback address", "127.0.0.1", fix) from None
             fix = f"{error.strerror}. Give a free one: `make demo PORT=8010`."
             raise InvalidInput("--port", port, fix) from None
 
@@ -43,6 +49,20 @@ def check_memory(needed_gib: float) -> None:
     if available < needed_gib:
         fix = f"The demo needs {needed_gib:g} GiB free. Close something, or use a larger machine."
         raise InvalidInput("memory", f"{available:.1f} GiB free", fix)
+
+
+def check_folder(folder: str | Path, needed_mib: int, purpose: str) -> None:
+    """Refuse a folder in which services would fail half-way.
+
+    Raises:
+        InvalidInput: it cannot be written, or its disk is too full.
+    """
+    needs = f"{purpose} needs a folder that can be written, with {needed_mib} MiB free."
+    if problem := write_problem(folder):
+        raise InvalidInput("folder", str(folder), f"{problem}: {needs}")
+    free = free_bytes(folder) // MIB
+    if free < needed_mib:
+        raise InvalidInput("folder", str(folder), f"{free} MiB free: {needs}")
 
 
 def free_memory() -> float:

@@ -178,6 +178,10 @@ def disks(machine: Machine) -> Finding:
     for disk in (*full, *stopped):
         fix = f"Free some, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
         return fault(f"{disk.path} ({disk.purpose}): {_room(disk)}", fix)
+    for disk in machine.disks:
+        if disk.problem:
+            fix = f"Make it writable, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
+            return fault(f"{disk.path} ({disk.purpose}): {disk.problem}", fix)
     return good("; ".join(f"{disk.path} ({disk.purpose}) {_room(disk)}" for disk in machine.disks))
 
 

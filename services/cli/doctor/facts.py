@@ -97,12 +97,17 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """A file system; sizes in bytes."""
+    """A file system; sizes in bytes.
+
+    Attributes:
+        problem: why nothing can be written there; empty: it can.
+    """
 
     path: str
     purpose: str
     size: int
     free: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

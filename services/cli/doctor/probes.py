@@ -26,6 +26,7 @@ from services.cli.doctor.facts import (
 from services.cli.doctor.gpu_probe import gpus
 from services.cli.leftovers import forgotten_segments
 from services.cli.machine import free_memory
+from services.disk import write_problem
 from services.open_files import most_open_files, open_files
 from services.reward_service.config import cores_here
 from services.reward_service.jail import Jail
@@ -169,7 +170,13 @@ def disk(path: str, purpose: str) -> Disk:
     while not place.exists():
         place = place.parent
     usage = shutil.disk_usage(place)
-    return Disk(path=str(place), purpose=purpose, size=usage.total, free=usage.free)
+    return Disk(
+        path=str(place),
+        purpose=purpose,
+        size=usage.total,
+        free=usage.free,
+        problem=write_problem(place),
+    )
 
 
 def limits() -> Limits:
