@@ -92,7 +92,8 @@ class Compiler:
         if language.name not in self._versions:
             path = shutil.which(toolchain.compiler)
             if path is None:
-                raise SlotFailed(f"{language.name} needs {toolchain.compiler}, which is not here")
+                missing = f"{language.name} needs {toolchain.compiler}, which is not here"
+                raise SlotFailed(f"{missing}: `apt-get install {toolchain.compiler}`")
             command = [path, *toolchain.version_flags]
             done = subprocess.run(command, capture_output=True, timeout=30, check=False)
             parts = (done.stdout.decode(errors="replace"), *toolchain.flags, toolchain.header)

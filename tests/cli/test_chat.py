@@ -50,6 +50,18 @@ def _contents(router: Orchestra) -> list[list[str]]:
     return [[message["content"] for message in body["messages"]] for _, body in router.posted]
 
 
+@pytest.mark.parametrize("command", [["chat", "a"], ["status"]])
+def test_a_proxy_of_the_environment_is_not_asked(
+    command: list[str], router: Orchestra, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert main([*command, "--url", router.url]) == 0
+
+
 def test_chat_streams_what_the_served_model_says(
     router: Orchestra, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,27 @@ def test_importing_the_router_loads_neither_torch_nor_an_engine() -> None:
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
 
 
+def test_no_call_to_a_service_goes_to_a_proxy_of_the_environment() -> None:
+    """httpx and openai ask one unless they are told not to; aiohttp only if it is told to."""
+    clients = ("httpx.Client", "httpx.AsyncClient", "httpx.get", "httpx.post", "httpx.stream")
+    openai = ("openai.OpenAI", "openai.AsyncOpenAI")
+    found, astray = 0, []
+    for path in SERVICES:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
+                continue
+            name = ast.unparse(call.func)
+            given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+            wanted = name in clients or name.endswith("HttpxClient")
+            found += wanted or name in openai
+            if wanted and given.get("trust_env") != "False":
+                astray.append(f"{path}:{call.lineno} {name}")
+            if (name in openai and "http_client" not in given) or given.get("trust_env") == "True":
+                astray.append(f"{path}:{call.lineno} {name}")
+    assert found > 5
+    assert not astray
+
+
 def _imported_modules(path: Path) -> list[str]:
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):

@@ -22,6 +22,7 @@ from services.cli.doctor.facts import (
 from services.cli.doctor.finding import Grade
 from tests.cli.doctor.conftest import GIB, no_gpus, two_gpus
 
+ROOMY = Disk(path="/models", purpose="models", size=100 * GIB, free=50 * GIB)
 FULL = Disk(path="/tmp", purpose="Ray's session", size=1000 * GIB, free=40 * GIB)
 OLD_TORCH = Package(name="torch", installed="2.12.1", supported="==2.13.0")
 NO_VLLM = Package(name="vllm", installed="", supported="==0.32.0")
@@ -118,6 +119,7 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
             "/r (runs)",
             "run_root",
         ),
+        ("disks", {"disks": (replace(ROOMY, problem="Read-only"),)}, "fault", "Read-only", "HF_"),
         ("limits", limits(1024, 1024), "fault", "for 384 connections", "LimitNOFILE"),
         ("limits", limits(1024, 4096), "note", "4096 open files, for 1920", "ulimit -n"),
         ("limits", limits(processes=1024), "fault", "1024 processes", "ulimit -u"),
