@@ -159,7 +159,7 @@ def clock() -> Clock:
 
 def disks(runs: str) -> tuple[Disk, ...]:
     """The file systems that Millrace writes to."""
-    hub = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    hub = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
     session = os.environ.get("RAY_TMPDIR") or "/tmp"
     return (disk(session, "Ray's session"), disk(runs, "runs"), disk(hub, "models"))
 
