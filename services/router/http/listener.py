@@ -16,6 +16,8 @@ from starlette.types import ASGIApp
 from services.router.config import ListenConfig
 from services.router.http.bounded_head import BoundedHead
 from services.router.http.held_port import OwnPort, Port
+from services.router.http.refused_connections import ACCEPTED_AT_ONCE, refused
+from services.router.http.socket_holder import BACKLOG
 
 _START_S = 30.0
 _IDLE_S = 20.0
@@ -47,9 +49,11 @@ class Listener:
         listening = await self._source.open(self._config)
         self.port = listening.getsockname()[1]
         self._server = _Server(_uvicorn_config(app, self._config))
+        refused.watch(asyncio.get_running_loop())
         self._task = asyncio.create_task(self._server.serve([listening]), name="listener")
         async with asyncio.timeout(_START_S):
             await self._server.listening.wait()
+        listening.listen(BACKLOG)  # asyncio has taken what it accepts at once for the kernel's
 
     @property
     def requests(self) -> int:
@@ -118,6 +122,7 @@ def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        backlog=ACCEPTED_AT_ONCE,
         limit_concurrency=config.max_connections + 1,
         timeout_graceful_shutdown=round(config.drain_s),
         ssl_certfile=config.ssl_certfile,
