@@ -62,9 +62,11 @@ def processes() -> Iterator[Process]:
         if not entry.name.isdigit():
             continue
         try:
-            state, parent, *rest = (entry / "stat").read_text().rpartition(")")[2].split()
+            # A name may be any bytes, and is cut after fifteen of them.
+            stat = (entry / "stat").read_text(errors="replace")
         except OSError:
             continue  # it ended meanwhile
+        state, parent, *rest = stat.rpartition(")")[2].split()
         yield Process(int(entry.name), int(rest[_BEGAN]), int(parent), state == "Z")
 
 

@@ -39,7 +39,8 @@ def test_an_orphaned_grandchild_is_found_and_killed() -> None:
     assert not Path(f"/proc/{orphan}").exists()
 
 
-# A grandchild waits to be an orphan; a child of its own ends unasked. Then both have ended.
+# A grandchild waits to be an orphan; a child of its own ends unasked. Then both have ended. The one
+# between them ends without Python's tidying, which would reap a grandchild that was quicker.
 _REAPING = """
 import os, subprocess, sys
 from services.cli.leftovers import adopt_orphans
@@ -47,8 +48,8 @@ from services.cli.orphan_reaper import OrphanReaper
 adopt_orphans()
 reaper = OrphanReaper()
 waiting = "import sys; sys.stdin.read()"
-child = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {waiting!r}]); "
-child += "print(p.pid, flush=True); sys.stdin.readline()"
+child = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {waiting!r}]); "
+child += "print(p.pid, flush=True); sys.stdin.readline(); os._exit(0)"
 middle = subprocess.Popen(
     [sys.executable, "-c", child], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
 )
