@@ -26,6 +26,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else Triton prints every function of its own as leaked when Python ends
+
+
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory):
     """One engine behind two of vLLM's own applications, without and with parsers.

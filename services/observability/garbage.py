@@ -1,11 +1,18 @@
-"""Python's garbage collector, set for what a process of a service does."""
+"""Python's garbage collector, set for what a process of a service does.
 
+At its end a process frees what was frozen like everything else: native modules that find their
+functions still alive then (Triton's) would print them all.
+"""
+
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _YOUNG = 50_000
 _GENERATIONS = 20
+
+atexit.register(gc.unfreeze)
 
 
 def collect_rarely() -> None:

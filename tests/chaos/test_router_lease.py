@@ -31,7 +31,7 @@ async def test_a_paused_replica_gives_its_calls_away_and_gets_others_when_it_is_
 async def test_a_replica_that_is_sent_away_leaves_its_calls_to_the_others(front: Front) -> None:
     victim, _ = front.scene.replicas
     await front.begin()
-    await front.in_the_middle_on(victim, streams=4)  # one may be over before it is told to go
+    await front.in_the_middle_on(victim)
     front.scene.send_away(victim)
     assert await front.same_answers()
     await front.scene.until_gone(victim, exitcode=0)

@@ -9,6 +9,7 @@ from vllm.outputs import CompletionOutput
 from vllm.utils import system_utils
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestState
+from vllm.v1.executor import multiproc_executor, uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -52,6 +53,8 @@ def test_what_the_other_patches_replace_still_exists() -> None:
     assert list(inspect.signature(system_utils._maybe_force_spawn).parameters) == []
     assert "generators" in inspect.getsource(GPUModelRunner._bookkeeping_sync)
     assert "_init_executor" in vars(UniProcExecutor)
+    for module in (multiproc_executor, uniproc_executor):
+        assert "= get_file_store_init_method()" in inspect.getsource(module)
 
 
 def test_vllm_pauses_with_the_same_two_calls_and_a_wait_that_it_says_nobody_needs() -> None:

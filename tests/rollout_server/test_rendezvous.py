@@ -1,0 +1,35 @@
+"""The workers of an engine meet in a file that no folder holds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from services.rollout_server.engine_process import rendezvous_file
+
+_RANK = """
+import sys
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], world_size=2, rank=int(sys.argv[2]))
+one = torch.ones(1)
+dist.all_reduce(one)
+dist.barrier(group=dist.new_group([0, 1]))
+print(int(one), flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_meet_in_it_and_leave_no_file(tmp_path: Path) -> None:
+    method = rendezvous_file()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", _RANK, method, str(rank)],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=240)[0] for rank in ranks] == ["2\n", "2\n"]
+    assert os.listdir(tmp_path) == []
+    os.close(int(method.rpartition("/")[2]))
