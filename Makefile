@@ -16,21 +16,25 @@ demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
 # Two parts at a time; the first, which alone starts Ray, takes as long as the two others.
+PARTS := test-clusters test-engines test-services
+
 test: .venv/ready
-	@$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going test-clusters test-engines test-services
+	@rm -rf build/test; began=$$(date +%s); \
+	$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going $(PARTS); ended=$$?; \
+	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
 
 CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
 ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
-	$(BIN)/pytest $(CLUSTERS) $(OPERATIONS:%=--ignore=%)
+	@$(BIN)/python -m tests.part $@ $(CLUSTERS) $(OPERATIONS:%=--ignore=%)
 
 test-engines:
-	$(BIN)/pytest $(ENGINES)
+	@$(BIN)/python -m tests.part $@ $(ENGINES)
 
 test-services:
-	$(BIN)/pytest $(CLUSTERS:%=--ignore=%) $(ENGINES:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
+	@$(BIN)/python -m tests.part $@ $(CLUSTERS:%=--ignore=%) $(ENGINES:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
 
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
 test-operations: .venv/ready

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytest_plugins = ["tests.not_tried"]
+
 # Nearly half of the time of importing all tests went into looking for garbage in what was imported.
 gc.disable()
 
