@@ -5,8 +5,8 @@ import itertools
 import multiprocessing
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,9 @@ LINK_S = 12.0
 KILL_S = LINK_S / 2
 """Far below it, for what must happen at once; far above what it takes, for slow machines."""
 
-READY_S = 90.0
+READY_S = 180.0
+"""Only what hangs takes as long, on machines that are busy with other things, too."""
+
 REPLICAS = 2
 TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 ENGINE = {
@@ -165,6 +167,19 @@ class Scene:
         named |= {f"replica {name}": process for name, process in self.replicas.items()}
         named |= {f"rank {index}": rank.process for index, rank in enumerate(self.ranks.ranks)}
         return {one.pid: name for name, one in named.items() if one is not None}
+
+    @contextmanager
+    def frozen_engine(self, replica_id: str) -> Iterator[None]:
+        """The processes below the replica's stand still in between; its own goes on."""
+        _, *below = family(self.replicas[replica_id].pid)
+        for process in below:
+            process.suspend()
+        try:
+            yield
+        finally:
+            for process in below:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
 
     def freeze(self, pid: int) -> None:
         """Stop a process and those below it where they are."""

@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.front import Front
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_killed_replica_costs_no_call_and_no_token(front: Front) -> None:

@@ -11,7 +11,7 @@ from tests.chaos.impostor import Impostor
 from tests.chaos.mixture import REQUESTS
 from tests.chaos.scene import READY_S, Scene
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 FEW = slice(0, REQUESTS, 5)
 

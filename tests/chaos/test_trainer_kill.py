@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.scene import Scene
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 def same_parameters(scene: Scene, one: int, other: int) -> bool:

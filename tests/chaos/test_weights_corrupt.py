@@ -6,7 +6,7 @@ from tests.chaos.answers import Judge
 from tests.chaos.conftest import TOLERANCE
 from tests.chaos.scene import KILL_S, Scene
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge: Judge) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.scene import KILL_S, LINK_S, Scene
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_frozen_receiver_delays_no_other_and_thaws_under_its_old_label(

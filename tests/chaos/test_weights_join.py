@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.scene import KILL_S, Scene
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_late_joiner_is_caught_up_before_its_lease(scene: Scene) -> None:

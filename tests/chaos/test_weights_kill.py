@@ -4,7 +4,7 @@ import pytest
 
 from tests.chaos.scene import KILL_S, Scene, until_ended
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_a_killed_receiver_delays_no_other_and_leaves_no_process(scene: Scene) -> None:

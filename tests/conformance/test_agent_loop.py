@@ -2,14 +2,11 @@
 
 import json
 
-import pytest
-
 from services.protocol.router import SESSION_HEADER
 from tests.conformance.saying import ASK, call, says
 from tests.router.request_table import TOOLS
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(420)
 TURNS = 3
 
 

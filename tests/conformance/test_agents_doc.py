@@ -11,7 +11,6 @@ import pytest
 from tests.conformance.conftest import before, until_idle
 from tests.router.vllm_process import ALIAS
 
-pytestmark = pytest.mark.timeout(420)
 PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 PROGRAMS = dict(
     re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)

@@ -9,7 +9,6 @@ from tests.conformance.conftest import until_idle
 from tests.conformance.saying import ASK
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(420)
 CHAT = {"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 12, "stream": True}
 LONG = {**CHAT, "max_tokens": 450, "ignore_eos": True}
 TOLD = {"stream_options": {"include_usage": True}}

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict
 from tests.conformance.saying import call, says
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(420)
 QUESTION = "larger of a and 7"
 
 

@@ -12,7 +12,6 @@ from tests.conformance.conftest import until_busy, until_idle
 from tests.conformance.saying import ASK, STRICT_TOOLS, call, says
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(420)
 CHAT = {"model": MODEL, "messages": ASK, "temperature": 0, "max_tokens": 12}
 THOUGHT = "<think>grüße</think>"
 TALKATIVE = {**CHAT, "temperature": 1, "seed": 3, "max_tokens": 350}

@@ -19,7 +19,6 @@ from schemathesis.specs.openapi.checks import (
 from tests.conformance.conftest import before, until_idle
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(420)
 ANSWERING = ("/v1/chat/completions", "/v1/completions")
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 UNSERVED = "version_not_served"

@@ -16,7 +16,6 @@ from tests.router.request_table import TOOLS, cases, forced
 from tests.router.sameness import comparable
 from tests.router.vllm_process import MODEL
 
-pytestmark = pytest.mark.timeout(240)
 _JSON = {"content-type": "application/json"}
 ASK = [{"role": "user", "content": "larger of a and 7, dann grüßen"}]
 
