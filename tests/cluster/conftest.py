@@ -55,7 +55,7 @@ class Cluster:
 
     def table(self) -> MemberTable:
         bus = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
-        return ray.get(bus.watch.remote(-1, 0.0), timeout=20)
+        return ray.get(bus.watch.remote(-1, 0.0), timeout=60)
 
     def wait_for(self, true: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
         deadline = time.monotonic() + timeout_s
@@ -65,7 +65,7 @@ class Cluster:
 
     def metrics(self) -> list[str]:
         """Those of `METRICS` that Prometheus would scrape now."""
-        text = httpx.get(self.metrics_url, timeout=10).text
+        text = httpx.get(self.metrics_url, timeout=60).text
         return [name for name in METRICS if name in text]
 
     def wait_until_whole(self) -> None:

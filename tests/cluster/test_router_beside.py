@@ -19,7 +19,7 @@ from .conftest import Cluster
 def test_an_engine_shows_how_full_it_is_on_its_own_page(cluster: Cluster) -> None:
     cluster.wait_until_whole()
     for member in cluster.table().leased:
-        pressure = read_pressure(httpx.get(f"{member.address}/metrics", timeout=10).text)
+        pressure = read_pressure(httpx.get(f"{member.address}/metrics", timeout=60).text)
         assert pressure is not None
         assert 0 <= pressure.kv_usage <= 1
 

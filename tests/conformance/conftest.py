@@ -43,7 +43,7 @@ async def until_idle(cluster):
 
 
 async def _until(true):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110  (the router announces it to nobody)
             await asyncio.sleep(0.01)
 

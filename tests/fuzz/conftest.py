@@ -24,7 +24,7 @@ from tests.page.made_run import make_run
 from tests.reward_service.conftest import start_scoring
 from tests.router.vllm_process import MODEL
 
-PATIENCE_S = 0.3
+PATIENCE_S = 1.0
 """How long the services wait here for what a client still owes them."""
 
 
@@ -198,10 +198,10 @@ async def attacked(
     async with _INTERFACES[request.param](request) as attacked:
         before = len(asyncio.all_tasks())
         yield attacked
-        async with asyncio.timeout(20), httpx.AsyncClient(verify=False) as http:
+        async with asyncio.timeout(60), httpx.AsyncClient(verify=False) as http:
             path = _ALIVE.get(attacked.name, "/health")
             assert (await http.get(attacked.url + path)).status_code == 200
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  (announced to nobody)
                 await asyncio.sleep(0.05)
 

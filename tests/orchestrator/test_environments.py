@@ -73,7 +73,7 @@ async def episodes(rollouts: EpisodeSampler, asked: RolloutRequest) -> list[tupl
 
 async def let_go(rollouts: EpisodeSampler) -> None:
     """Wait until nothing is left of the episodes before: a blocked worker takes others along."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             if not rollouts._process._open:
                 return

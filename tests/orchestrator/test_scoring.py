@@ -30,7 +30,7 @@ async def scoring(reward, **settings):
     scorer = Scorer(reward, OrchestratorConfig(**settings))
     task = asyncio.create_task(scorer.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             yield scorer
     finally:
         task.cancel()

@@ -65,7 +65,7 @@ async def cluster(run_dir: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]
 async def heard(shelf: ClusterShelf, until: Any) -> None:
     task = asyncio.create_task(shelf.follow())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not until(shelf.live()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     finally:

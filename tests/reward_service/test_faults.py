@@ -79,7 +79,7 @@ async def test_an_answer_that_loses_two_slots_earns_nothing(
         first = slot._process
         signal.pidfd_send_signal(slot._server, signal.SIGKILL)
         await until(lambda first=first: slot._process is not first)  # type: ignore[misc]
-    score = await asyncio.wait_for(scoring, 30)
+    score = await asyncio.wait_for(scoring, 60)
     assert (score.verdict, score.reward) == (Verdict.CRASHED_SANDBOX, 0.0), score
     await until(lambda: not processes_of(fresh))
     assert (await score_one(fresh, function_job(RIGHT))).verdict is Verdict.ACCEPTED
@@ -158,7 +158,7 @@ async def test_one_slow_answer_holds_back_no_other_score(
     scoring = await new_scoring("B", slots=1, answer_deadline_s=3)
     try:
         jobs = [function_job(RIGHT), function_job(BUSY, cpu_s=60), function_job(f"{RIGHT}\n# 2")]
-        right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 30)
+        right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 60)
         assert (right.verdict, right.reward) == (Verdict.ACCEPTED, 1.0)
         assert (slow.verdict, slow.reward) == (Verdict.INFRA_ERROR, None)
         assert slow.detail == "not graded in 3 s"

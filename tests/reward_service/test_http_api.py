@@ -164,7 +164,7 @@ async def _asked(scoring: Scoring, events: list[dict[str, Any]]) -> list[dict[st
         "client": ("here", 1),
         "root_path": "",
     }
-    await asyncio.wait_for(http_api(lambda: scoring, config)(scope, receive, send), 10)
+    await asyncio.wait_for(http_api(lambda: scoring, config)(scope, receive, send), 60)
     return sent
 
 

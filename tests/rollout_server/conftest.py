@@ -33,7 +33,7 @@ from services.transport.bucket import NO_BASE, Kind, digest
 from services.transport.header import MAGIC
 
 HOST = "127.0.0.1"
-LINK_TIMEOUT_S = 5.0
+LINK_TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ from services.rollout_server.bus_member import BusMember
 from services.rollout_server.canary import Proof
 
 Sequences = tuple[tuple[int, ...], ...]
-DEADLINE_S = 5.0
+DEADLINE_S = 60.0
 
 
 class ScriptedBus:

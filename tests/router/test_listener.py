@@ -50,11 +50,11 @@ async def test_whoever_comes_when_all_connections_are_taken_is_sent_away(cluster
     first, writer = await asyncio.open_connection("127.0.0.1", made.port)
     get = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
     writer.write(get)
-    assert (await asyncio.wait_for(first.readline(), 5)).split()[1] == b"200"
+    assert (await asyncio.wait_for(first.readline(), 60)).split()[1] == b"200"
     second, other = await asyncio.open_connection("127.0.0.1", made.port)
-    assert (await asyncio.wait_for(second.read(), 5)).split()[1] == b"503"
+    assert (await asyncio.wait_for(second.read(), 60)).split()[1] == b"503"
     writer.write(get)
-    await asyncio.wait_for(first.readuntil(b"HTTP/1.1 200"), 5)
+    await asyncio.wait_for(first.readuntil(b"HTTP/1.1 200"), 60)
     for closing in (writer, other):
         closing.close()
     await made.stop()
@@ -64,7 +64,7 @@ async def test_empty_lines_are_no_request_that_is_waited_for(cluster, listener, 
     monkeypatch.setattr(bounded_head, "_HEAD_S", 0.05)
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
-    await asyncio.wait_for(reader.readuntil(b"}"), 5)
+    await asyncio.wait_for(reader.readuntil(b"}"), 60)
     writer.write(b"\r\n")
     assert await asyncio.wait_for(reader.read(), 2) == b"", "sooner than an idle connection ends"
     writer.close()

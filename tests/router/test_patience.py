@@ -17,7 +17,7 @@ async def patience():
 
 
 async def _expires(patience):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await patience.expired.wait()
 
 

@@ -363,7 +363,7 @@ async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_t
         whole = (await cluster.http.post(path, json=body)).json()["choices"]
         state["pause"] = 24
         answer = asyncio.create_task(cluster.http.post(path, json=body, headers=session))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await state["paused"].wait()
         interrupt = f"{cluster.url}/v1/sessions/run-1/interrupt"
         await cluster.http.post(interrupt, json={"min_version": 4})
@@ -386,7 +386,7 @@ async def test_an_interrupted_greedy_answer_equals_an_undisturbed_one_token_by_t
 @contextlib.asynccontextmanager
 async def _labelled(url, version):
     """The same weights under another policy version's name."""
-    async with httpx.AsyncClient(timeout=20, verify=False) as http:
+    async with httpx.AsyncClient(timeout=60, verify=False) as http:
         for label in (version, 3):
             body = {"new_version": str(label)}
             (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()

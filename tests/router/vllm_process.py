@@ -121,7 +121,7 @@ def _end(server):
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(20)
+        server.wait(60)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    server.wait(20)
+    server.wait(60)

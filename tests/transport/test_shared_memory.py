@@ -103,7 +103,7 @@ def test_the_sender_goes_on_when_the_receiver_has_read() -> None:
         assert got.payload.numpy().tobytes() == expected
         assert source.sent == list(range(bucket + 1)), "the sender did not wait"
         receiver.release()
-    sending.join(10)
+    sending.join(60)
     assert sent == [11]
 
 
@@ -120,7 +120,7 @@ def test_a_receiver_that_does_not_release_a_bucket_breaks_the_link_at_its_deadli
     sending = threading.Thread(target=send)
     sending.start()
     receiver.receive_bucket(version=3, bucket=0, nbytes=5)
-    sending.join(10)
+    sending.join(60)
     assert len(broken) == 1
 
 

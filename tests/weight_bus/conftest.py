@@ -20,7 +20,7 @@ from services.protocol.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 
-DEADLINE_S = 5.0
+DEADLINE_S = 60.0
 SCORES = ((-1.0,),)
 """What the trainer says of the canary."""
 
