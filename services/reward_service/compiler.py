@@ -28,6 +28,7 @@ from services.reward_service.header_cache import HeaderCache
 from services.reward_service.jail import BUILD, Jail, jailed_sources, own_user_id
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
+from services.reward_service.scratch_folder import ScratchFolder
 from services.reward_service.seat import SandboxCrashed
 from services.reward_service.seccomp_filter import build_filter
 from services.reward_service.slot import sealed_file
@@ -74,12 +75,14 @@ class Compiler:
         self._header_lock = asyncio.Lock()
         kept = config.header_cache_dir
         self._kept = None if kept is None else HeaderCache(kept)
-        own = None if config.toolchain_dir is None else Path(config.toolchain_dir)
-        self._folder = own or Path(tempfile.mkdtemp(prefix="millrace-toolchain-"))
-        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if config.toolchain_dir is None:
+            scratch = ScratchFolder("millrace-toolchain-")
+            self._folder = scratch.path
+            weakref.finalize(self, scratch.remove)
+        else:
+            self._folder = Path(config.toolchain_dir)
+            self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._folder.chmod(0o755)  # the jails' users look into it
-        if own is None:
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
 
     def identity(self, language: Language) -> str:
         """What of a toolchain can change a verdict: its version and flags.
