@@ -25,6 +25,7 @@ from services.cli.wiring import move_to
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 from services.protocol.yaml_text import load_yaml
+from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"

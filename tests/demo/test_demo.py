@@ -20,6 +20,7 @@ from services.cli.leftovers import (
     forgotten_segments,
     shared_memory_segments,
 )
+from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600
@@ -28,9 +29,7 @@ DEMO_S = 600
 @pytest.fixture
 def port() -> Iterator[int]:
     """A free port, which must be free again afterwards."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number = listener.getsockname()[1]
+    number = free_port()
     yield number
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

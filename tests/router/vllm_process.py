@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 import httpx
 import pytest
+
+from tests.free_port import free_port
 
 MODEL = "tiny"
 ALIAS = "policy"
@@ -39,7 +40,7 @@ class Urls(NamedTuple):
 @contextlib.contextmanager
 def running(folder, *, version):
     """vLLM with the model in `folder / "model"` as this policy version, up and answering."""
-    ports = [_free_port() for _ in Urls._fields]
+    ports = [free_port() for _ in Urls._fields]
     urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
     with (
         (folder / "log").open("wb") as log,
@@ -91,12 +92,6 @@ def _environment(sockets):
         "VLLM_RPC_BASE_PATH": sockets,
         "TMPDIR": sockets,
     }
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _wait_until_up(url, server, log):
