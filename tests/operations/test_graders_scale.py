@@ -1,7 +1,6 @@
 """Graders come while work queues up and leave when it is done, and no answer is lost over it."""
 
 import json
-import socket
 import threading
 import time
 
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from services.cli.private_cluster import PrivateCluster
 from services.protocol.yaml_text import load_yaml
+from tests.free_port import free_port
 
 READY_S, SCALE_S, ANSWER_S = 120.0, 400.0, 900.0
 CALLERS, ANSWERS = 3, 15
@@ -29,12 +29,6 @@ def _wait_for(replicas: int) -> None:
     while _running() != replicas:
         assert time.monotonic() < deadline, f"not {replicas} graders in {SCALE_S:g} s"
         time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def _grade(url: str, caller: int, verdicts: list[str]) -> None:
@@ -60,7 +54,7 @@ def _grade(url: str, caller: int, verdicts: list[str]) -> None:
 @pytest.mark.timeout(1200)
 def test_graders_come_while_work_queues_up_and_leave_when_it_is_done() -> None:
     content = load_yaml("deploy/reward.yaml")
-    content["http_options"]["port"] = port = _free_port()
+    content["http_options"]["port"] = port = free_port()
     content["applications"][0]["args"] |= {
         "slots": 1,
         "num_cpus": 1,
