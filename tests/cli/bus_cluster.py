@@ -23,7 +23,7 @@ from services.protocol.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 
-START_S = 100.0
+START_S = 400.0
 
 
 def hello() -> ReplicaHello:

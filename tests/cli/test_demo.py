@@ -23,7 +23,7 @@ from services.protocol.yaml_text import load_yaml
 from tests.cli.conftest import Orchestra
 from tests.cli.private_cluster_owner import deploy_scripted, own_a_cluster
 
-UP_S = 60.0
+UP_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,9 +66,9 @@ def test_ctrl_c_asks_the_run_to_stop(orchestra: Orchestra, run_file: Path) -> No
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert orchestra.polled.wait(60)
+    assert orchestra.polled.wait(300)
     os.kill(process.pid, signal.SIGINT)
-    shown, _ = process.communicate(timeout=60)
+    shown, _ = process.communicate(timeout=300)
     assert process.returncode == 130
     assert orchestra.posted[-1][0] == "/v1/runs/tiny-1/stop"
     assert "stopped" in shown

@@ -18,7 +18,7 @@ from services.protocol.version_ledger import VersionOutcome, VersionRecord
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef0123456789abcdef"
-START_S, COMMAND_S = 120.0, 90.0
+START_S, COMMAND_S = 450.0, 300.0
 
 
 def environment(auth_mode: str = "token", token: str = TOKEN) -> dict[str, str]:

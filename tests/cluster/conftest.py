@@ -29,7 +29,7 @@ from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"
-READY_S = 240.0
+READY_S = 600.0
 REPLICAS = 2
 METRICS = (
     "ray_millrace_bus_newest_version",
@@ -110,7 +110,7 @@ def model_dir() -> Path:
         [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", folder],
         cwd=ROOT,
         check=True,
-        timeout=180,
+        timeout=READY_S,
     )
     return folder
 
@@ -163,5 +163,5 @@ def metrics_seen(running_cluster: Cluster) -> dict[str, float]:
         seen.update(dict.fromkeys(set(running_cluster.metrics()) - set(seen), time.monotonic()))
         return len(seen) == len(METRICS)
 
-    running_cluster.wait_for(scrape, "all wanted metrics", timeout_s=60)
+    running_cluster.wait_for(scrape, "all wanted metrics")
     return seen

@@ -14,7 +14,7 @@ from services.rollout_server.config import RolloutServerConfig
 
 from .conftest import build_model
 
-PROMPT_S = 20.0
+PROMPT_S = 60.0
 """Neither Serve nor a bus that looks after its members is here to end it in its stead."""
 
 
@@ -29,7 +29,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "TMPDIR": folder,
             "VLLM_RPC_BASE_PATH": folder,
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
