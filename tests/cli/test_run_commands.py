@@ -35,7 +35,7 @@ def test_the_ledger_of_a_crashed_run_is_shown_and_balances(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "ledger.sqlite"
-    died = subprocess.run([sys.executable, "-c", CRASHING, str(file)], timeout=60, check=False)
+    died = subprocess.run([sys.executable, "-c", CRASHING, str(file)], timeout=300, check=False)
     assert died.returncode == -9
     before = file.read_bytes()
     assert main(["ledger", str(tmp_path)]) == 0

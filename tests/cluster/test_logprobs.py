@@ -67,7 +67,7 @@ def test_every_token_knows_its_policy_version(cluster: Cluster) -> None:
         status = cluster.follow(client, run_id)
         over.set()
         for sampler in samplers:
-            sampler.join(timeout=120)
+            sampler.join(timeout=300)
     assert status.state == RunState.FINISHED, status.detail
 
     published = published_models(cluster, Path(status.run_dir))

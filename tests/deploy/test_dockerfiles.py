@@ -16,7 +16,7 @@ def test_hadolint_finds_no_fault(name: str) -> None:
         [HADOLINT, "--no-color", DOCKER / f"{name}.Dockerfile"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (lint.returncode, lint.stdout) == (0, ""), lint.stdout + lint.stderr

@@ -123,7 +123,7 @@ def test_grading_ones_own_answers_prints_what_the_page_shows(my_tasks: Path) -> 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     verdicts = [line for line in done.stdout.splitlines() if line.startswith("plus-")]

@@ -129,6 +129,6 @@ def test_the_hacks_are_real_where_answer_and_assert_share_a_process(hack: str) -
     source = f"{HACKS[hack]}\nassert f(7) == {SECRET}\n"
     script = f"exec(compile({source!r}, 'x', 'exec'), {{'__name__': '__main__'}})"
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", script], capture_output=True, timeout=60, check=False
+        [sys.executable, "-I", "-S", "-c", script], capture_output=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr

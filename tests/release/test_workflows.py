@@ -23,7 +23,7 @@ WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
 )
 def test_the_files_fit_githubs_schemas(schema: str, files: list[Path]) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *files]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -22,7 +22,7 @@ def test_building_the_application_loads_neither_torch_nor_transformers() -> None
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
 

@@ -37,7 +37,7 @@ def test_another_process_of_the_same_domain_reads_the_bytes() -> None:
     place = buffer.place(4)
     numbers = map(str, [place.pid, place.fd, place.inode, place.offset, 7])
     command = [sys.executable, "-c", READ, *numbers]
-    read = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    read = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert read.stdout.strip() == f"weights {memory_domain()}"
 
 
