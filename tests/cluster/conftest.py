@@ -17,7 +17,6 @@ import ray
 from openai import OpenAI
 from rich.console import Console
 
-from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
