@@ -1,16 +1,20 @@
 """Which `bwrap` is taken, and that none is that somebody else could have put there."""
 
 import shutil
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from services.protocol.errors import InvalidInput
 from services.reward_service import bubblewrap
 from services.reward_service.bubblewrap import PACKAGE, Bubblewrap, NoBubblewrap
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.sandbox import Sandbox
+
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture
@@ -47,6 +51,20 @@ def _install(folder: Path, says: str) -> str:
     program.write_text(f"#!/bin/sh\necho '{says}'\n")
     program.chmod(0o755)
     return str(program)
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted"), [("x86_64", True), ("aarch64", True), ("riscv64", False)]
+)
+def test_the_package_is_one_release_and_asked_for_where_it_has_a_wheel(
+    machine: str, wanted: bool
+) -> None:
+    pinned = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    (asked,) = (one for one in map(Requirement, pinned) if one.name == PACKAGE)
+    assert str(asked.specifier).startswith("==")
+    assert asked.marker is not None
+    assert asked.marker.evaluate({"sys_platform": "linux", "platform_machine": machine}) is wanted
+    assert not asked.marker.evaluate({"sys_platform": "darwin", "platform_machine": machine})
 
 
 def test_without_a_system_bwrap_the_packaged_one_is_taken(path: Path) -> None:
