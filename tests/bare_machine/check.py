@@ -18,10 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 REPOSITORY = Path(__file__).parents[2]
@@ -66,19 +66,6 @@ for burner in {burners}; do (while :; do :; done) & done
 ulimit -Sn {open_files}
 setpriv --reuid={uid} --regid={uid} --init-groups sh -c 'cd "$HOME/millrace" && {command}'
 """
-
-
-@dataclass(kw_only=True)
-class Run:
-    """One fresh clone: `results` has for each command its seconds and how it ended."""
-
-    user: str
-    busy: int
-    results: dict[str, tuple[str, int]] = field(default_factory=dict)
-
-    @property
-    def good(self) -> bool:
-        return all(ending.startswith("passed") for ending, _ in self.results.values())
 
 
 def index_settings() -> dict[str, str]:
@@ -149,7 +136,7 @@ def fresh_clone(root: Path, user: str) -> None:
     subprocess.run(["chown", "-R", f"{uid}:{uid}", home], check=True)
 
 
-def run_command(root: Path, run: Run, name: str, log: Path) -> tuple[str, int]:
+def run_command(root: Path, user: str, busy: int, name: str, log: Path) -> tuple[str, int]:
     """One `make` target in the root, as its user; how it ended and after how many seconds."""
     settings = index_settings()
     binds = []
@@ -158,16 +145,16 @@ def run_command(root: Path, run: Run, name: str, log: Path) -> tuple[str, int]:
         inside.parent.mkdir(parents=True, exist_ok=True)
         inside.mkdir(exist_ok=True) if path.is_dir() else inside.touch()
         binds.append(f"mount -o bind,ro {shlex.quote(str(path))} .{shlex.quote(str(path))}")
-    uid, home = USERS[run.user]
+    uid, home = USERS[user]
     script = _ENTER.format(
         root=shlex.quote(str(root)),
         binds="\n".join(binds),
-        burners=" ".join(map(str, range(run.busy))) or '""',
+        burners=" ".join(map(str, range(busy))),
         open_files=SOFT_OPEN_FILES,
         uid=uid,
         command=f"make {name}",
     )
-    own = {"HOME": f"/{home}", "USER": run.user, "LOGNAME": run.user, "SHELL": "/bin/bash"}
+    own = {"HOME": f"/{home}", "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
     path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM": "dumb"}
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--ipc", "--fork"]
     began = time.monotonic()
@@ -201,27 +188,23 @@ def counts(output: str) -> str:
     return "".join(f", {number:,} {kind}" for kind, number in found.items())
 
 
-def table(record: Mapping[str, object], runs: Sequence[Run]) -> str:
+def table(record: Mapping[str, Any]) -> str:
     """The runs as docs/installing.md shows them."""
     lines = ["| user | programs that burn a core | `make demo` | `make test` |"]
     lines += ["| --- | --- | --- | --- |"]
-    for run in runs:
-        cells = [run.user, str(run.busy)]
+    for run in record["runs"]:
+        cells = [run["user"], str(run["busy"])]
         for name in COMMANDS:
-            ending, seconds = run.results.get(name, ("not tried", 0))
+            ending, seconds = run["results"].get(name, ("not tried", 0))
             cells.append(f"{ending}, {seconds:,} s" if seconds else ending)
         lines.append(f"| {' | '.join(cells)} |")
     facts = f"Commit `{record['commit']}`, {record['date']}, {record['cores']} cores."
     return "\n".join([*lines, "", facts, ""])
 
 
-def keep_record(record: Mapping[str, object], runs: Sequence[Run]) -> None:
-    """Write the record and the table made of it."""
-    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(
-        TABLE.sub(lambda mark: mark[1] + table(record, runs) + mark[2], text), encoding="utf-8"
-    )
+def page(text: str, record: Mapping[str, Any]) -> str:
+    """docs/installing.md with the table of this record."""
+    return TABLE.sub(lambda mark: mark[1] + table(record) + mark[2], text)
 
 
 def complaint() -> str:
@@ -261,36 +244,38 @@ def main() -> int:
     logs = REPOSITORY / "build" / "bare-machine" / f"{began:%Y%m%d-%H%M%S}"
     logs.mkdir(parents=True)
     root = (given.root or Path(tempfile.mkdtemp(prefix="millrace-debian-"))).resolve()
+    runs: list[dict[str, Any]] = []
     commit = ["git", "-C", REPOSITORY, "rev-parse", "--short", "HEAD"]
     record = {
         "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
         "date": f"{began:%Y-%m-%d}",
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.machine(),
+        "runs": runs,
     }
-    runs: list[Run] = []
     print(f"logs: {logs}", flush=True)
     try:
         build_root(root, logs / "debootstrap.log")
         for busy in given.busy * given.times:
             for user in given.users:
-                runs.append(run := Run(user=user, busy=busy))
+                results: dict[str, tuple[str, int]] = {}
+                runs.append({"user": user, "busy": busy, "results": results})
                 fresh_clone(root, user)
                 for name in [given.only] if given.only else COMMANDS:
                     log = logs / f"{len(runs)}-{user}-busy{busy}-{name}.log"
-                    run.results[name] = run_command(root, run, name, log)
-                    print(
-                        f"{log.stem}: {run.results[name][0]}, {run.results[name][1]} s", flush=True
-                    )
+                    results[name] = run_command(root, user, busy, name, log)
+                    print(f"{log.stem}: {results[name][0]}, {results[name][1]} s", flush=True)
     finally:
         if not (given.keep or given.root):
             shutil.rmtree(root, ignore_errors=True)
-    record["runs"] = [asdict(run) for run in runs]
-    print(table(record, runs))
-    (logs / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(table(record))
+    text = json.dumps(record, indent=1) + "\n"
+    (logs / "record.json").write_text(text, encoding="utf-8")
     if given.record:
-        keep_record(record, runs)
-    return 0 if all(run.good for run in runs) else 1
+        RECORD.write_text(text, encoding="utf-8")
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
+    endings = [ending for run in runs for ending, _ in run["results"].values()]
+    return 0 if all(ending.startswith("passed") for ending in endings) else 1
 
 
 if __name__ == "__main__":
