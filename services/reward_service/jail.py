@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,8 @@ class Jail:
         return mounts
 
 
-def jailed_sources(modules: Sequence[str] = SLOT) -> list[tuple[str, str]]:
+@cache
+def jailed_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
     """Name and source of every module of a jail, dependencies first, the one with `main` last."""
     package = "services.reward_service.jailed"
     return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in modules]

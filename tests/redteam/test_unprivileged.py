@@ -18,7 +18,8 @@ import pytest
 
 from services.protocol.reward_service import Verdict
 from services.reward_service.bubblewrap import Bubblewrap
-from services.reward_service.jail import Jail
+from services.reward_service.jail import BUILD, SLOT, Jail, jailed_sources
+from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 from tests.redteam.test_cpp import chosen, got_through, left_on_disk, program_attacks
 from tests.redteam.test_python import ATTACKS, job_of
@@ -120,6 +121,9 @@ def test_a_service_that_is_nobody_holds_as_well(
 ) -> None:
     monkeypatch.setattr(Jail, "here", partial(_jail, bubblewrap))
     os.chown(toolchain, NOBODY, NOBODY)
+    for modules in (SLOT, BUILD):  # all is read now: nobody may not enter a clone in root's home
+        jailed_sources(modules)
+    languages()
     forks = multiprocessing.get_context("fork")
     answers, theirs = forks.Pipe()
     given = (theirs, toolchain, tier, new_scoring, function_job, program_job)
