@@ -9,7 +9,7 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: demo test test-clusters test-engines test-services test-operations lint docs audit wheel bench clean
+.PHONY: demo test test-clusters test-engines test-services test-operations bare-machine lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
@@ -39,6 +39,11 @@ test-services:
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
 test-operations: .venv/ready
 	$(BIN)/pytest $(wildcard $(OPERATIONS))
+
+# Both commands of README in a bare Debian 12, as root and as a user, quiet and busy: hours, and
+# root. `python3.11 tests/bare_machine/check.py --help` has less of it.
+bare-machine:
+	@$(PYTHON) tests/bare_machine/check.py --record
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

@@ -20,14 +20,15 @@ import psutil
 from reward_throughput_load import SUFFIX, TIME_LIMIT_S, Sample
 
 from services.protocol.reward_service import Score, Verdict
+from services.reward_service.bubblewrap import Bubblewrap
 from services.reward_service.config import RewardServiceConfig, cores_here
 from services.reward_service.jail import Jail
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 
 _PR_SET_CHILD_SUBREAPER = 36
-_BUBBLEWRAP = [
-    *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
+_BUBBLEWRAP_FLAGS = [
+    *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
     *("--ro-bind", "/usr", "/usr", "--dev", "/dev"),
     *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
 ]
@@ -116,6 +117,7 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
     """
     jail = Jail.here(namespaces=False)
     python = [jail.interpreter, "-I", "-S", "-B"]
+    bubblewrap = Bubblewrap.here().path if jailed else ""
     numbers = itertools.count()
     folder = Path(tempfile.mkdtemp(prefix="millrace-each-"))
 
@@ -130,7 +132,7 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
             mounts = ["--ro-bind", str(folder), str(folder)]
             if not jail.prefix.startswith("/usr"):
                 mounts += ["--ro-bind", jail.prefix, jail.prefix]
-            command = [*_BUBBLEWRAP, *mounts, "--", *command]
+            command = [bubblewrap, *_BUBBLEWRAP_FLAGS, *mounts, "--", *command]
         for stdin, expected in sample.tests:
             done = subprocess.run(
                 command,

@@ -4,10 +4,10 @@
 # What the sandboxes' tier A needs of `docker run` is in docs/deploying.md.
 FROM python:3.11-slim-bookworm
 
-# bubblewrap holds what is graded, g++ compiles it, and torch.compile's kernels.
+# g++ compiles what is graded, and torch.compile's kernels; the CPU build of vLLM loads libnuma.
 # hadolint ignore=DL3008
 RUN apt-get update -q \
- && apt-get install -y -q --no-install-recommends bubblewrap g++ git \
+ && apt-get install -y -q --no-install-recommends g++ git libnuma1 \
  && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 1000 millrace

@@ -8,7 +8,7 @@ FROM nvidia/cuda:13.0.1-devel-ubuntu22.04
 # hadolint ignore=DL3008
 RUN apt-get update -q \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
-    bubblewrap ca-certificates g++ git libnuma1 python3.11 python3.11-dev python3.11-venv wget \
+    ca-certificates g++ git libnuma1 python3.11 python3.11-dev python3.11-venv wget \
  && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 1000 millrace

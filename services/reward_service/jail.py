@@ -2,15 +2,15 @@
 
 import os
 import secrets
-import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from services.reward_service.bubblewrap import Bubblewrap
 from services.reward_service.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parent / "jailed"
@@ -48,27 +48,36 @@ class Jail:
     """A way to start slots.
 
     Attributes:
-        namespaces: behind bubblewrap.
+        bubblewrap: what makes namespaces around them; None: nothing does.
         interpreter: real path of the Python that runs answers.
         prefix: the folder it was installed to.
         stdlib: its standard library.
     """
 
-    namespaces: bool
+    bubblewrap: Bubblewrap | None
     interpreter: str
     prefix: str
     stdlib: str
 
     @classmethod
     def here(cls, *, namespaces: bool) -> "Jail":
-        """The jail for the interpreter that runs this, outside its virtual environment."""
+        """The jail for the interpreter that runs this, outside its virtual environment.
+
+        Raises:
+            NoBubblewrap: there is nothing to make namespaces with.
+        """
         interpreter = getattr(sys, "_base_executable", None) or sys.executable
         return cls(
-            namespaces=namespaces,
+            bubblewrap=Bubblewrap.here() if namespaces else None,
             interpreter=os.path.realpath(interpreter),
             prefix=os.path.realpath(sys.base_prefix),
             stdlib=os.path.realpath(sysconfig.get_path("stdlib")),
         )
+
+    @property
+    def namespaces(self) -> bool:
+        """Whether slots have namespaces of their own."""
+        return self.bubblewrap is not None
 
     def command(self, control_fd: int, name: str, mounts: Sequence[str] = ()) -> list[str]:
         """The command line of a slot; `name` tells its processes from others.
@@ -76,10 +85,10 @@ class Jail:
         `mounts` are more arguments for bubblewrap, if there is one.
         """
         python = [self.interpreter, *_PYTHON_FLAGS, "-c", BOOT, str(control_fd), name]
-        if not self.namespaces:
+        if self.bubblewrap is None:
             return python
-        bubblewrap = shutil.which("bwrap") or "bwrap"
-        return [bubblewrap, *self._namespace_flags(), *self._mounts(), *mounts, "--", *python]
+        flags = _namespace_flags(self.bubblewrap)
+        return [self.bubblewrap.path, *flags, *self._mounts(), *mounts, "--", *python]
 
     def environment(self) -> dict[str, str]:
         """All of the slot's environment."""
@@ -118,21 +127,6 @@ class Jail:
         system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"]
         return [*modules, *shared, *system, "/dev/urandom"]
 
-    def _namespace_flags(self) -> list[str]:
-        flags = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-        flags += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"]
-        if os.geteuid() == 0:
-            # No user namespace: it would map only root, and the fork server leaves root for a
-            # user id of its own, for which it needs these until then.
-            flags += ["--cap-drop", "ALL"]
-            for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
-                flags += ["--cap-add", capability]
-        else:
-            flags += ["--unshare-user"]
-            if _bubblewrap_knows("--disable-userns"):  # from 0.8; seccomp denies it as well
-                flags += ["--disable-userns"]
-        return flags
-
     def _mounts(self) -> list[str]:
         mounts = ["--ro-bind", "/usr", "/usr", "--dev", "/dev", "--chdir", "/", "--clearenv"]
         for name in ("lib", "lib64", "lib32", "bin"):
@@ -151,18 +145,27 @@ class Jail:
         return mounts
 
 
-def jailed_sources(modules: Sequence[str] = SLOT) -> list[tuple[str, str]]:
+@cache
+def jailed_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
     """Name and source of every module of a jail, dependencies first, the one with `main` last."""
     package = "services.reward_service.jailed"
     return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in modules]
 
 
-def _bubblewrap_knows(flag: str) -> bool:
-    try:
-        done = subprocess.run(["bwrap", "--help"], capture_output=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return flag.encode() in done.stdout + done.stderr
+def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
+    flags = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    flags += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"]
+    if os.geteuid() == 0:
+        # No user namespace: it would map only root, and the fork server leaves root for a
+        # user id of its own, for which it needs these until then.
+        flags += ["--cap-drop", "ALL"]
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            flags += ["--cap-add", capability]
+    else:
+        flags += ["--unshare-user"]
+        if bubblewrap.disables_user_namespaces:
+            flags += ["--disable-userns"]
+    return flags
 
 
 def _within(path: str, folder: str, *, strict: bool = False) -> bool:

@@ -7,6 +7,7 @@ from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
+from services.reward_service.bubblewrap import OLDEST, PACKAGE, NoBubblewrap
 from services.reward_service.compiler import Compiler
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.core_queue import CoreQueue
@@ -27,9 +28,9 @@ _FIX_B = (
     "runtime class."
 )
 _FIX_A = (
-    "Tier A needs bubblewrap (apt install bubblewrap) and user namespaces "
-    "(user.max_user_namespaces > 0, no AppArmor or container rule against them); or set "
-    "require_tier: B."
+    f"Tier A needs bubblewrap {'.'.join(map(str, OLDEST))} or newer (pip install {PACKAGE}, or "
+    "apt-get install bubblewrap) and user namespaces (user.max_user_namespaces > 0, no AppArmor "
+    "or container rule against them); or set require_tier: B."
 )
 
 
@@ -71,6 +72,7 @@ class Sandbox:
         _log.info(
             "sandbox_started",
             tier=self.tier,
+            bubblewrap=str(jail.bubblewrap or ""),
             slots=len(self._seats),
             landlock_abi=self.landlock_abi,
         )
@@ -83,10 +85,10 @@ class Sandbox:
     async def _strongest_jail(self) -> Jail:
         complaints: dict[str, str] = {}
         for namespaces in [True, False] if self._config.use_bubblewrap else [False]:
-            jail = Jail.here(namespaces=namespaces)
             try:
+                jail = Jail.here(namespaces=namespaces)
                 tier = await tier_of(jail, start_s=self._config.slot_start_s)
-            except SelfTestFailed as error:
+            except (NoBubblewrap, SelfTestFailed) as error:
                 complaints["with bubblewrap" if namespaces else "without"] = str(error)
                 continue
             if tier <= self._config.require_tier:

@@ -14,7 +14,7 @@ from typing import Any
 from services.observability.metrics import RewardMetrics
 from services.reward_service.control import Control
 from services.reward_service.execution import Execution, Outcome, SlotFailed, SlotLost
-from services.reward_service.jail import Jail, jailed_sources
+from services.reward_service.jail import SLOT, Jail, jailed_sources
 from services.reward_service.seccomp_filter import SeccompFilter
 
 _ANSWER_GRACE_S = 5.0
@@ -69,7 +69,7 @@ class Slot:
                     cwd="/",
                     start_new_session=True,
                 )
-            control.send(json.dumps(jailed_sources()).encode())
+            control.send(json.dumps(jailed_sources(SLOT)).encode())
             control.send(json.dumps(self._jail.settings(self._seccomp)).encode())
             message, process_id = await control.receive(self._start_s)
             if message:

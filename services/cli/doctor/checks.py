@@ -7,6 +7,7 @@ from packaging.specifiers import SpecifierSet
 from services.cli.doctor.facts import Disk, Machine
 from services.cli.doctor.finding import Finding, fault, good, note
 from services.open_files import most_connections
+from services.reward_service.bubblewrap import PACKAGE
 
 GIB = 1 << 30
 _PYTHONS = SpecifierSet(">=3.11,<3.13")
@@ -60,14 +61,15 @@ def sandbox(machine: Machine) -> Finding:
         )
         return fault(f"no sandbox holds here: {why}", fix)
     if found.tier == "A":
-        return good("tier A: namespaces, Landlock, seccomp")
+        return good(f"tier A: namespaces, Landlock, seccomp; {found.bubblewrap}")
     if not found.bubblewrap:
-        return note("tier B, without namespaces", "For tier A: `apt-get install bubblewrap`.")
+        fix = f"For tier A: `pip install {PACKAGE}`, or `apt-get install bubblewrap`."
+        return note(f"tier B: {why}", fix)
     fix = (
         "For tier A allow user namespaces: `sysctl user.max_user_namespaces=15000` and, on "
         "Ubuntu, `sysctl kernel.apparmor_restrict_unprivileged_userns=0`."
     )
-    return note(f"tier B: {why}", fix)
+    return note(f"tier B, {found.bubblewrap}: {why}", fix)
 
 
 def compilers(machine: Machine) -> Finding:

@@ -10,12 +10,12 @@ class Sandbox:
     Attributes:
         tier: `A` with namespaces, `B` without, empty: untrusted code cannot be held.
         complaints: why a stronger one, or any, does not work.
-        bubblewrap: the program is installed.
+        bubblewrap: the `bwrap` that can be used, in words; empty: none can.
     """
 
     tier: str
     complaints: tuple[str, ...]
-    bubblewrap: bool
+    bubblewrap: str
 
 
 @dataclass(frozen=True, kw_only=True)

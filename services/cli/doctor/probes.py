@@ -28,6 +28,7 @@ from services.cli.leftovers import forgotten_segments
 from services.cli.machine import free_memory
 from services.disk import write_problem
 from services.open_files import most_open_files, open_files
+from services.reward_service.bubblewrap import NoBubblewrap
 from services.reward_service.config import cores_here
 from services.reward_service.jail import Jail
 from services.reward_service.self_test import SelfTestFailed, tier_of
@@ -103,17 +104,17 @@ def _public(specifier: str) -> str:
 async def sandbox() -> Sandbox:
     """Start a slot in each jail, the stronger first, and attack it from inside."""
     complaints = []
-    tier = ""
+    tier = bubblewrap = ""
     for namespaces in (True, False):
         try:
-            tier = await tier_of(Jail.here(namespaces=namespaces), start_s=_SLOT_S)
+            jail = Jail.here(namespaces=namespaces)
+            bubblewrap = str(jail.bubblewrap or bubblewrap)
+            tier = await tier_of(jail, start_s=_SLOT_S)
             break
-        except SelfTestFailed as error:
+        except (NoBubblewrap, SelfTestFailed) as error:
             how = "with bubblewrap" if namespaces else "without"
             complaints.append(f"{how}: {error}")
-    return Sandbox(
-        tier=tier, complaints=tuple(complaints), bubblewrap=shutil.which("bwrap") is not None
-    )
+    return Sandbox(tier=tier, complaints=tuple(complaints), bubblewrap=bubblewrap)
 
 
 def ports() -> list[Port]:

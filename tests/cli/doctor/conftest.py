@@ -58,7 +58,7 @@ def machine() -> Machine:
             Package(name="vllm", installed="0.32.0", supported="==0.32.0"),
             Package(name="torch", installed="2.13.0", supported="==2.13.0"),
         ),
-        sandbox=Sandbox(tier="A", complaints=(), bubblewrap=True),
+        sandbox=Sandbox(tier="A", complaints=(), bubblewrap="bubblewrap 0.11.0"),
         gpus=no_gpus(),
         ports=(Port(number=8000, purpose="HTTP", owner=""),),
         clock=Clock(synchronised=True, error_s=0.01),

@@ -33,7 +33,7 @@ def gpus(**changes: Any) -> dict[str, Gpus]:
     return {"gpus": replace(two_gpus(), **changes)}
 
 
-def sandbox(tier: str, *, bubblewrap: bool) -> dict[str, Sandbox]:
+def sandbox(tier: str, *, bubblewrap: str) -> dict[str, Sandbox]:
     return {"sandbox": Sandbox(tier=tier, complaints=("no pids",), bubblewrap=bubblewrap)}
 
 
@@ -59,9 +59,9 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
         ("python", {"python": "3.13.1"}, "fault", "3.13.1", "3.11 or 3.12"),
         ("packages", {"packages": (OLD_TORCH,)}, "fault", "torch 2.12.1, not", "torch==2.13.0"),
         ("packages", {"packages": (NO_VLLM,)}, "fault", "vllm is not installed", "vllm==0.32.0"),
-        ("sandbox", sandbox("", bubblewrap=True), "fault", "no pids", "Landlock"),
-        ("sandbox", sandbox("B", bubblewrap=False), "note", "tier B", "install bubblewrap"),
-        ("sandbox", sandbox("B", bubblewrap=True), "note", "no pids", "max_user_namespaces"),
+        ("sandbox", sandbox("", bubblewrap="bubblewrap 0.8.0"), "fault", "no pids", "Landlock"),
+        ("sandbox", sandbox("B", bubblewrap=""), "note", "no pids", "install bubblewrap"),
+        ("sandbox", sandbox("B", bubblewrap="0.8.0"), "note", "0.8.0: no pids", "max_user_name"),
         ("compilers", {"compilers": (("g++", ""),)}, "note", "no g++", "apt-get install g++"),
         ("gpus", gpus(seen=()), "fault", "2 device files, 0 GPUs", "driver"),
         ("gpus", gpus(problem="Driver/library mismatch"), "fault", "mismatch", "driver"),
