@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -23,13 +22,6 @@ TITLES = {
 
 Usage = dict[str, float]
 """CPU seconds by name of process."""
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Child:

@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from router_overhead_process import ROOT, Child, Usage, free_port
+from router_overhead_process import ROOT, Child, Usage
+
+from services.cli.machine import free_port
 
 SHIPPED, PLAIN = "as shipped", "plain vLLM"
 PROXY, HAPROXY = "Serve's proxy", "Serve's HAProxy"

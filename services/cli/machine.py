@@ -1,13 +1,16 @@
 """What the demo needs of the machine it runs on."""
 
 import errno
+import random
 import socket
 from pathlib import Path
 
 from services.disk import free_bytes, write_problem
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 
 GIB, MIB = 1 << 30, 1 << 20
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_PORT = 10_000
 _NO_IPV4 = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
@@ -33,10 +36,25 @@ def check_port(port: int) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A loopback port that is free, and that the kernel gives to nobody who asks for any.
+
+    A port that the kernel chose and that was closed again may be another one's connection by the
+    time a server is ready to take it.
+
+    Raises:
+        NotReady: none of a hundred is free.
+    """
+    below = int(_EPHEMERAL.read_text().split()[0])
+    highest = max(below, 2 * _LOWEST_PORT)  # some machines give nearly all ports to anybody
+    for port in random.sample(range(_LOWEST_PORT, highest), 100):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue  # somebody else has it
+            return port
+    raise NotReady(f"no free port of a hundred from {_LOWEST_PORT} to {highest}")
 
 
 def check_memory(needed_gib: float) -> None:

@@ -57,7 +57,8 @@ def test_the_deployment_is_resolved_to_seed_port_and_model(tmp_path: Path) -> No
     assert arguments["trainer"]["model"].endswith("tiny_code-seed7")
     assert arguments["trainer"]["seed"] == arguments["rollout_server"]["seed"] == 7
     assert arguments["orchestrator"]["router_url"] == "http://127.0.0.1:8123"
-    assert content["http_options"]["port"] == 8123
+    assert arguments["router"]["listen"]["port"] == 8123
+    assert content["http_options"]["port"] != 8123
 
 
 def test_the_resolved_deployment_is_a_good_one(tmp_path: Path) -> None:

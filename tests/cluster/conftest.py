@@ -17,6 +17,7 @@ import ray
 from openai import OpenAI
 from rich.console import Console
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.cli.run_file import read_run_file
 from services.cli.runs_client import RunsClient
@@ -24,7 +25,6 @@ from services.cli.wiring import move_to
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 from services.protocol.yaml_text import load_yaml
-from tests.free_port import free_port
 
 ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"

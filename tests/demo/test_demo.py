@@ -20,7 +20,7 @@ from services.cli.leftovers import (
     forgotten_segments,
     shared_memory_segments,
 )
-from tests.free_port import free_port
+from services.cli.machine import free_port
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600

@@ -9,9 +9,9 @@ import pytest
 from ray import serve
 from rich.console import Console
 
+from services.cli.machine import free_port
 from services.cli.private_cluster import PrivateCluster
 from services.protocol.yaml_text import load_yaml
-from tests.free_port import free_port
 
 READY_S, SCALE_S, ANSWER_S = 120.0, 400.0, 900.0
 CALLERS, ANSWERS = 3, 15

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.free_port import free_port
+from services.cli.machine import free_port
 
 MODEL = "tiny"
 ALIAS = "policy"

@@ -33,7 +33,7 @@ _CLIENTS = Row(
             "Refused or kept waiting, last ten minutes",
             "none",
             "429 because queues are full or the wait was too long; 503 because no replica had a "
-            "lease in time.",
+            "lease in time, or because there are as many connections as files may be open.",
             (
                 Query(
                     "{{reason}}",
@@ -44,6 +44,11 @@ _CLIENTS = Row(
                     "no lease in time",
                     recent("router_unleased_refusals", NODE),
                     empty="every request found a lease",
+                ),
+                Query(
+                    "connections: {{reason}}",
+                    recent("router_refused_connections", NODE, "reason"),
+                    empty="no connection was refused",
                 ),
             ),
             warn=1,
