@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
+from pydantic import ValidationError
 from rich.console import Console
 
 from services.cli.follow import follow
@@ -27,6 +28,8 @@ from services.cli.wiring import move_to
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.yaml_text import load_yaml
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine_environment import environment
 
 if TYPE_CHECKING:
     from services.cli.private_cluster import PrivateCluster
@@ -75,14 +78,16 @@ def demo(options: DemoOptions, console: Console) -> int:
         NotReady: a service does not come up.
     """
     _check(options)
+    content = resolved(load_yaml(DEPLOY_FILE), options)
     phases = Phases(console)
     with terminated_like_interrupted(), model_maker(options) as maker:
         # Importing Ray takes seconds, in which the model is already being made.
         from services.cli.private_cluster import PrivateCluster
 
-        with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
+        cores = max(2, os.cpu_count() or 2)
+        with PrivateCluster(num_cpus=cores, engine=_engine_environment(content)) as cluster:
             try:
-                status = _train(options, maker, cluster, phases, console)
+                status = _train(options, content, maker, cluster, phases, console)
             except (KeyboardInterrupt, SystemExit):
                 console.print("Interrupted: shutting everything down.")
                 raise
@@ -123,8 +128,22 @@ def _check(options: DemoOptions) -> None:
         check_folder(ROOT / name, _KEPT_MIB, "the demo")
 
 
+def _engine_environment(content: Any) -> dict[str, str] | None:
+    """Of the rollout servers; None where the file is wrong, as its check is going to say."""
+    try:
+        (arguments,) = (
+            application["args"]
+            for application in content["applications"]
+            if application["name"] == "rollout_server"
+        )
+        return environment(RolloutServerConfig.model_validate(arguments))
+    except ValidationError:
+        return None
+
+
 def _train(
     options: DemoOptions,
+    content: Any,
     maker: subprocess.Popen[str],
     cluster: "PrivateCluster",
     phases: Phases,
@@ -133,7 +152,6 @@ def _train(
     with phases.phase("starting Ray, and making the model and its tasks"):
         cluster.start()
         finish_model(maker)
-    content = resolved(load_yaml(DEPLOY_FILE), options)
     with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)

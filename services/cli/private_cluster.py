@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +20,7 @@ from rich.console import Console
 from services.cli import guardian
 from services.cli.bring_up import wait_until_leased, wait_until_running
 from services.cli.deployment import Deployment, shut_down_serve
+from services.cli.fork_server import ForkServers, workers_forked
 from services.cli.leftovers import (
     adopt_orphans,
     end_descendants,
@@ -52,9 +53,16 @@ class PrivateCluster:
 
     Processes, their temporary files, sockets and logs live in one short folder below /tmp
     (socket paths may have 107 characters at most).
+
+    Args:
+        num_cpus: that Ray counts with.
+        engine: environment of engines; where it is given, workers are forked from processes that
+            have imported their modules, else each imports its own.
     """
 
-    def __init__(self, *, num_cpus: int) -> None:
+    def __init__(self, *, num_cpus: int, engine: Mapping[str, str] | None = None) -> None:
+        self._engine = engine
+        self._forks: ForkServers | None = None
         self._num_cpus = num_cpus
         self._segments: set[Path] = set()
         self._environment: dict[str, str] = {}
@@ -79,6 +87,9 @@ class PrivateCluster:
         self._environment = dict(os.environ)
         os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
         os.environ.pop("RAY_ADDRESS", None)
+        if self._engine is not None:
+            self._forks = ForkServers(self.folder / "forks", self._engine)
+            os.environ.update(self._forks.start())
         self._reaper.start()
         return self
 
@@ -101,22 +112,27 @@ class PrivateCluster:
         self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
 
     def _start_ray(self) -> None:
+        forked = workers_forked() if self._forks is not None else contextlib.nullcontext()
         try:
-            ray.init(
-                address="local",
-                namespace=NAMESPACE,
-                num_cpus=self._num_cpus,
-                num_gpus=0,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _temp_dir=str(self.folder),
-            )
+            with forked:
+                self._init()
         except Exception as error:
             # Ray has no class of its own for a node that takes more than its 30 s to come up, as
             # it may after an installation, when nothing has been read from the disk before.
             raise NotReady(f"Ray does not come up: {error}") from error
+
+    def _init(self) -> None:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=self._num_cpus,
+            num_gpus=0,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self.folder),
+        )
 
     def deploy(
         self, content: Any, console: Console, *, timeout_s: float, changing: bool = False
@@ -177,6 +193,8 @@ class PrivateCluster:
         assert self._guardian is not None
         grace_s = _GRACE_S if self._serves else 0.0
         self._reaper.stop()
+        if self._forks is not None:
+            self._forks.stop()
         end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
         adopt_orphans(self._adopted_before)
         remove_segments_since(self._segments)

@@ -4,6 +4,7 @@ from typing import Any
 
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.rollout_server.config import RolloutServerConfig
+from services.warm_workers import Stage, warmed
 
 
 def resources(config: RolloutServerConfig) -> dict[str, Any]:
@@ -18,6 +19,7 @@ def resources(config: RolloutServerConfig) -> dict[str, Any]:
     node = {config.node_resource: NODE_RESOURCE_SHARE} if config.node_resource else {}
     if node:
         mine["resources"] = node
+    mine |= warmed(Stage.ENGINE)
     if config.gpus <= 1:
         return {"ray_actor_options": mine}
     return {

@@ -9,6 +9,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.protocol.errors import NotReady
 from services.trainer.config import TrainerConfig
+from services.warm_workers import Stage, warmed
 
 
 class RankPlacement:
@@ -49,6 +50,7 @@ class RankPlacement:
         """Ray options of a rank."""
         config = self._config
         asked: dict[str, Any] = {"num_cpus": config.rank_num_cpus, "num_gpus": config.gpus_per_rank}
+        asked |= warmed(Stage.TRAINER)
         if self._group is None:
             return asked | {"resources": config.rank_resources}
         assert config.ranks_per_node is not None

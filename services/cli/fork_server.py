@@ -1,0 +1,221 @@
+"""Processes that import what a private cluster's workers need, once, and are forked for each.
+
+A worker of Ray spends seconds of CPU on imports, and a laptop's cluster has fifteen workers. Here
+one process imports what all of them need and answers `forked_worker.py` on a socket; a child of
+it imports what trainer ranks need besides, and a child of that what engines need. Such a process
+only imports: it has one thread, no connection and nothing random, so that a copy of it is as
+good as a process of its own.
+
+The end of its standard input is the end of such a process.
+"""
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from services.cli import forked_worker
+from services.observability.garbage import heavy_imports
+from services.warm_workers import STAGES_VARIABLE, Stage
+
+MODULES = {
+    Stage.WORKER: (
+        "ray._private.workers.default_worker",
+        "ray.serve._private.controller",
+        "ray.serve._private.proxy",
+        "ray.serve._private.replica",
+        *(
+            f"services.{service}.app"
+            for service in (
+                *("weight_bus", "reward_service", "trainer", "rollout_server"),
+                *("router", "orchestrator", "page"),
+            )
+        ),
+    ),
+    Stage.TRAINER: (
+        "services.trainer.learner",
+        "services.trainer.bus_member",
+        "services.trainer.spoil",
+    ),
+    Stage.ENGINE: (
+        "vllm.v1.metrics.ray_wrappers",
+        "services.rollout_server.pressure_gauges",
+        "services.rollout_server.replica",
+    ),
+}
+_RECEIVE_S = 10.0
+LOG = "log"
+
+
+class ForkServers:
+    """The fork servers of one private cluster, from the owner's side.
+
+    Args:
+        folder: of the sockets; short, since a socket's path has 107 characters at most.
+        engine: variables that must be in the environment before vLLM is imported.
+    """
+
+    def __init__(self, folder: Path, engine: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._engine = engine
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> dict[str, str]:
+        """Start them, in a session of their own that a terminal's signals do not reach.
+
+        Returns:
+            Variables for the environment of the cluster.
+        """
+        self._folder.mkdir()
+        variables = {
+            forked_worker.FOLDER_VARIABLE: str(self._folder),
+            STAGES_VARIABLE: ",".join(Stage),
+        }
+        listeners = {stage: _listener(self._folder / stage) for stage in Stage}
+        handed = {stage: listener.fileno() for stage, listener in listeners.items()}
+        job = {"listeners": handed, "engine": dict(self._engine)}
+        with (self._folder / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, json.dumps(job)],
+                env=os.environ | variables,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=list(handed.values()),
+                start_new_session=True,
+            )
+        for listener in listeners.values():
+            listener.close()
+        return variables
+
+    def stop(self) -> None:
+        """End them; workers that they started go on."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+
+def _listener(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen(128)
+    return listener
+
+
+@contextmanager
+def workers_forked() -> Iterator[None]:
+    """A Ray that is started meanwhile asks fork servers for its workers.
+
+    `ray.init` has no argument for the script of a worker, though its parameters do.
+    """
+    from ray._private import parameter
+
+    script = forked_worker.__file__
+    original = parameter.RayParams.update_if_absent
+
+    def ours(self: Any, **absent: Any) -> None:
+        scripts = {"worker_path", "setup_worker_path"} & set(absent)
+        original(self, **absent | dict.fromkeys(scripts, script))
+
+    with mock.patch.object(parameter.RayParams, "update_if_absent", ours):
+        yield
+
+
+def main() -> None:
+    """Import stage after stage, each in a child of the one before, and serve."""
+    job = json.loads(sys.argv[1])
+    # Ray reads both when it is imported. Workers end when the process is gone that they are told
+    # is the raylet; that this raylet is gone they learn from their connection to it.
+    os.environ.update(RAY_JOB_ID=forked_worker.JOB, RAY_RAYLET_PID=str(os.getpid()))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
+    listeners = {stage: socket.socket(fileno=number) for stage, number in job["listeners"].items()}
+    *before, last = listeners
+    for stage in listeners:
+        if stage == Stage.ENGINE:
+            os.environ.update(job["engine"])
+        with heavy_imports():
+            for name in MODULES[Stage(stage)]:
+                import_module(name)
+        if stage == last or os.fork():
+            serve(listeners.pop(stage), [*listeners.values()])
+            return
+
+
+def serve(listener: socket.socket, others: list[socket.socket]) -> None:
+    """Fork a worker for each that asks, until standard input ends.
+
+    Args:
+        listener: where they ask.
+        others: sockets of other stages, which are theirs alone.
+    """
+    for other in others:
+        other.close()
+    while True:
+        ready, _, _ = select.select([listener, 0], [], [])
+        if 0 in ready:
+            os._exit(0)  # nothing to unwind, but thousands of modules
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                job, files = _received(connection)
+            except (OSError, ValueError):
+                continue  # whoever asked has ended
+            if os.fork() == 0:
+                listener.close()
+                connection.close()
+                _become(job, files)
+                return
+            for file in files:
+                os.close(file)
+            _answer(connection)
+
+
+def _answer(connection: socket.socket) -> None:
+    """Say that the worker is started; whoever asked may have ended."""
+    try:
+        connection.sendall(b"started")
+    except OSError:
+        return
+
+
+def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    connection.settimeout(_RECEIVE_S)
+    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    parts = []
+    while part := connection.recv(1 << 16):
+        parts.append(part)
+    job = json.loads(b"".join(parts))
+    return job, list(files)
+
+
+def _become(job: dict[str, Any], files: list[int]) -> None:
+    """Be the worker that was asked for: its environment, folder, files and script."""
+    os.setpgid(0, 0)  # when a worker is gone the raylet ends its group
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.clear()
+    os.environ.update(job["env"])
+    os.chdir(job["cwd"])
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()  # as Python's own generator does by itself
+    worker = import_module("ray._private.workers.default_worker").__file__
+    assert worker is not None
+    sys.argv = [worker, *job["argv"]]
+    runpy.run_path(worker, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
