@@ -128,9 +128,7 @@ def measured(seed: int, steps: int | None) -> dict[str, object]:
         "seed": seed,
         "seconds": round(ended - began, 1),
         "cpu_s": round(total, 1),
-        "phases": {
-            name: round(begins[at + 1] - begins[at], 1) for at, name in enumerate(NAMES)
-        },
+        "phases": {name: round(begins[at + 1] - begins[at], 1) for at, name in enumerate(NAMES)},
         "up_after": up,
         "cpu_by_phase": {
             phase: {name: round(used, 2) for name, used in of.most_common() if used >= 0.05}

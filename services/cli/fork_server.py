@@ -17,12 +17,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, ClassVar
 
 from services.cli import forked_worker
 from services.observability.garbage import heavy_imports
@@ -53,6 +51,7 @@ MODULES = {
         "services.rollout_server.replica",
     ),
 }
+_AT_ONCE = 32
 _RECEIVE_S = 10.0
 LOG = "log"
 
@@ -60,10 +59,17 @@ LOG = "log"
 class ForkServers:
     """The fork servers of one private cluster, from the owner's side.
 
+    Attributes:
+        parameters: of a node of Ray that is to ask them for its workers.
+
     Args:
         folder: of the sockets; short, since a socket's path has 107 characters at most.
         engine: variables that must be in the environment before vLLM is imported.
     """
+
+    parameters: ClassVar = dict.fromkeys(
+        ("worker_path", "setup_worker_path"), forked_worker.__file__
+    )
 
     def __init__(self, folder: Path, engine: Mapping[str, str]) -> None:
         self._folder = folder
@@ -80,6 +86,9 @@ class ForkServers:
         variables = {
             forked_worker.FOLDER_VARIABLE: str(self._folder),
             STAGES_VARIABLE: ",".join(Stage),
+            # Ray starts as many at a time as there are cores, and those that wait for a stage
+            # would keep back all others.
+            "RAY_worker_maximum_startup_concurrency": str(_AT_ONCE),
         }
         listeners = {stage: _listener(self._folder / stage) for stage in Stage}
         handed = {stage: listener.fileno() for stage, listener in listeners.items()}
@@ -110,25 +119,6 @@ def _listener(path: Path) -> socket.socket:
     listener.bind(str(path))
     listener.listen(128)
     return listener
-
-
-@contextmanager
-def workers_forked() -> Iterator[None]:
-    """A Ray that is started meanwhile asks fork servers for its workers.
-
-    `ray.init` has no argument for the script of a worker, though its parameters do.
-    """
-    from ray._private import parameter
-
-    script = forked_worker.__file__
-    original = parameter.RayParams.update_if_absent
-
-    def ours(self: Any, **absent: Any) -> None:
-        scripts = {"worker_path", "setup_worker_path"} & set(absent)
-        original(self, **absent | dict.fromkeys(scripts, script))
-
-    with mock.patch.object(parameter.RayParams, "update_if_absent", ours):
-        yield
 
 
 def main() -> None:

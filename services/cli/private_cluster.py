@@ -20,7 +20,7 @@ from rich.console import Console
 from services.cli import guardian
 from services.cli.bring_up import wait_until_leased, wait_until_running
 from services.cli.deployment import Deployment, shut_down_serve
-from services.cli.fork_server import ForkServers, workers_forked
+from services.cli.fork_server import ForkServers
 from services.cli.leftovers import (
     adopt_orphans,
     end_descendants,
@@ -29,6 +29,7 @@ from services.cli.leftovers import (
     shared_memory_segments,
 )
 from services.cli.orphan_reaper import OrphanReaper
+from services.cli.ray_parameters import ray_parameters
 from services.protocol.errors import NotReady
 from services.protocol.weight_bus import NAMESPACE
 
@@ -42,9 +43,12 @@ _ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
     # Three looks in a row must miss a proxy before Serve starts another: 30 s by default.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_LOG_MONITOR_MAX_OPEN_FILES": "40",  # else those of the dead stay open, up to 200
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
     "TOKENIZERS_PARALLELISM": "false",
+}
+_PARAMETERS = {
+    "include_log_monitor": False,  # it sends logs to drivers, and `log_to_driver` is off
+    "no_monitor": True,  # the autoscaler's, and there are no nodes to be had
 }
 
 
@@ -112,9 +116,9 @@ class PrivateCluster:
         self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
 
     def _start_ray(self) -> None:
-        forked = workers_forked() if self._forks is not None else contextlib.nullcontext()
+        parameters = _PARAMETERS | (self._forks.parameters if self._forks is not None else {})
         try:
-            with forked:
+            with ray_parameters(**parameters):
                 self._init()
         except Exception as error:
             # Ray has no class of its own for a node that takes more than its 30 s to come up, as
