@@ -146,7 +146,8 @@ def show(result: dict[str, object]) -> None:
     """One demo as tables."""
     print(f"seed {result['seed']}: {result['seconds']} s, {result['cpu_s']} CPU-s")
     phases, cpu = result["phases"], result["cpu_by_phase"]
-    assert isinstance(phases, dict) and isinstance(cpu, dict)
+    assert isinstance(phases, dict)
+    assert isinstance(cpu, dict)
     for phase in (*NAMES, "all"):
         of = cpu.get(phase, {})
         print(f"  {phase:24} {phases.get(phase, 0):6.1f} s {sum(of.values()):6.1f} CPU-s")

@@ -27,7 +27,7 @@ class Stage(StrEnum):
 
 
 def warmed(stage: Stage) -> dict[str, Any]:
-    """Options of a Ray actor whose worker has this stage; none where there are no such processes."""
+    """Options of a Ray actor whose worker is to have this stage; none where nothing is forked."""
     if stage not in os.environ.get(STAGES_VARIABLE, "").split(","):
         return {}
     return {"runtime_env": {"env_vars": {STAGE_VARIABLE: str(stage)}}}

@@ -3,8 +3,8 @@
 A worker of Ray spends seconds of CPU on imports, and a laptop's cluster has fifteen workers. Here
 one process imports what all of them need and answers `forked_worker.py` on a socket; a child of
 it imports what trainer ranks need besides, and a child of that what engines need. Such a process
-only imports: it has one thread, no connection and nothing random, so that a copy of it is as
-good as a process of its own.
+only imports: it has no thread at work, no connection and has drawn nothing random, so that a copy
+of it is as good as a process of its own.
 
 The end of its standard input is the end of such a process.
 """
@@ -17,12 +17,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from services.cli import forked_worker
+from services.cli.fork_randomness import fork_safe_imports, refuse_shared_randomness
 from services.observability.garbage import heavy_imports
 from services.warm_workers import STAGES_VARIABLE, Stage
 
@@ -65,14 +66,17 @@ class ForkServers:
     Args:
         folder: of the sockets; short, since a socket's path has 107 characters at most.
         engine: variables that must be in the environment before vLLM is imported.
+        stages: which there are, from the first.
     """
 
     parameters: ClassVar = dict.fromkeys(
         ("worker_path", "setup_worker_path"), forked_worker.__file__
     )
 
-    def __init__(self, folder: Path, engine: Mapping[str, str]) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, engine: Mapping[str, str], stages: Sequence[Stage] = tuple(Stage)
+    ) -> None:
+        self._folder, self._stages = folder, stages
         self._engine = engine
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -85,12 +89,12 @@ class ForkServers:
         self._folder.mkdir()
         variables = {
             forked_worker.FOLDER_VARIABLE: str(self._folder),
-            STAGES_VARIABLE: ",".join(Stage),
+            STAGES_VARIABLE: ",".join(self._stages),
             # Ray starts as many at a time as there are cores, and those that wait for a stage
             # would keep back all others.
             "RAY_worker_maximum_startup_concurrency": str(_AT_ONCE),
         }
-        listeners = {stage: _listener(self._folder / stage) for stage in Stage}
+        listeners = {stage: _listener(self._folder / stage) for stage in self._stages}
         handed = {stage: listener.fileno() for stage, listener in listeners.items()}
         job = {"listeners": handed, "engine": dict(self._engine)}
         with (self._folder / LOG).open("wb") as log:
@@ -129,19 +133,20 @@ def main() -> None:
     os.environ.update(RAY_JOB_ID=forked_worker.JOB, RAY_RAYLET_PID=str(os.getpid()))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
     listeners = {stage: socket.socket(fileno=number) for stage, number in job["listeners"].items()}
-    *before, last = listeners
-    for stage in listeners:
+    for stage in list(listeners):
         if stage == Stage.ENGINE:
             os.environ.update(job["engine"])
-        with heavy_imports():
+        with heavy_imports(), fork_safe_imports():
             for name in MODULES[Stage(stage)]:
                 import_module(name)
-        if stage == last or os.fork():
-            serve(listeners.pop(stage), [*listeners.values()])
-            return
+        listener = listeners.pop(stage)
+        if not listeners or os.fork():
+            refuse_shared_randomness()
+            serve(listener, [*listeners.values()])
+        listener.close()
 
 
-def serve(listener: socket.socket, others: list[socket.socket]) -> None:
+def serve(listener: socket.socket, others: list[socket.socket]) -> NoReturn:
     """Fork a worker for each that asks, until standard input ends.
 
     Args:
@@ -164,7 +169,6 @@ def serve(listener: socket.socket, others: list[socket.socket]) -> None:
                 listener.close()
                 connection.close()
                 _become(job, files)
-                return
             for file in files:
                 os.close(file)
             _answer(connection)
@@ -188,7 +192,7 @@ def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     return job, list(files)
 
 
-def _become(job: dict[str, Any], files: list[int]) -> None:
+def _become(job: dict[str, Any], files: list[int]) -> NoReturn:
     """Be the worker that was asked for: its environment, folder, files and script."""
     os.setpgid(0, 0)  # when a worker is gone the raylet ends its group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -205,6 +209,7 @@ def _become(job: dict[str, Any], files: list[int]) -> None:
     assert worker is not None
     sys.argv = [worker, *job["argv"]]
     runpy.run_path(worker, run_name="__main__")
+    sys.exit()
 
 
 if __name__ == "__main__":

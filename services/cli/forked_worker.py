@@ -61,7 +61,8 @@ def forked(stage: str, arguments: list[str]) -> bool:
 def start_as_ray_does(arguments: list[str], script: str) -> None:
     """Become the worker that Ray would have started."""
     spec = importlib.util.find_spec("ray")
-    assert spec is not None and spec.submodule_search_locations
+    assert spec is not None, "this runs in Ray's environment"
+    assert spec.submodule_search_locations is not None
     workers = Path(spec.submodule_search_locations[0]) / "_private" / "workers"
     worker = str(workers / "default_worker.py")
     rest = [worker if one == script else one for one in arguments]
