@@ -60,6 +60,7 @@ _DRAWING = """
 from contextlib import nullcontext
 import sys
 import ray
+from services.cli.fork_randomness import fork_safe_imports, refuse_shared_randomness
 with fork_safe_imports() if sys.argv[1] == "safe" else nullcontext():
     ray.remote(type("Actor", (), {}))
 refuse_shared_randomness()
