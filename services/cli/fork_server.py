@@ -52,6 +52,7 @@ MODULES = {
         "services.rollout_server.replica",
     ),
 }
+_TORCH = frozenset({"OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE"})
 _AT_ONCE = 32
 _RECEIVE_S = 10.0
 LOG = "log"
@@ -134,8 +135,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
     listeners = {stage: socket.socket(fileno=number) for stage, number in job["listeners"].items()}
     for stage in list(listeners):
-        if stage == Stage.ENGINE:
-            os.environ.update(job["engine"])
+        os.environ.update(before_imports(stage, job["engine"]))
         with heavy_imports(), fork_safe_imports():
             for name in MODULES[Stage(stage)]:
                 import_module(name)
@@ -144,6 +144,15 @@ def main() -> None:
             refuse_shared_randomness()
             serve(listener, [*listeners.values()])
         listener.close()
+
+
+def before_imports(stage: str, engine: Mapping[str, str]) -> dict[str, str]:
+    """Variables that must be there before a stage's imports.
+
+    Torch reads its own once for both of its stages. Ranks set their number of threads themselves.
+    """
+    read = {Stage.WORKER: frozenset(), Stage.TRAINER: _TORCH, Stage.ENGINE: frozenset(engine)}
+    return {name: value for name, value in engine.items() if name in read[Stage(stage)]}
 
 
 def serve(listener: socket.socket, others: list[socket.socket]) -> NoReturn:

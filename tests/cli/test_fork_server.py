@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.cli import forked_worker
+from services.cli.fork_server import before_imports
 from services.cli.forked_worker import JOB, NO_JOB, asked
 from services.cli.ray_parameters import ray_parameters
 from services.warm_workers import STAGE_VARIABLE, STAGES_VARIABLE, Stage, warmed
@@ -118,9 +119,16 @@ def test_without_a_fork_server_ray_starts_the_worker(
 ) -> None:
     monkeypatch.setenv("RAY_JOB_ID", JOB)
     monkeypatch.setenv(forked_worker.FOLDER_VARIABLE, str(tmp_path))
-    command = [sys.executable, SCRIPT, SCRIPT, "--help", "--language=PYTHON"]
+    command = [sys.executable, SCRIPT, SCRIPT, "--node-id=7", "--language=PYTHON"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "usage: default_worker.py" in done.stdout, done.stderr
+    assert "usage: default_worker.py" in done.stderr
+
+
+def test_torch_is_imported_with_the_threads_of_an_engine_and_compiles_only_for_ranks() -> None:
+    engine = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+    assert before_imports(Stage.WORKER, engine) == {}
+    assert before_imports(Stage.TRAINER, engine) == {"OMP_NUM_THREADS": "1"}
+    assert before_imports(Stage.ENGINE, engine) == engine
 
 
 def test_an_actor_asks_for_a_stage_only_where_there_are_any(
