@@ -172,7 +172,7 @@ def main() -> None:
         kept = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "cores": len(os.sched_getaffinity(0)),
-            "load_before": round(os.getloadavg()[0], 1),
+            "load_after": round(os.getloadavg()[0], 1),
             "runs": results,
         }
         options.json.write_text(json.dumps(kept, indent=1) + "\n")

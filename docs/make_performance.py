@@ -27,7 +27,8 @@ read. A script prints the bars that it missed; they are here too.
 
 def page() -> str:
     """The text of the page."""
-    parts = [_rewards(), _router(), _weights(), _training(), _schedules(), _soak(), _whole_runs()]
+    parts = [_start_up(), _rewards(), _router(), _weights(), _training(), _schedules(), _soak()]
+    parts.append(_whole_runs())
     return "\n".join([HEAD, *parts])
 
 
@@ -45,6 +46,43 @@ def readme(text: str) -> str:
 
 def _read(name: str) -> Any:
     return json.loads((BASELINES / f"{name}.json").read_text(encoding="utf-8"))
+
+
+_CANNOT_BE_CUT = {
+    "imports of the command": "the command line's own, and of Ray",
+    "Ray and the model": "the fork servers' imports and the model's making have both cores; a "
+    "model that is there already is not made again",
+    "services": "vLLM's imports, once, and two engines' configuration and start behind them",
+    "run": "the training itself; nothing of it was taken away",
+    "shutdown": "Serve lets calls end, and the engines' processes unwind",
+}
+_SHOWN_PROCESSES = 3
+
+
+def _start_up() -> str:
+    results = _read("start_up")
+    runs = results["runs"]
+    rows = []
+    for phase, why in _CANNOT_BE_CUT.items():
+        seconds = median(run["phases"][phase] for run in runs)
+        cpu = [run["cpu_by_phase"].get(phase, {}) for run in runs]
+        names = {name for of in cpu for name in of}
+        middle = {name: median(of.get(name, 0.0) for of in cpu) for name in names}
+        most = sorted(middle.items(), key=lambda one: -one[1])[:_SHOWN_PROCESSES]
+        shown = ", ".join(f"`{name}` {used:.1f}" for name, used in most)
+        total = median(sum(of.values()) for of in cpu)
+        rows.append(f"{phase} | {seconds:.1f} | {total:.1f} | {shown} | {why}")
+    walls = ", ".join(f"{run['seconds']:.0f} s" for run in runs)
+    return _section(
+        "From a command to a trained model",
+        f"`benchmarks/start_up.py`: `millrace demo` of seeds {runs[0]['seed']} to "
+        f"{runs[-1]['seed']} on {results['cores']} cores took {walls}; the load average was "
+        f"{results['load_after']} when the last one ended. Medians of seconds and CPU-seconds "
+        "of all processes by phase, with those that used most, and why it takes so long. Workers "
+        "are forked from processes that have done their imports "
+        "([why](adr/0019-workers-of-the-demo-are-forked.md)).",
+        _table("phase | seconds | CPU-s | most of them | what keeps it", rows),
+    )
 
 
 def _rewards() -> str:

@@ -18,7 +18,7 @@ def fork_safe_imports() -> Iterator[None]:
     """Actor classes that are imported meanwhile get their ids from the kernel."""
     from ray import actor
 
-    original = actor.ActorClassID
+    original = actor.ActorClassID  # type: ignore[attr-defined]
 
     class FromKernel:
         @staticmethod

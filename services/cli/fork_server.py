@@ -87,7 +87,7 @@ class ForkServers:
         Returns:
             Variables for the environment of the cluster.
         """
-        self._folder.mkdir()
+        self._folder.mkdir(mode=0o700)  # whoever may connect has code run
         variables = {
             forked_worker.FOLDER_VARIABLE: str(self._folder),
             STAGES_VARIABLE: ",".join(self._stages),
@@ -165,7 +165,7 @@ def serve(listener: socket.socket, others: list[socket.socket]) -> NoReturn:
     for other in others:
         other.close()
     while True:
-        ready, _, _ = select.select([listener, 0], [], [])
+        ready, _, _ = select.select([listener.fileno(), 0], [], [])
         if 0 in ready:
             os._exit(0)  # nothing to unwind, but thousands of modules
         connection, _ = listener.accept()

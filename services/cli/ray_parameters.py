@@ -17,7 +17,7 @@ def ray_parameters(**values: Any) -> Iterator[None]:
     original = RayParams.update_if_absent
 
     def filled_in(parameters: RayParams, **absent: Any) -> None:
-        original(parameters, **absent)
+        original(parameters, **absent)  # type: ignore[no-untyped-call]
         for name, value in values.items():
             getattr(parameters, name)  # raises where Ray has it no longer
             setattr(parameters, name, value)

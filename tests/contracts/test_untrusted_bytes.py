@@ -47,6 +47,7 @@ IMPORTS_BY_NAME = {
     "services/orchestrator/environment_host.py",
     "services/trainer/algorithms/user_loss.py",
     # Names that are in the code.
+    "services/cli/fork_server.py",
     "services/reward_service/languages/__init__.py",
     "services/orchestrator/task_rows.py",
     "services/orchestrator/verifiers_environment.py",
