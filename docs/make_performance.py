@@ -80,7 +80,7 @@ def _start_up() -> str:
         f"{results['load_after']} when the last one ended. Medians of seconds and CPU-seconds "
         "of all processes by phase, with those that used most, and why it takes so long. Workers "
         "are forked from processes that have done their imports "
-        "([why](adr/0019-workers-of-the-demo-are-forked.md)).",
+        "([why](adr/0020-workers-of-the-demo-are-forked.md)).",
         _table("phase | seconds | CPU-s | most of them | what keeps it", rows),
     )
 
