@@ -54,6 +54,8 @@ MODULES = {
 }
 _TORCH = frozenset({"OMP_NUM_THREADS", "THP_MEM_ALLOC_ENABLE"})
 _AT_ONCE = 32
+_REGISTER_S = 300
+"""More than Ray's 60: on a busy machine vLLM's imports alone may take that long."""
 _RECEIVE_S = 10.0
 LOG = "log"
 
@@ -94,6 +96,7 @@ class ForkServers:
             # Ray starts as many at a time as there are cores, and those that wait for a stage
             # would keep back all others.
             "RAY_worker_maximum_startup_concurrency": str(_AT_ONCE),
+            "RAY_worker_register_timeout_seconds": str(_REGISTER_S),
         }
         listeners = {stage: _listener(self._folder / stage) for stage in self._stages}
         handed = {stage: listener.fileno() for stage, listener in listeners.items()}

@@ -20,8 +20,8 @@ JOB, NO_JOB = "01000000", "ffffffff"
 it is imported, so a fork server has workers for this one only, and those that may be for any."""
 
 _STAGE = "MILLRACE_FORK_STAGE"  # as in services/warm_workers.py, which costs an import
-_ANSWER_S = 50.0
-"""A fork server answers when its imports are done; the raylet gives a worker 60 s to come up."""
+_ANSWER_S = 240.0
+"""A fork server answers when its imports are done; the raylet waits longer for a worker."""
 _SET_UP, _LANGUAGE = "--serialized-runtime-env-context=", "--language="
 
 
