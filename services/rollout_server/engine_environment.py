@@ -3,6 +3,7 @@
 import os
 
 from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.numa_library import PLUGIN
 
 
 def environment(config: RolloutServerConfig) -> dict[str, str]:
@@ -13,8 +14,8 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
     variables = {
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        # No plugin of the environment is wanted, and looking for them costs start-up time.
-        "VLLM_PLUGINS": "",
+        # No plugin of the environment is wanted but our own.
+        "VLLM_PLUGINS": PLUGIN if config.device == "cpu" else "",
         # Else what a node's environment says would open the engine to everybody.
         "VLLM_SERVER_DEV_MODE": "0",
         "TOKENIZERS_PARALLELISM": "false",

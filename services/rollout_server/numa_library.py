@@ -11,6 +11,9 @@ import os
 import platform
 import struct
 
+PLUGIN = "libnuma"
+"""The entry point's name."""
+
 SONAME = "libnuma.so.1"
 _FUNCTIONS = (
     ("numa_available", "libnuma_1.1"),

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from services.rollout_server import numa_library
+from services.rollout_server import engine_environment, numa_library
+from services.rollout_server.config import RolloutServerConfig
 
+CONFIG = RolloutServerConfig(model="models/any", served_model_name="any")
 WITHOUT_LIBNUMA = """
 import ctypes
 real = ctypes.CDLL
@@ -32,7 +34,10 @@ def _run(program: str) -> str:
 
 
 def test_without_libnuma_vllms_kernels_load_and_are_told_that_there_is_no_numa():
-    said = _run("""
+    program = f"import os; os.environ.update({engine_environment.environment(CONFIG)!r})\n"
+    said = _run(
+        program
+        + """
 from vllm.platforms import current_platform
 current_platform.import_kernels()
 import torch
@@ -42,7 +47,8 @@ with open("/proc/self/maps") as maps:
 from services.rollout_server import numa_library
 (library,) = numa_library._kept
 print("available", library.numa_available())
-""")
+"""
+    )
     assert said.splitlines() == ["kernels True", "system's False", "available -1"]
 
 
@@ -58,7 +64,9 @@ def test_the_machines_own_libnuma_comes_first():
 
 
 def test_vllm_calls_it_before_it_loads_kernels():
-    (entry,) = importlib.metadata.entry_points(group="vllm.platform_plugins", name="libnuma")
+    (entry,) = importlib.metadata.entry_points(
+        group="vllm.platform_plugins", name=numa_library.PLUGIN
+    )
     assert entry.load() is numa_library.provide
 
 
