@@ -84,11 +84,18 @@ class Served:
         try:
             answer = self._http.get(f"{told or _DASHBOARD}/api/serve/applications/")
             details = answer.raise_for_status().json()
-            if details["http_options"]["port"] != self._port:
+            if self._port not in _ports(details):
                 return []
             return [_reported(name, detail) for name, detail in details["applications"].items()]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
             return []
+
+
+def _ports(details: Mapping[str, Any]) -> set[int | None]:
+    """Where these services answer: at Serve's proxy, and where the router listens itself."""
+    router = details["applications"].get("router", {}).get("deployed_app_config") or {}
+    listen = router.get("args", {}).get("listen") or {}
+    return {details["http_options"]["port"], listen.get("port")}
 
 
 def _answering(name: str, running: int, problem: str) -> AppState:

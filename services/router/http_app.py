@@ -91,13 +91,11 @@ def build_http(
             loop_lag = LoopLag()
             loop_lag.start()
             ends.push_async_callback(loop_lag.stop)
-            if config.listen is None:
-                yield
-                return
-            listener = Listener(config.listen, node.port)
-            await listener.start(_front(app))
+            if config.listen is not None:
+                listener = Listener(config.listen, node.port)
+                await listener.start(_front(app))
+                ends.push_async_callback(_stop, listener, node)
             yield
-            await listener.stop(ending=await node.ending())
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
     app.state.replicas = replicas
@@ -114,6 +112,10 @@ def build_http(
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
+
+
+async def _stop(listener: Listener, node: RouterNode) -> None:
+    await listener.stop(ending=await node.ending())
 
 
 def _front(app: ASGIApp) -> ASGIApp:

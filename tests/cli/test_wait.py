@@ -94,6 +94,18 @@ def test_an_application_that_cannot_start_ends_the_wait_with_its_reason(
     assert expected in capsys.readouterr().err
 
 
+def test_the_dashboard_is_known_by_the_routers_own_port_too(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    router = _application("RUNNING")
+    router["deployed_app_config"] = {"args": {"listen": {"port": _port(orchestra)}}}
+    failed = _application("DEPLOY_FAILED", TRACE)
+    _dashboard(orchestra, _port(orchestra) + 1, router=router, trainer=failed)
+    assert main(["wait", "--url", orchestra.url, "--timeout", "60"]) == 1
+    assert "trainer does not start" in capsys.readouterr().err
+
+
 def test_the_dashboard_of_other_services_says_nothing(
     orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
