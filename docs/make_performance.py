@@ -109,21 +109,30 @@ def _rewards() -> str:
 
 def _router() -> str:
     results = _read("router_overhead")
-    ways = list(next(iter(results["medians"].values())))
-    rows = [
-        " | ".join([load, *(f"{one[way]['cpu_ms']:.1f}" for way in ways)])
-        for load, one in results["medians"].items()
-    ]
+    medians = results["medians"]
+    ways = list(next(iter(medians.values())))
     missed = [f"* {one}" for one in results["missed"]]
     return _section(
         "Requests through the router",
-        "`benchmarks/router_overhead.py`: CPU-milliseconds of all processes a request, by "
-        "requests in flight. vLLM alone, Millrace's router on its own port, behind Serve's "
-        "proxy and behind HAProxy, and the routers of vLLM and SGLang, which keep no journal "
-        "of tokens.",
-        _table(" | ".join(["load", *ways]), rows),
+        "`benchmarks/router_overhead.py`, by requests in flight: chats of 8 tokens, streams of "
+        "128, and streams that stay open. Millrace's router as every file ships it, at its own "
+        "port; plain vLLM; the router behind Serve's Python proxy, which was the way before, and "
+        "behind Serve's HAProxy. CPU-milliseconds of all processes a request:",
+        _by_load(medians, ways, "cpu_ms", "{:.1f}"),
+        "Median latency, milliseconds:",
+        _by_load(medians, ways, "latencies_p50_ms", "{:.0f}"),
+        "Requests a second:",
+        _by_load(medians, ways, "requests_per_s", "{:.1f}"),
         "\n".join(["Missed:", "", *missed]) if missed else "No bar was missed.",
     )
+
+
+def _by_load(medians: Any, ways: Sequence[str], figure: str, shape: str) -> str:
+    rows = [
+        " | ".join([load, *(shape.format(by_way[way][figure]) for way in ways)])
+        for load, by_way in medians.items()
+    ]
+    return _table(" | ".join(["load", *ways]), rows)
 
 
 def _weights() -> str:
@@ -278,8 +287,10 @@ def _highlights() -> str:
         f" | {unjailed:.0f}/s with an unjailed process a test",
         f"{push['bytes'] / 1e6:.0f} MB of weights to 2 rollout servers | {_ms(ours)}"
         f" | {_ms(driver)} through the driver and the object store: {driver / ours:.1f}x",
-        f"CPU of a short chat, 64 at once | {chat['router, own port']['cpu_ms']:.1f} ms"
+        f"CPU of a short chat, 64 at once, as shipped | {chat['as shipped']['cpu_ms']:.1f} ms"
         f" | {chat['plain vLLM']['cpu_ms']:.1f} ms with vLLM alone",
+        f"its median latency | {chat['as shipped']['latencies_p50_ms']:.0f} ms"
+        f" | {chat['plain vLLM']['latencies_p50_ms']:.0f} ms with vLLM alone",
         f"time of a train step, ours as 1 | 1 | {step:.1f} with TRL's GRPO trainer",
     ]
     return _table("measure | value | beside it, in the same run", rows)
