@@ -132,7 +132,7 @@ def test_an_owner_that_is_killed_is_cleaned_up_after(owner: Owner) -> None:
 
 def test_a_terminal_sees_a_live_table(orchestra: Orchestra) -> None:
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120)
+    console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
     with RunView(console) as view:
         view.show(orchestra.status(step=1), [])
         view.show(orchestra.status(step=2, reward=0.75), [])

@@ -31,7 +31,13 @@ HARD = Evaluation(
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), width=120, force_terminal=True, color_system=None)
+    return Console(
+        file=io.StringIO(),
+        width=120,
+        force_terminal=True,
+        color_system=None,
+        _environ={"TERM": "xterm"},
+    )
 
 
 def shown(console: Console) -> str:
