@@ -68,7 +68,7 @@ def _start_up() -> str:
         cpu = [run["cpu_by_phase"].get(phase, {}) for run in runs]
         names = {name for of in cpu for name in of}
         middle = {name: median(of.get(name, 0.0) for of in cpu) for name in names}
-        most = sorted(middle.items(), key=lambda one: -one[1])[:_SHOWN_PROCESSES]
+        most = sorted(middle.items(), key=lambda one: (-one[1], one[0]))[:_SHOWN_PROCESSES]
         shown = ", ".join(f"`{name}` {used:.1f}" for name, used in most)
         total = median(sum(of.values()) for of in cpu)
         rows.append(f"{phase} | {seconds:.1f} | {total:.1f} | {shown} | {why}")
