@@ -52,7 +52,7 @@ def http_host() -> str | None:
 
 
 def local_proxy() -> str:
-    """Where Serve's HTTP proxy of this node answers, for whoever runs on the node.
+    """Where Serve's HTTP proxy of this node answers processes of the node.
 
     Raises:
         NotReady: Serve has no HTTP proxies.
@@ -62,20 +62,23 @@ def local_proxy() -> str:
     host = http_host()
     if host is None:
         raise NotReady("Serve has no HTTP proxy (proxy_location: Disabled)")
-    here = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-    return f"http://{here}:{client.http_config.port}"
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    scheme = "https" if client.http_config.ssl_certfile else "http"
+    return f"{scheme}://{f'[{here}]' if ':' in here else here}:{client.http_config.port}"
 
 
 async def application_ends() -> bool:
     """Whether the application that this replica belongs to is being taken down as a whole.
 
-    Serve that does not answer is being shut down.
+    Without Serve it is; a controller that only does not answer now may be back in a moment.
     """
     name = serve.get_replica_context().app_name
     try:
         async with asyncio.timeout(_STATUS_S):
             status = await asyncio.to_thread(serve.status)
-    except (TimeoutError, *_ABSENT):
+    except TimeoutError:
+        return False
+    except _ABSENT:
         return True
     found = status.applications.get(name)
     return found is None or found.status == ApplicationStatus.DELETING

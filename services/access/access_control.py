@@ -31,8 +31,8 @@ class AccessControl:
         source: where the keys come from.
         ring: the keys as they were read at the start.
         service: what logs and metrics call it.
-        open_paths: paths that need no key, such as a load balancer's probe; one that ends with
-            `/*` stands for all below it.
+        open_paths: paths that may be read without a key, such as a load balancer's probe; one
+            that ends with `/*` stands for all below it.
     """
 
     def __init__(
@@ -62,10 +62,13 @@ class AccessControl:
             return
         if scope["type"] != "http":  # a websocket: no service has one, and none shows a key
             await send({"type": "websocket.close", "code": _REFUSED})
-        elif scope["path"] in self._open_paths or scope["path"].startswith(self._open_below):
+        elif scope["method"] in ("GET", "HEAD") and self._is_open(scope["path"]):
             await self._app(scope, receive, send)
         else:
             await self._checked(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        return path in self._open_paths or path.startswith(self._open_below)
 
     async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = self._ring.find(_shown(scope))

@@ -173,35 +173,48 @@ def serve(listener: socket.socket, others: list[socket.socket]) -> NoReturn:
             os._exit(0)  # nothing to unwind, but thousands of modules
         connection, _ = listener.accept()
         with connection:
+            files: list[int] = []
             try:
-                job, files = _received(connection)
-            except (OSError, ValueError):
-                continue  # whoever asked has ended
-            if os.fork() == 0:
-                listener.close()
-                connection.close()
-                _become(job, files)
+                job = _received(connection, files)
+                is_worker = os.fork() == 0
+            except (OSError, ValueError) as problem:  # without an answer Ray's own script starts it
+                print(f"no worker: {problem}", file=sys.stderr, flush=True)
+            else:
+                if is_worker:
+                    listener.close()
+                    connection.close()
+                    _become(job, files)
+                _answer(connection)
             for file in files:
                 os.close(file)
-            _answer(connection)
 
 
 def _answer(connection: socket.socket) -> None:
-    """Say that the worker is started; whoever asked may have ended."""
+    """Say that the worker is started, unless the one that asked has ended."""
     try:
         connection.sendall(b"started")
     except OSError:
         return
 
 
-def _received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def _received(connection: socket.socket, files: list[int]) -> dict[str, Any]:
+    """The worker that is asked for; its files are added to `files`.
+
+    Raises:
+        OSError: the one that asked has given up.
+    """
     connection.settimeout(_RECEIVE_S)
-    _, files, _, _ = socket.recv_fds(connection, 1, 3)
+    _, sent, _, _ = socket.recv_fds(connection, 1, 3, socket.MSG_CMSG_CLOEXEC)
+    files += sent
     parts = []
     while part := connection.recv(1 << 16):
         parts.append(part)
-    job = json.loads(b"".join(parts))
-    return job, list(files)
+    asking = select.poll()
+    asking.register(connection, 0)
+    if any(event & select.POLLHUP for _, event in asking.poll(0)):
+        raise ConnectionAbortedError("the one that asked has given up")
+    job: dict[str, Any] = json.loads(b"".join(parts))
+    return job
 
 
 def _become(job: dict[str, Any], files: list[int]) -> NoReturn:

@@ -31,7 +31,7 @@ _MACHINES = {
     "x86_64": (62, bytes.fromhex("b8ffffffffc3")),
     "aarch64": (183, bytes.fromhex("00008012c0035fd6")),
 }
-_PAGE = 0x1000
+_PAGE = 0x10000  # the largest that Linux has on these machines
 _READ_EXECUTE, _READ_WRITE = 5, 6
 
 _kept: list[ctypes.CDLL] = []

@@ -56,8 +56,10 @@ class Router:
         if self._config.listen is None:
             return None
         return RouterNode(
-            # Serve's replicas are children of their node's raylet.
-            port=HeldPort(ray.get_runtime_context().get_node_id(), owner=os.getppid()),
+            port=HeldPort(
+                ray.get_runtime_context().get_node_id(),
+                owner=int(os.environ["RAY_RAYLET_PID"]),  # which Ray gives to its workers
+            ),
             proxy=local_proxy(),
             ending=application_ends,
         )

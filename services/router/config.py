@@ -32,6 +32,11 @@ class ListenConfig(StrictModel):
     ssl_keyfile: str | None = None
     drain_s: float = Field(default=7200.0, ge=0)
 
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine reaches it."""
+        return ipaddress.ip_address(self.host).is_loopback
+
     @field_validator("host")
     @classmethod
     def _an_address(cls, host: str) -> str:
@@ -209,7 +214,7 @@ class RouterConfig(StrictModel):
     @model_validator(mode="after")
     def _own_port_asks_for_keys(self) -> Self:
         guarded = self.access.has_keys or self.access.allow_unauthenticated
-        if self.listen is None or guarded or ipaddress.ip_address(self.listen.host).is_loopback:
+        if self.listen is None or guarded or self.listen.is_loopback:
             return self
         raise ValueError(
             f"listen.host is {self.listen.host}, so others reach the router: set "

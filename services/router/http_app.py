@@ -1,5 +1,6 @@
 """The router's FastAPI application."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from services.router.http.listener import Listener
 from services.router.http.logged_app import LoggedApp
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
-from services.router.http.other_applications import FRONT, OPEN_PATHS, OtherApplications
+from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
 from services.router.open_connections import bounded
@@ -79,6 +80,7 @@ def build_http(
         config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
     )
     external = external_replicas(config)
+    draining = asyncio.Event()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -93,8 +95,8 @@ def build_http(
             ends.push_async_callback(loop_lag.stop)
             if config.listen is not None:
                 listener = Listener(config.listen, node.port)
-                await listener.start(_front(app))
-                ends.push_async_callback(_stop, listener, node)
+                await listener.start(_marked(app))
+                ends.push_async_callback(_stop, listener, node, draining)
             yield
 
     app = FastAPI(title="Millrace router", lifespan=lifespan)
@@ -104,8 +106,8 @@ def build_http(
     _add_routes(app, replicas, external, sessions or Sessions(config))
     # What is added last is first to see a request.
     open_paths: tuple[str, ...] = ("/", "/health")
-    if node.proxy is not None and config.listen is not None:
-        app.add_middleware(OtherApplications, config=config, proxy=node.proxy)
+    if node.proxy is not None and _may_forward(config):
+        app.add_middleware(ProxyForwarder, config=config, proxy=node.proxy, draining=draining)
         open_paths += OPEN_PATHS
     protect(app, config.access, service="router", open_paths=open_paths)
     if config.access_log:
@@ -114,13 +116,24 @@ def build_http(
     return app
 
 
-async def _stop(listener: Listener, node: RouterNode) -> None:
-    await listener.stop(ending=await node.ending())
+async def _stop(listener: Listener, node: RouterNode, draining: asyncio.Event) -> None:
+    ending = await node.ending()
+    draining.set()
+    await listener.stop(ending=ending)
 
 
-def _front(app: ASGIApp) -> ASGIApp:
+def _may_forward(config: RouterConfig) -> bool:
+    """Whether other applications are as safe behind this router's port as behind Serve's.
+
+    They look at where Serve listens. Where others reach the router, its keys stand before them;
+    without keys they stay behind Serve's own address.
+    """
+    return config.listen is not None and (config.access.has_keys or config.listen.is_loopback)
+
+
+def _marked(app: ASGIApp) -> ASGIApp:
     async def marked(scope: Scope, receive: Receive, send: Send) -> None:
-        scope[FRONT] = True
+        scope[OWN_PORT] = True
         await app(scope, receive, send)
 
     return marked

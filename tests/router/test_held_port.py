@@ -30,7 +30,7 @@ def owner():
 
 
 @pytest.fixture
-def ports(owner):
+async def ports(owner):
     """Makes routers of one node; all are closed in the end."""
     node, made = uuid.uuid4().hex, []
 
@@ -117,10 +117,13 @@ async def test_a_router_that_is_left_keeps_the_port_when_another_says_that_all_e
 
 
 async def test_the_port_is_free_once_the_owner_has_ended(ports, owner):
-    config = _free()
-    listener = await ports().open(config)
-    listener.close()
+    config, router = _free(), ports()
+    (await router.open(config)).close()
     owner.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while _holders(config):
+            await asyncio.to_thread(os.sched_yield)
+    router.close(ending=False)
     await _until_refused(config)
 
 
@@ -137,14 +140,39 @@ async def test_an_address_that_is_not_here_is_refused(ports):
         await ports().open(ListenConfig(host="192.0.2.1", port=1))
 
 
-async def test_a_killed_holder_is_replaced_by_the_next_router(ports, owner):
+async def test_a_killed_holder_is_replaced_by_the_routers_that_live(ports, owner):
+    """So that the next router, which comes before they go, finds the port held."""
     config = _free()
-    (await ports().open(config)).close()
-    (holder,) = _holders(config)
-    os.kill(holder, signal.SIGKILL)
-    await _until_refused(config)
+    living = [await ports().open(config), await ports().open(config)]
+    (killed,) = _holders(config)
+    os.kill(killed, signal.SIGKILL)
+    async with asyncio.timeout(DEADLINE_S):
+        while _holders(config) in ([killed], []):
+            await asyncio.to_thread(os.sched_yield)
     listener = await ports().open(config)
     _, writer = await _asks(config)
+    (await _accepted(listener)).close()
+    writer.close()
+    for one in (listener, *living):
+        one.close()
+
+
+async def test_another_address_at_the_port_of_living_routers_is_refused_with_a_way_out(ports):
+    config = _free()
+    listener = await ports().open(config)
+    with pytest.raises(InvalidInput, match=r"listen on 127\.0\.0\.1 at port"):
+        await ports().open(config.model_copy(update={"host": "0.0.0.0"}))
+    listener.close()
+
+
+async def test_only_the_last_router_can_say_that_all_ends(ports):
+    config, first, second = _free(), ports(), ports()
+    (await first.open(config)).close()
+    (await second.open(config)).close()
+    first.close(ending=True)
+    second.close(ending=False)  # it has died
+    _, writer = await _asks(config)
+    listener = await ports().open(config)
     (await _accepted(listener)).close()
     writer.close()
     listener.close()

@@ -116,6 +116,19 @@ async def _refused(port):
         await asyncio.sleep(0)
 
 
+async def test_a_connection_may_be_idle_for_longer_than_clients_keep_it(cluster, listener):
+    """aiohttp's keep one for 15 s: they close it first, and no request meets its end."""
+    assert listener._server.config.timeout_keep_alive > 15
+
+
+async def test_a_certificate_that_cannot_be_read_is_named_at_once(cluster, tmp_path):
+    (tmp_path / "none.pem").write_text("none")
+    for name in ("absent.pem", "none.pem"):
+        config = ListenConfig(port=0, ssl_certfile=str(tmp_path / name))
+        with pytest.raises(InvalidInput, match="ssl_certfile"):
+            await Listener(config).start(cluster)
+
+
 async def test_it_speaks_tls_with_a_certificate(cluster, tmp_path):
     await cluster.start(replicas=1)
     authority, both, context = trustme.CA(), str(tmp_path / "tls.pem"), ssl.create_default_context()

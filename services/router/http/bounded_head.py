@@ -61,6 +61,7 @@ class BoundedHead(HttpToolsProtocol):
         self._in_head = False
         self._head_came()
         super().on_headers_complete()
+        self.headers: list[tuple[bytes, bytes]] = []  # for trailers, which are no headers
 
     def _head_came(self) -> None:
         if self._head_due is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
 from services.router.http.bounded_head import BoundedHead
 from services.router.http.held_port import OwnPort, Port
@@ -21,8 +22,8 @@ from services.router.http.socket_holder import BACKLOG
 
 _START_S = 30.0
 _IDLE_S = 20.0
-"""Longer than clients keep an idle connection (aiohttp 15 s, httpx 5 s): they close it first,
-and no request meets a closing connection."""
+"""Longer than clients keep an idle connection (aiohttp 15 s, httpx 5 s), so that they close it
+first and no request meets a closing connection."""
 _POLL_S = 0.1
 
 
@@ -46,9 +47,10 @@ class Listener:
             InvalidInput: the address cannot be had, or the certificate cannot be used.
             TimeoutError: the server did not come up.
         """
+        settings = _uvicorn_config(app, self._config)
         listening = await self._source.open(self._config)
         self.port = listening.getsockname()[1]
-        self._server = _Server(_uvicorn_config(app, self._config))
+        self._server = _Server(settings)
         refused.watch(asyncio.get_running_loop())
         self._task = asyncio.create_task(self._server.serve([listening]), name="listener")
         async with asyncio.timeout(_START_S):
@@ -69,10 +71,13 @@ class Listener:
         """
         if self._server is None or self._task is None:
             return
+        deadline = time.monotonic() + self._config.drain_s
         self._server.stop_accepting()
         self._source.close(ending=ending)
         if not ending:
-            await self._server.connections_closed(idle_s=_IDLE_S, within_s=self._config.drain_s)
+            await self._server.connections_closed(idle_s=_IDLE_S, deadline=deadline)
+        left_s = max(0.0, deadline - time.monotonic())
+        self._server.config.timeout_graceful_shutdown = round(left_s)
         self._server.should_exit = True
         await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
@@ -98,23 +103,28 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
 
-    async def connections_closed(self, *, idle_s: float, within_s: float) -> None:
-        """Return when no connection is open, or only such as have been idle for `idle_s`."""
+    async def connections_closed(self, *, idle_s: float, deadline: float) -> None:
+        """Return when no connection is open, only such as have been idle, or it is too late.
+
+        Args:
+            idle_s: how long, seconds.
+            deadline: by the monotonic clock.
+        """
         # uvicorn closes a connection after an answer with this, and makes the one list from the
         # other every second.
         for headers in (self.config.encoded_headers, self.server_state.default_headers):
             headers.append((b"connection", b"close"))
-        began = busy_at = time.monotonic()
+        busy_at = time.monotonic()
         while self.server_state.connections:
             now = time.monotonic()
             busy_at = now if self.server_state.tasks else busy_at
-            if now - busy_at > idle_s or now - began > within_s:
+            if now - busy_at > idle_s or now > deadline:
                 return
             await asyncio.sleep(_POLL_S)
 
 
 def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
-    return uvicorn.Config(
+    settings = uvicorn.Config(
         app,
         http=BoundedHead,
         lifespan="off",
@@ -124,7 +134,15 @@ def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         server_header=False,
         backlog=ACCEPTED_AT_ONCE,
         limit_concurrency=config.max_connections + 1,
-        timeout_graceful_shutdown=round(config.drain_s),
+        timeout_keep_alive=round(2 * _IDLE_S),
+        ws="none",
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
     )
+    try:
+        settings.load()
+    except OSError as error:  # of files, and of TLS
+        fix = f"It must be a certificate chain and its key in PEM, readable here: {error}."
+        field = "router.args.listen.ssl_certfile"
+        raise InvalidInput(field, config.ssl_certfile, fix) from None
+    return settings

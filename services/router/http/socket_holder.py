@@ -7,15 +7,17 @@ without any router this process answers them itself, with status 503.
 
 It runs by its path, without site packages, so that it starts in milliseconds and takes 10 MB:
 
-    python -I -S socket_holder.py NAME HOST PORT OWNER_PID
+    python -I -S socket_holder.py NAME HOST PORT OWNER_PID [DESCRIPTOR]
 
-It prints `held` once it listens, or why it cannot, and ends with its owner, when the last router
-says that the application ends, or when no router came for `ALONE_S`.
+With a descriptor it holds that socket, which listens already. It prints `held` once it listens, or
+why it cannot. It ends with its owner, when the router that was left last has said that the
+application ends, or when no router came for `ALONE_S`.
 """
 
 import contextlib
 import errno
 import os
+import select
 import selectors
 import socket
 import struct
@@ -25,7 +27,7 @@ from collections.abc import Callable
 
 BACKLOG = 4096
 PATIENCE_S = 60.0
-ALONE_S = 600.0
+ALONE_S = 180.0
 HELD = "held"
 ENDING = b"e"
 """A router says that the application ends, not it alone."""
@@ -73,7 +75,7 @@ class SocketHolder:
 
     Args:
         door: the Unix socket at which routers ask.
-        listener: what they are given.
+        listener: the socket that they are given.
         owner: a process's descriptor, readable when that process has ended.
         clock: seconds, monotonic.
     """
@@ -86,7 +88,7 @@ class SocketHolder:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._door, self._listener, self._owner, self._clock = door, listener, owner, clock
-        self._routers: set[socket.socket] = set()
+        self._routers: dict[socket.socket, bool] = {}
         self._clients: dict[socket.socket, float] = {}
         self._alone_since = clock()
         self._ending = self._answers = False
@@ -103,11 +105,11 @@ class SocketHolder:
                 if key.fileobj == self._owner:
                     return
                 if key.fileobj is self._door:
-                    self._welcome()
+                    self._on_connect()
                 elif key.fileobj is self._listener:
                     self._accept_client()
                 elif key.fileobj in self._routers:
-                    self._hear(key.fileobj)  # type: ignore[arg-type]
+                    self._on_message(key.fileobj)  # type: ignore[arg-type]
                 elif key.fileobj in self._clients:
                     self._answer(key.fileobj)  # type: ignore[arg-type]
 
@@ -123,7 +125,7 @@ class SocketHolder:
             self._events.register(self._listener, selectors.EVENT_READ)
         return self._ending or alone > ALONE_S
 
-    def _welcome(self) -> None:
+    def _on_connect(self) -> None:
         try:
             router, _ = self._door.accept()
         except OSError:
@@ -140,19 +142,19 @@ class SocketHolder:
             self._answers = False
             self._events.unregister(self._listener)
         self._ending = False
-        self._routers.add(router)
+        self._routers[router] = False
         self._events.register(router, selectors.EVENT_READ)
 
-    def _hear(self, router: socket.socket) -> None:
+    def _on_message(self, router: socket.socket) -> None:
         try:
             said = router.recv(1)
         except OSError:
             said = b""
         if said:
-            self._ending = said == ENDING
+            self._routers[router] = said == ENDING
             return
         self._events.unregister(router)
-        self._routers.discard(router)
+        self._ending = self._routers.pop(router)
         router.close()
         self._alone_since = self._clock()
 
@@ -193,7 +195,7 @@ def _say(line: str) -> None:
 
 def main() -> None:
     """Hold one address."""
-    name, host, port, owner = sys.argv[1:]
+    name, host, port, owner, *descriptors = sys.argv[1:]
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         door.bind(f"\0{name}")
@@ -201,9 +203,16 @@ def main() -> None:
         _say(HELD if error.errno == errno.EADDRINUSE else str(error.strerror))
         return
     try:
-        listener, owner_fd = listening(host, int(port)), os.pidfd_open(int(owner))
+        owner_fd = os.pidfd_open(int(owner))
+        if descriptors:
+            listener = socket.socket(fileno=int(descriptors[0]))
+        else:
+            listener = listening(host, int(port))
     except OSError as error:
         _say(str(error.strerror))
+        return
+    if select.select([owner_fd], [], [], 0)[0]:
+        _say("the owner has ended")
         return
     door.listen()
     _say(HELD)

@@ -1,7 +1,8 @@
 """Requests for other applications of Serve that come to the router's own port."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
 import aiohttp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -10,51 +11,70 @@ from yarl import URL
 from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
+from services.router.http.endpoints import Gate
 from services.router.http.json_bytes import json_bytes
 from services.router.http.request_body import disconnected, read_body
 
-FRONT = "millrace.front"
+OWN_PORT = "millrace.own_port"
 """In the scope of a request that came to the router's own port."""
 
 OPEN_PATHS = ("/page", "/page/", "/page/static/*", "/-/healthz", "/-/routes")
-"""What needs no key of the router's: files of the page without anything of a run, and probes."""
+"""Paths that need no key of the router's: files of the page itself, and probes."""
 
 _LOG = Log("router")
 _LOOK_S = 2.0
 _LOOK_TIMEOUT_S = 5.0
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-connection te trailer transfer-encoding upgrade date".split()
+_KNOWN = ("/-/", "/v1/runs/", "/page/")
+"""Paths that our own applications have; Serve's list may have more."""
+
+_BODILESS = ("GET", "HEAD")
+_OF_ONE_HOP = frozenset(
+    b"connection keep-alive proxy-connection proxy-authorization te trailer transfer-encoding "
+    b"upgrade expect date".split()
 )
 """RFC 9110, 7.6.1: for one connection, not for the next. The router writes its own date."""
 
 
-class OtherApplications:
+class ProxyForwarder:
     """Middleware that passes requests on to Serve's proxy where another application has the path.
 
-    Only requests from the router's own port: those from the proxy would come back.
+    It does so only for requests from the router's own port: those from the proxy would come back.
 
     Args:
         app: serves everything else.
         config: the router's settings.
-        proxy: where Serve's proxy of this node answers.
+        proxy: URL of Serve's proxy of this node.
+        draining: is set when the router is to be replaced; streams of others end then, which
+            might go on for ever, and their clients connect again.
     """
 
-    def __init__(self, app: ASGIApp, config: RouterConfig, proxy: str) -> None:
-        self._app, self._config, self._proxy = app, config, proxy
-        self._prefixes: tuple[str, ...] = ("/-/",)
+    def __init__(
+        self, app: ASGIApp, config: RouterConfig, proxy: str, draining: asyncio.Event
+    ) -> None:
+        self._app, self._config, self._proxy, self._draining = app, config, proxy, draining
+        self._prefixes: tuple[str, ...] = _KNOWN
+        self._gate = Gate(config.max_open_requests)
         self._client: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the application's life, during which routes are followed."""
         if scope["type"] == "lifespan":
-            await self._live(scope, receive, send)
-        elif FRONT in scope and f"{scope['path']}/".startswith(self._prefixes):
-            await self._pass_on(scope, receive, send)
+            await self._lifespan(scope, receive, send)
+        elif self._is_elsewhere(scope):
+            await self._forward(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _is_elsewhere(self, scope: Scope) -> bool:
+        return (
+            scope["type"] == "http"
+            and OWN_PORT in scope
+            and f"{scope['path']}/".startswith(self._prefixes)
+        )
+
+    async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),  # the gate bounds them
             timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
             auto_decompress=False,
             skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
@@ -70,19 +90,22 @@ class OtherApplications:
     async def _follow_routes(self) -> None:
         """Learn which paths other applications have, from Serve's own list."""
         assert self._client is not None
-        limit = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S)
+        limit, problem = aiohttp.ClientTimeout(total=_LOOK_TIMEOUT_S), ""
         while True:
             try:
                 async with self._client.get(f"{self._proxy}/-/routes", timeout=limit) as answer:
                     routes: dict[str, str] = await answer.json(content_type=None)
                 found = tuple(f"{prefix.rstrip('/')}/" for prefix in routes if prefix != "/")
-                self._prefixes = ("/-/", *found)
-            except (aiohttp.ClientError, TimeoutError, ValueError) as problem:
-                _LOG.warning("serve_routes_unknown", problem=repr(problem))
+                self._prefixes, problem = (*_KNOWN, *found), ""
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if repr(error) != problem:  # once, not every two seconds
+                    problem = repr(error)
+                    _LOG.warning("serve_routes_unknown", problem=problem)
             await asyncio.sleep(_LOOK_S)
 
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, began = self._config, False
+        headers = _kept(scope["headers"])  # before the body, whose trailers become headers
 
         async def noting(message: Message) -> None:
             nonlocal began
@@ -91,27 +114,33 @@ class OtherApplications:
                 await send(message)
 
         try:
-            body = await read_body(
-                receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
-            )
-            passing = asyncio.create_task(self._answer(scope, body, noting))
-            gone = asyncio.create_task(disconnected(receive))
-            await _first_of(passing, gone)
+            with self._gate:
+                body = b""
+                if scope["method"] in _BODILESS:
+                    headers = [one for one in headers if one[0] != b"content-length"]
+                else:
+                    body = await read_body(
+                        receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
+                    )
+                answering = asyncio.create_task(self._answer(scope, headers, body, noting))
+                await _first_of(answering, disconnected(receive), self._draining.wait())
         except RequestFailed as failure:
             await _refuse(send, failure)
         except (aiohttp.ClientError, TimeoutError) as problem:
-            _LOG.warning("application_unreachable", path=scope["path"][:200], problem=repr(problem))
+            _LOG.warning("forwarding_failed", path=scope["path"][:200], problem=repr(problem))
             if began:
                 return  # uvicorn closes the connection, so the client sees that a piece is missing
-            message = f"what serves {scope['path']:.200} cannot be reached now; try again"
+            message = f"{scope['path']:.200} cannot be reached now; try again"
             await _refuse(send, RequestFailed(502, "unreachable", message, retry_after_s=1))
 
-    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _answer(
+        self, scope: Scope, asked: list[tuple[bytes, bytes]], body: bytes, send: Send
+    ) -> None:
         assert self._client is not None
         path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii")
         query = scope["query_string"].decode("ascii")
         url = URL(f"{self._proxy}{path}{'?' if query else ''}{query}", encoded=True)
-        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in _kept(scope["headers"])]
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in asked]
         async with self._client.request(
             scope["method"], url, headers=headers, data=body or None, allow_redirects=False
         ) as answer:
@@ -123,19 +152,23 @@ class OtherApplications:
 
 
 def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name not in _HOP_BY_HOP]
+    headers = list(headers)
+    named = b",".join(value for name, value in headers if name == b"connection").lower()
+    dropped = _OF_ONE_HOP | {name.strip() for name in named.split(b",")}
+    return [(name, value) for name, value in headers if name not in dropped]
 
 
-async def _first_of(work: asyncio.Task[None], gone: asyncio.Task[None]) -> None:
-    """Wait for `work`, or end it when the client is gone."""
+async def _first_of(answering: asyncio.Task[None], *ends: Coroutine[Any, Any, object]) -> None:
+    """Wait for the answer, or cancel it at the first of the ends."""
+    over = [asyncio.create_task(end) for end in ends]
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            await work
+        await asyncio.wait({answering, *over}, return_when=asyncio.FIRST_COMPLETED)
+        if answering.done():
+            await answering
     finally:
-        for task in (work, gone):
+        for task in (answering, *over):
             task.cancel()
-        await asyncio.gather(work, gone, return_exceptions=True)
+        await asyncio.gather(answering, *over, return_exceptions=True)
 
 
 async def _refuse(send: Send, failure: RequestFailed) -> None:
