@@ -166,11 +166,13 @@ async def test_another_address_at_the_port_of_living_routers_is_refused_with_a_w
 
 
 async def test_only_the_last_router_can_say_that_all_ends(ports):
-    config, first, second = _free(), ports(), ports()
-    (await first.open(config)).close()
-    (await second.open(config)).close()
-    first.close(ending=True)
-    second.close(ending=False)  # it has died
+    config, leaving, dying, third = _free(), ports(), ports(), ports()
+    for router in (leaving, dying):
+        (await router.open(config)).close()
+    leaving.close(ending=True)
+    (await third.open(config)).close()  # by then the holder has heard it
+    for router in (third, dying):
+        router.close(ending=False)
     _, writer = await _asks(config)
     listener = await ports().open(config)
     (await _accepted(listener)).close()
