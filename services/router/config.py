@@ -142,7 +142,7 @@ class RouterConfig(StrictModel):
         journal_tokens: how many tokens a replica sends at once of an answer that its client gets
             in one piece. So many at most are made again when the replica is lost.
         listen: the address that clients use. Without it they come through Serve's proxy, at
-            `http_options`, which costs three times as much CPU a request.
+            `http_options`, at more than twice the CPU a chat.
         tracing: a collector for spans, None for none (docs/tracing.md).
         begin_traces: begin a W3C trace for requests that bring none; those that bring one always
             have it handed on to the replica. With `tracing` every request has one.
