@@ -9,32 +9,37 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: demo test test-clusters test-engines test-services test-operations bare-machine lint docs audit wheel bench clean
+.PHONY: demo test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/ready
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
-# Two parts at a time; the first, which alone starts Ray, takes as long as the two others.
-PARTS := test-clusters test-engines test-services
+# Three parts at a time on two cores: each waits for something half of the time.
+PARTS := test-clusters test-engines test-services test-faults
 
 test: .venv/ready
 	@rm -rf build/test; began=$$(date +%s); \
-	$(MAKE) --no-print-directory -j2 --output-sync=line --keep-going $(PARTS); ended=$$?; \
+	$(MAKE) --no-print-directory -j3 --output-sync=line --keep-going $(PARTS); ended=$$?; \
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
 
-CLUSTERS := tests/cluster tests/demo tests/chaos tests/cli
+CLUSTERS := tests/cluster tests/demo
+FAULTS := tests/chaos tests/cli
 ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
-	@$(BIN)/python -m tests.part $@ $(CLUSTERS) $(OPERATIONS:%=--ignore=%)
+	@$(BIN)/python -m tests.part $@ $(CLUSTERS)
 
 test-engines:
 	@$(BIN)/python -m tests.part $@ $(ENGINES)
 
 test-services:
-	@$(BIN)/python -m tests.part $@ $(CLUSTERS:%=--ignore=%) $(ENGINES:%=--ignore=%) $(OPERATIONS:%=--ignore=%)
+	@$(BIN)/python -m tests.part $@ $(OPERATIONS:%=--ignore=%) \
+	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(FAULTS))
+
+test-faults:
+	@$(BIN)/python -m tests.part $@ $(FAULTS) $(OPERATIONS:%=--ignore=%)
 
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
 test-operations: .venv/ready
