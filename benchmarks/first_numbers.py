@@ -102,8 +102,9 @@ def bring_up(cluster: PrivateCluster) -> str:
     url = f"http://127.0.0.1:{port}"
     move_to(content, port)
     arguments = {app["name"]: app["args"] for app in content["applications"]}
-    arguments["trainer"] |= {"model": str(model)}
-    arguments["rollout_server"] |= {"model": str(model), "max_model_len": 1024}
+    arguments["trainer"] |= {"model": str(model), "world_size": 2}
+    engines = {"model": str(model), "replicas": 2, "max_model_len": 1024}
+    arguments["rollout_server"] |= engines
     cluster.start()
     replicas = cluster.deploy(content, Console(), timeout_s=READY_S)
     cluster.wait_for_leases(url, replicas, timeout_s=READY_S)

@@ -27,7 +27,10 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
         variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] = "http/protobuf"
         variables["OTEL_SERVICE_NAME"] = "millrace.rollout_server"
     if config.device == "cpu":
-        cores = len(os.sched_getaffinity(0))
+        # One core is left to all else on the machine: threads of a step wait for each other, and
+        # all of them for one that has no core. On two cores that made the demo's engine use twice
+        # the time.
+        cores = len(os.sched_getaffinity(0)) - 1
         threads = max(1, cores // (config.most_replicas * config.tensor_parallel_size))
         variables |= {
             "OMP_NUM_THREADS": str(threads),

@@ -124,13 +124,14 @@ def running_cluster(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
 def started_cluster(
     model_dir: Path, folder: Path, *, ready_s: float = READY_S
 ) -> Iterator[Cluster]:
-    """deploy/laptop.yaml on a free port, for as long as the context lasts."""
+    """deploy/laptop.yaml with two of each on a free port, for as long as the context lasts."""
     port = free_port()
     content = load_yaml(ROOT / "deploy" / "laptop.yaml")
     move_to(content, port)
     args = {application["name"]: application["args"] for application in content["applications"]}
-    args["trainer"] |= {"model": str(model_dir), "checkpoints_kept": 100}
-    args["rollout_server"] |= {"model": str(model_dir), "max_model_len": 1024}
+    args["trainer"] |= {"model": str(model_dir), "world_size": 2, "checkpoints_kept": 100}
+    engines = {"model": str(model_dir), "replicas": REPLICAS, "max_model_len": 1024}
+    args["rollout_server"] |= engines
     args["orchestrator"] |= {"environments": True}
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)

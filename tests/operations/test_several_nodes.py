@@ -62,8 +62,8 @@ def three_nodes(model: str) -> dict[str, Any]:
     content |= {"proxy_location": "EveryNode"}
     applications = {application["name"]: application for application in content["applications"]}
     args = {name: application["args"] for name, application in applications.items()}
-    args["trainer"] |= {"model": model, "rank_num_cpus": 2}
-    args["rollout_server"] |= {"model": model}
+    args["trainer"] |= {"model": model, "world_size": 2, "rank_num_cpus": 2}
+    args["rollout_server"] |= {"model": model, "replicas": REPLICAS}
     listen = {"host": "0.0.0.0", "port": PORT}
     args["router"] |= {"access": {"api_keys_env": KEYS}, "listen": listen}
     for name in ("orchestrator", "page"):
