@@ -85,7 +85,9 @@ def run_seed(
         finish_model(maker)
         content = resolved(load_yaml(DEPLOY_FILE), options)
         args = {application["name"]: application["args"] for application in content["applications"]}
-        args["trainer"]["world_size"] = args["rollout_server"]["replicas"] = 2  # so that all is in it
+        args["trainer"]["world_size"] = args["rollout_server"]["replicas"] = (
+            2  # so that all is in it
+        )
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
         with RunsClient(options.url) as client:

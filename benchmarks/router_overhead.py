@@ -32,7 +32,7 @@ CHAT_TOKENS, STREAM_TOKENS = 8, 128
 IDLE_S = 3.0
 CHATS = [
     Load(name=f"chat c{c}", concurrency=c, requests=n, tokens=CHAT_TOKENS, stream=False)
-    for c, n in ((1, 60), (16, 256), (64, 512))
+    for c, n in ((1, 60), (16, 768), (64, 1536))
 ]
 STREAMS = [
     Load(name=f"stream c{c}", concurrency=c, requests=n, tokens=STREAM_TOKENS, stream=True)

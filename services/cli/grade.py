@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ def grade_command(arguments: argparse.Namespace, console: Console) -> int:
 
     job = read_job(arguments.file, arguments.tests)
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
-    config = RewardServiceConfig(slots=1, header_cache_dir="~/.cache/millrace/headers")
+    home = os.path.expanduser("~")  # as it is for a user without one: then no header is kept
+    headers = None if home == "~" else f"{home}/.cache/millrace/headers"
+    config = RewardServiceConfig(slots=1, header_cache_dir=headers)
     score = asyncio.run(_graded(job, Scoring(config)))
     if console.is_terminal:
         _show(score, console)

@@ -207,6 +207,12 @@ def page(text: str, record: Mapping[str, Any]) -> str:
     return TABLE.sub(lambda mark: mark[1] + table(record) + mark[2], text)
 
 
+def joined(kept: Mapping[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """This record with the runs of the kept one before its own, if both are of one commit."""
+    same = all(kept.get(name) == record[name] for name in ("commit", "cores", "machine"))
+    return {**record, "runs": [*kept["runs"], *record["runs"]]} if same else record
+
+
 def complaint() -> str:
     """What is missing to run this, with its fix; empty: nothing."""
     if os.geteuid() != 0:
@@ -272,6 +278,9 @@ def main() -> int:
     text = json.dumps(record, indent=1) + "\n"
     (logs / "record.json").write_text(text, encoding="utf-8")
     if given.record:
+        kept = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+        record = joined(kept, record)
+        text = json.dumps(record, indent=1) + "\n"
         RECORD.write_text(text, encoding="utf-8")
         PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
     endings = [ending for run in runs for ending, _ in run["results"].values()]

@@ -25,6 +25,15 @@ def test_a_command_that_was_not_tried_is_said_to_be_so() -> None:
     assert "| root | 2 | failed (2), 1,004 s | not tried |" in shown
 
 
+def test_runs_of_one_commit_are_kept_together_and_those_of_another_are_replaced() -> None:
+    first = {"commit": "abc", "cores": 2, "machine": "x86_64", "date": "2026-01-02", "runs": [1]}
+    again = {**first, "date": "2026-01-03", "runs": [2]}
+    assert check.joined(first, again) == {**again, "runs": [1, 2]}
+    other = {**again, "commit": "def"}
+    assert check.joined(first, other) == other
+    assert check.joined({}, first) == first
+
+
 def test_what_pytest_says_at_the_end_of_each_part_is_added_up() -> None:
     said = "1 failed, 20 passed, 3 skipped in 1.00s\nnoise 5 passed\n==== 400 passed in 2.5s ====\n"
     assert check.counts(said) == ", 1 failed, 420 passed, 3 skipped"

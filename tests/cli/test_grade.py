@@ -35,6 +35,13 @@ def test_a_piped_score_is_json_and_the_status_says_whether_all_passed(given, cap
     assert (score["job_id"], len(score["tests"])) == ("right.py", 2)
 
 
+def test_a_user_without_name_and_home_may_grade(given, capsys, monkeypatch) -> None:
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    tests = given("tests.json", SUM)
+    assert main(["grade", given("right.py", RIGHT), "--tests", tests]) == 0
+
+
 def test_a_terminal_gets_a_table_with_a_row_for_each_test(given, capsys, monkeypatch) -> None:
     monkeypatch.setattr(command_line, "Console", lambda: Console(force_terminal=True, width=60))
     grader = {"entry_point": "f", "tests": [{"args": [n], "expected": 0} for n in (0, 1, 2)]}
