@@ -85,9 +85,8 @@ def run_seed(
         finish_model(maker)
         content = resolved(load_yaml(DEPLOY_FILE), options)
         args = {application["name"]: application["args"] for application in content["applications"]}
-        args["trainer"]["world_size"] = args["rollout_server"]["replicas"] = (
-            2  # so that all is in it
-        )
+        # Two of each, so that every part of the way takes part in what is learned.
+        args["trainer"]["world_size"] = args["rollout_server"]["replicas"] = 2
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
         with RunsClient(options.url) as client:

@@ -14,6 +14,7 @@ from services.cli.model_size import parameters_of
 
 Changed = Callable[[str, str], Path]
 LAPTOP = Path(__file__).parents[2] / "deploy" / "laptop.yaml"
+TWO = {"trainer": "world_size", "rollout_server": "replicas"}
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ SHAPE = {
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The laptop's deployment, with a model of 48 parameters in place of the demo's."""
+    """The laptop's deployment with two of each, and a model of 48 parameters."""
     tmp_path = tmp_path_factory.mktemp("laptop")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(SHAPE))
@@ -48,6 +49,7 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for application in data["applications"]:
         if "model" in application["args"]:
             application["args"]["model"] = str(tmp_path / "model")
+            application["args"][TWO[application["name"]]] = 2
     (tmp_path / "laptop.yaml").write_text(yaml.safe_dump(data))
     return tmp_path / "laptop.yaml"
 

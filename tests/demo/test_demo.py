@@ -119,7 +119,7 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     run_dir = ROOT / shown
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["train_steps"] == 2
-    assert summary["weight_pushes"] == 4
+    assert summary["weight_pushes"] == 2
     assert summary["policy_version"] == 2
     assert summary["tokens_generated"] > 2000
     assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")

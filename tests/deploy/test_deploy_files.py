@@ -60,7 +60,7 @@ def test_the_laptop_file_builds_all_services(laptop: dict[str, Any]) -> None:
     deployment = Deployment.check(laptop, source="laptop.yaml")
     routes = {app.name: app.route_prefix for app in deployment.schema.applications}
     assert routes == APPLICATIONS
-    assert deployment.replicas_of("rollout_server") == 2
+    assert deployment.replicas_of("rollout_server") == 1
 
 
 def test_what_was_built_is_handed_over_unless_the_file_lays_something_over_it(

@@ -42,6 +42,6 @@ def _alive(pid: int) -> bool:
     """Whether the process exists and is not merely waiting to be reaped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it ended before, or while it was read
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
