@@ -52,9 +52,9 @@ _CANNOT_BE_CUT = {
     "imports of the command": "the command line's own, and of Ray",
     "Ray and the model": "the fork servers' imports and the model's making have both cores; a "
     "model that is there already is not made again",
-    "services": "vLLM's imports, once, and two engines' configuration and start behind them",
+    "services": "vLLM's imports, and the engine's configuration and start behind them",
     "run": "the training itself; nothing of it was taken away",
-    "shutdown": "Serve lets calls end, and the engines' processes unwind",
+    "shutdown": "Serve lets calls end, and the engine's processes unwind",
 }
 _SHOWN_PROCESSES = 3
 
