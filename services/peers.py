@@ -5,6 +5,7 @@ service can be absent into `NotReady`, so that callers know one error.
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import ray
@@ -40,6 +41,7 @@ from services.protocol.weight_bus import (
 from services.protocol.weights import CanaryLogprobs, WeightManifest
 
 _STATUS_S = 5.0
+_RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
 
@@ -82,6 +84,32 @@ async def application_ends() -> bool:
         return True
     found = status.applications.get(name)
     return found is None or found.status == ApplicationStatus.DELETING
+
+
+async def replica_runs() -> bool:
+    """Wait until Serve counts on this replica, so that it ends it gently.
+
+    One that it has yet to see running is killed in the middle of what it does.
+
+    Returns:
+        False if Serve has not said so within two minutes.
+    """
+    own = serve.get_replica_context()
+    with contextlib.suppress(TimeoutError, *_ABSENT):
+        async with asyncio.timeout(_RUNS_S):
+            while True:
+                if await asyncio.to_thread(_runs, own.app_name, own.deployment, own.replica_tag):
+                    return True
+                await asyncio.sleep(_RUNS_LOOK_S)
+    return False
+
+
+def _runs(application: str, deployment: str, replica: str) -> bool:
+    client = _get_global_client()
+    assert client is not None, "it raises where Serve is not running"
+    found = client.get_serve_details()["applications"].get(application, {})
+    replicas = found.get("deployments", {}).get(deployment, {}).get("replicas", [])
+    return any(one["replica_id"] == replica and one["state"] == "RUNNING" for one in replicas)
 
 
 class _ServePeer:

@@ -43,6 +43,9 @@ _ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
     # Three looks in a row must miss a proxy before Serve starts another: 30 s by default.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # A proxy that is not up in time is killed, and whoever waits for it gets its death: 5 s by
+    # default, which a busy machine needs for its imports alone.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
     "TOKENIZERS_PARALLELISM": "false",
 }

@@ -12,7 +12,14 @@ from ray.serve.handle import DeploymentHandle
 from services.observability import tracing
 from services.observability.garbage import collect_rarely
 from services.open_files import raise_open_files
-from services.peers import BusPeer, SessionsPeer, application_ends, http_host, local_proxy
+from services.peers import (
+    BusPeer,
+    SessionsPeer,
+    application_ends,
+    http_host,
+    local_proxy,
+    replica_runs,
+)
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
 from services.router.http.held_port import HeldPort
@@ -62,6 +69,7 @@ class Router:
             ),
             proxy=local_proxy(),
             ending=application_ends,
+            runs=replica_runs,
         )
 
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import protect
 from services.access.json_body import AsciiJson
+from services.observability.log import Log
 from services.open_files import open_files
 from services.protocol.router import error_body
 from services.router.answering.upstream import Upstream
@@ -42,6 +43,9 @@ async def _always() -> bool:
     return True
 
 
+_log = Log("router")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RouterNode:
     """What the router's own port needs of its node; the defaults are for a router without Ray.
@@ -51,11 +55,14 @@ class RouterNode:
         proxy: URL of Serve's proxy of this node, for requests to other applications; None: there
             are none.
         ending: whether a router that stops is the end of the application, with all its clients.
+        runs: waits until this router's calls may come to their end when it is stopped; False if
+            nobody has said so in time.
     """
 
     port: Port = field(default_factory=OwnPort)
     proxy: str | None = None
     ending: Callable[[], Awaitable[bool]] = _always
+    runs: Callable[[], Awaitable[bool]] | None = None
 
 
 def build_http(
@@ -95,7 +102,7 @@ def build_http(
             ends.push_async_callback(loop_lag.stop)
             if config.listen is not None:
                 listener = Listener(config.listen, node.port)
-                await listener.start(_marked(app))
+                await listener.start(_marked(app), _accepting_after(node.runs))
                 ends.push_async_callback(_stop, listener, node, draining)
             yield
 
@@ -114,6 +121,20 @@ def build_http(
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
+
+
+def _accepting_after(
+    runs: Callable[[], Awaitable[bool]] | None,
+) -> Callable[[], Awaitable[None]] | None:
+    """What the listener waits for before it accepts: until then connections wait at the port."""
+    if runs is None:
+        return None
+
+    async def wait() -> None:
+        if not await runs():
+            _log.warning("not_seen_running")  # clients cannot wait for ever
+
+    return wait
 
 
 async def _stop(listener: Listener, node: RouterNode, draining: asyncio.Event) -> None:

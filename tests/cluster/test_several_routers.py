@@ -171,7 +171,9 @@ async def test_without_any_router_calls_wait_for_the_next_one(routers):
 
 
 async def test_an_upgrade_loses_no_call(routers):
-    """Neither on connections that are kept nor on new ones."""
+    """Neither on connections that are kept nor on new ones, nor of a router that just starts:
+    the test before this one has killed them, and Serve kills those that it has not seen running.
+    """
     over, answered = asyncio.Event(), 0
 
     async def ask_again_and_again(kept):

@@ -106,6 +106,27 @@ async def test_a_router_that_drains_ends_its_open_answers_first(cluster, listene
     await asyncio.wait_for(stopping, DEADLINE_S)
 
 
+async def test_connections_wait_until_the_router_may_accept(cluster):
+    await cluster.start(replicas=1)
+    may, made = asyncio.Event(), Listener(ListenConfig(port=0))
+    await made.start(cluster.app, may.wait)
+    reader, writer = await asyncio.open_connection("127.0.0.1", made.port)
+    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert made.requests == 0
+    may.set()
+    assert (await asyncio.wait_for(reader.readline(), DEADLINE_S)).split()[1] == b"200"
+    writer.close()
+    await made.stop()
+
+
+async def test_a_router_that_ends_before_it_may_accept_frees_its_port(cluster):
+    await cluster.start(replicas=1)
+    made = Listener(ListenConfig(port=0))
+    await made.start(cluster.app, asyncio.Event().wait)
+    await asyncio.wait_for(made.stop(ending=False), DEADLINE_S)
+    await asyncio.wait_for(_refused(made.port), DEADLINE_S)
+
+
 async def _refused(port):
     while True:
         try:

@@ -6,8 +6,9 @@ and event loop, and without the proxy's cost. Several routers of one machine sha
 
 import asyncio
 import contextlib
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -40,8 +41,13 @@ class Listener:
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: ASGIApp) -> None:
+    async def start(self, app: ASGIApp, ready: Callable[[], Awaitable[None]] | None = None) -> None:
         """Listen, and serve `app`, whose lifespan is somebody else's.
+
+        Args:
+            app: the application.
+            ready: waited for before a connection is accepted, behind the return of this method;
+                connections wait meanwhile.
 
         Raises:
             InvalidInput: the address cannot be had, or the certificate cannot be used.
@@ -52,10 +58,11 @@ class Listener:
         self.port = listening.getsockname()[1]
         self._server = _Server(settings)
         refused.watch(asyncio.get_running_loop())
-        self._task = asyncio.create_task(self._server.serve([listening]), name="listener")
-        async with asyncio.timeout(_START_S):
-            await self._server.listening.wait()
-        listening.listen(BACKLOG)  # asyncio has taken what it accepts at once for the kernel's
+        serving = _serve_when(ready, self._server, listening)
+        self._task = asyncio.create_task(serving, name="listener")
+        if ready is None:
+            async with asyncio.timeout(_START_S):
+                await self._server.listening.wait()
 
     @property
     def requests(self) -> int:
@@ -72,6 +79,8 @@ class Listener:
         if self._server is None or self._task is None:
             return
         deadline = time.monotonic() + self._config.drain_s
+        if not self._server.listening.is_set():
+            self._task.cancel()
         self._server.stop_accepting()
         self._source.close(ending=ending)
         if not ending:
@@ -83,6 +92,18 @@ class Listener:
         self._task = None
 
 
+async def _serve_when(
+    ready: Callable[[], Awaitable[None]] | None, server: "_Server", listening: socket.socket
+) -> None:
+    try:
+        if ready is not None:
+            await ready()
+    except asyncio.CancelledError:
+        listening.close()
+        raise
+    await server.serve([listening])
+
+
 class _Server(uvicorn.Server):
     """Leaves the process's signals alone, says when it listens, and can end connections gently."""
 
@@ -92,6 +113,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(BACKLOG)  # asyncio has taken what it accepts at once for the kernel's
         self.listening.set()
 
     @contextlib.contextmanager
@@ -100,7 +123,7 @@ class _Server(uvicorn.Server):
 
     def stop_accepting(self) -> None:
         """Close this process's part of the port; open connections stay."""
-        for server in self.servers:
+        for server in getattr(self, "servers", ()):  # which it has when it has started
             server.close()
 
     async def connections_closed(self, *, idle_s: float, deadline: float) -> None:
@@ -115,6 +138,7 @@ class _Server(uvicorn.Server):
         for headers in (self.config.encoded_headers, self.server_state.default_headers):
             headers.append((b"connection", b"close"))
         busy_at = time.monotonic()
+        await asyncio.sleep(_POLL_S)  # what was accepted just before is a connection after that
         while self.server_state.connections:
             now = time.monotonic()
             busy_at = now if self.server_state.tasks else busy_at
