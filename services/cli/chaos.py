@@ -57,7 +57,7 @@ def add_chaos_command(commands: Any, served: argparse.ArgumentParser) -> None:
 
 def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace chaos`: faults, and a report of what they cost."""
-    script = Script.from_yaml(arguments.script) if arguments.script else None
+    arguments.script = Script.from_yaml(arguments.script) if arguments.script else None
     # Ray and openai take seconds to import; only this command needs both.
     from services.chaos.hand import nodes
     from services.cli.bus_client import BusClient
@@ -71,7 +71,7 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
             _check_cluster(hands, run)
             _confirm(arguments, hands)
             seen = Observation(expected=sum(member.leased for member in bus.members()))
-            interrupted = asyncio.run(_campaign(arguments, script, runs, run, hands, seen, console))
+            interrupted = asyncio.run(_campaign(arguments, runs, run, hands, seen, console))
     drawn = account(seen)
     show_account(drawn, console)
     if arguments.json:
@@ -83,7 +83,6 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
 
 async def _campaign(
     arguments: argparse.Namespace,
-    script: Script | None,
     runs: RunsClient,
     run: RunStatus,
     hands: "list[Node]",
@@ -109,8 +108,8 @@ async def _campaign(
         async with watched(watch, agents, _AGENT_PAUSE_S), _undoing(seen) as lifeline:
             aims = Aims(hands, run_dir=run.run_dir, ledger=ledger, lifeline=lifeline)
             campaign = Campaign(aims, seen, now, watch, lambda struck: _say(struck, console))
-            if script is not None:
-                await campaign.scripted(script, arguments.seed)
+            if arguments.script is not None:
+                await campaign.scripted(arguments.script, arguments.seed)
             else:
                 draw = Draw(arguments.seed)
                 await campaign.at_random(draw, for_s=arguments.seconds, every_s=arguments.every)

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,10 +31,15 @@ class EnvironmentHost:
     def __init__(self, rollout: Rollout, replies: BinaryIO) -> None:
         self._rollout = rollout
         # It takes seconds to import, which an environment that cannot be used shall not.
-        from services.orchestrator.policy_client import connections, policy_client
+        from services.orchestrator.policy_client import PolicyCalls, connections, policy_client
 
         self._replies = replies
-        self._client = partial(policy_client, http=connections())
+        http = connections()
+
+        def client(episode: dict[str, Any]) -> Any:
+            return policy_client(http, PolicyCalls(**episode))
+
+        self._client = client
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
 
@@ -58,7 +62,7 @@ class EnvironmentHost:
         outcome: dict[str, Any]
         task = Task.model_validate(episode.pop("task"))
         try:
-            client = self._client(**episode)
+            client = self._client(episode)
             outcome = _outcome(await self._rollout(client, task))
         except BaseException as error:  # noqa: BLE001  a user's code may raise anything
             ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)

@@ -1,5 +1,6 @@
 """The OpenAI client that an environment gets: the policy being trained, and nothing else."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -35,29 +36,39 @@ def connections() -> DefaultAsyncHttpxClient:
     return DefaultAsyncHttpxClient(trust_env=False)
 
 
-def policy_client(
-    *,
-    http: DefaultAsyncHttpxClient,
-    url: str,
-    session: dict[str, str],
-    api_key: str,
-    fixed: dict[str, Any],
-    max_tokens: int,
-    seed: int,
-    timeout_s: float,
-) -> AsyncOpenAI:
-    """A client whose calls all carry the headers of `session`.
+@dataclass(frozen=True, kw_only=True)
+class PolicyCalls:
+    """How the calls of one episode are made.
 
-    `fixed` are body fields that no call can change, such as temperature and model: the
-    logprobs must be those that the trainer computes. `max_tokens` bounds each answer.
+    Attributes:
+        url: of the router.
+        session: headers that name the recorded session.
+        api_key: that the router asks for.
+        fixed: body fields that no call can change, such as temperature and model: the logprobs
+            must be those that the trainer computes.
+        max_tokens: bound of each answer.
+        seed: of the first answer.
+        timeout_s: of each call, seconds.
     """
+
+    url: str
+    session: dict[str, str]
+    api_key: str
+    fixed: dict[str, Any]
+    max_tokens: int
+    seed: int
+    timeout_s: float
+
+
+def policy_client(http: DefaultAsyncHttpxClient, calls: PolicyCalls) -> AsyncOpenAI:
+    """A client that makes calls in this way, and no others."""
     client = _PolicyClient(
-        base_url=f"{url}/v1",
-        api_key=api_key,
-        default_headers=session,
-        timeout=timeout_s,
+        base_url=f"{calls.url}/v1",
+        api_key=calls.api_key,
+        default_headers=calls.session,
+        timeout=calls.timeout_s,
         max_retries=_RETRIES,
         http_client=http,
     )
-    client.sample_with(fixed, max_tokens=max_tokens, seed=seed)
+    client.sample_with(calls.fixed, max_tokens=calls.max_tokens, seed=calls.seed)
     return client

@@ -56,7 +56,6 @@ class BusMember:
         control: EngineControl,
         hello: Callable[[WeightManifest | None, WeightManifest | None], ReplicaHello],
         *,
-        retry_s: float = _RETRY_S,
         reached: Callable[[StartPhase], None] = lambda phase: None,
     ) -> None:
         self._reached = reached
@@ -65,7 +64,6 @@ class BusMember:
         self._prover, self._control = prover, control
         self._hello = hello
         self._id = hello(None, None).replica_id
-        self._retry_s = retry_s
         self._acknowledged = 0
         self.wanted_replicas: int | None = None
         self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
@@ -109,7 +107,7 @@ class BusMember:
             try:
                 orders = await self._bus.next_orders(self._id, self._acknowledged, _POLL_WAIT_S)
             except NotReady:
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(_RETRY_S)
                 continue
             if not orders.known:
                 await self._register()
@@ -126,7 +124,7 @@ class BusMember:
                     self._hello(self._loader.committed, self._loader.copy)
                 )
             except NotReady:
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(_RETRY_S)
                 continue
             self._acknowledged = 0
             self._reached(StartPhase.REGISTRATION)
@@ -294,7 +292,7 @@ class BusMember:
             try:
                 await call()
             except NotReady:
-                await asyncio.sleep(self._retry_s)
+                await asyncio.sleep(_RETRY_S)
                 continue
             return
         # The bus has forgotten what it asked for; registering again tells it our version.

@@ -170,9 +170,8 @@ class Learner:
         step = TrainStep(
             self._policy,
             self._optimizer,
-            self._algorithm,
+            start,
             self._device,
-            temperature=start.temperature,
             user_loss=self._user_loss,
             companions=self._companions,
         )

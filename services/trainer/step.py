@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.algorithm import AlgorithmConfig
-from services.protocol.trainer import TokenDetail, TrainBatch
+from services.protocol.trainer import RunStart, TokenDetail, TrainBatch
 from services.trainer.algorithms.aggregation import denominator, token_shares
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import UserLoss
@@ -71,16 +71,15 @@ class TrainStep:
         self,
         policy: Policy,
         optimizer: torch.optim.Optimizer,
-        algorithm: AlgorithmConfig,
+        run: RunStart,
         device: torch.device,
         *,
-        temperature: float,
         user_loss: UserLoss | None = None,
         companions: Companions,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
-        self._algorithm, self._device = algorithm, device
-        self._temperature, self._user_loss = temperature, user_loss
+        self._algorithm, self._device = run.algorithm, device
+        self._temperature, self._user_loss = run.temperature, user_loss
         self._companions = companions
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from services.orchestrator.policy_client import connections, policy_client
+from services.orchestrator.policy_client import PolicyCalls, connections, policy_client
 from services.orchestrator.verifiers_environment import load, task_rows, verifiers_rollout
 from services.protocol.errors import InvalidInput
 from services.protocol.task import Task
@@ -97,8 +97,7 @@ async def test_an_episode_of_a_verifiers_environment_gets_its_rubrics_reward(squ
     policy, app = Policy(), web.Application()
     app.router.add_post("/v1/chat/completions", policy.answer)
     async with TestServer(app) as server:
-        client = policy_client(
-            http=connections(),
+        calls = PolicyCalls(
             url=f"http://127.0.0.1:{server.port}",
             session={"x-session-id": "sess_1"},
             api_key="none",
@@ -107,6 +106,7 @@ async def test_an_episode_of_a_verifiers_environment_gets_its_rubrics_reward(squ
             seed=1,
             timeout_s=20.0,
         )
+        client = policy_client(connections(), calls)
         rollout = verifiers_rollout(squares, largest=3)
         assert [await rollout(client, task) for task in tasks] == [0.0, 1.0, 0.0]
     assert len(policy.asked) == 6, "a call of the tool and an answer each"

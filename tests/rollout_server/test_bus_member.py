@@ -27,6 +27,7 @@ from services.protocol.weight_bus import (
     StageWeights,
 )
 from services.protocol.weights import WeightManifest
+from services.rollout_server import bus_member
 from services.rollout_server.bus_member import BusMember
 from services.rollout_server.canary import Proof
 
@@ -194,7 +195,6 @@ class Scene:
             self.prover,  # type: ignore[arg-type]
             self.control,  # type: ignore[arg-type]
             self.hello,
-            retry_s=0.005,
         )
 
     def hello(self, committed: WeightManifest | None, copy: WeightManifest | None) -> ReplicaHello:
@@ -211,6 +211,11 @@ class Scene:
 
     async def next(self, queue: "asyncio.Queue[Any]") -> Any:
         return await asyncio.wait_for(queue.get(), DEADLINE_S)
+
+
+@pytest.fixture(autouse=True)
+def _asks_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_member, "_RETRY_S", 0.005)
 
 
 @pytest.fixture
