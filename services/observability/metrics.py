@@ -202,6 +202,7 @@ class RunMetrics:
     """Declared by the orchestrator."""
 
     groups = _counter("run_groups", "Sample groups closed", "run", "status")
+    groups_reopened = _counter("run_groups_reopened", "Trained, then rolled back", "run")
     tokens = _counter("run_tokens", "Response tokens generated", "run")
     reward = _gauge("run_reward", "Mean reward of the last batch", "run")
     heldout = _gauge("run_heldout_pass_rate", "pass@1 on held-out tasks", "run", "set")
@@ -210,6 +211,7 @@ class RunMetrics:
     staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
     staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
     disk_free = _gauge("run_disk_free_bytes", "Room where the run directory lies", "run")
+    observer_failures = _counter("run_observer_failures", "Events not taken in", "run", "observer")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
     paused = _gauge("run_paused", "1 while somebody has paused the run, else 0", "run")
     wanted_replicas = _gauge(

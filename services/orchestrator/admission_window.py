@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.events import BatchTaken, Event
 from services.protocol.router import RouterLoad
 
 _CUT = 0.8
@@ -35,12 +36,15 @@ class AdmissionWindow:
         """Groups that may be open now."""
         return int(self._size)
 
-    def trained(self, *, at_bound: bool, ready: int) -> None:
-        """A batch was taken: whether it was as stale as may be, and how many scored groups stay.
+    def on(self, event: Event) -> None:
+        """See `Observer`.
 
-        Both together say that groups grow old in waiting for the trainer.
+        A batch as stale as it may be, while others are scored already: groups grow old in
+        waiting for the trainer.
         """
-        self._late = self._late or (at_bound and ready > 0)
+        match event:
+            case BatchTaken(at_bound=True, ready=ready) if ready:
+                self._late = True
 
     def look(self, load: RouterLoad | None, *, open_groups: int, starving: bool) -> None:
         """Take a look at the engines; None where nothing is known of them.

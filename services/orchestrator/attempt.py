@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from services.observability import tracing
 from services.observability.metrics import RunMetrics
 from services.orchestrator.answers import Answers
-from services.orchestrator.changes import Changes
+from services.orchestrator.book import GroupBook
+from services.orchestrator.context import RunContext
 from services.orchestrator.group_traces import GroupTraces
 from services.orchestrator.ledger import LedgerGroup
-from services.orchestrator.progress import Progress
 from services.orchestrator.results import GroupResult
 from services.orchestrator.rollout import RolloutRequest, Sampler, sampling_seed
-from services.orchestrator.schedule import Schedule
 from services.orchestrator.scoring import BatchBarrier, Scorer
-from services.orchestrator.timeline import Timeline
-from services.protocol.orchestrator import RunConfig
 from services.protocol.reward_service import Score
 from services.protocol.task import Task
 from services.protocol.trajectory import Trajectory
@@ -48,29 +45,18 @@ class Attempts:
 
     def __init__(
         self,
-        *,
-        run: RunConfig,
+        context: RunContext,
         tasks: Mapping[str, Task],
-        schedule: Schedule,
+        book: GroupBook,
+        *,
         sampler: Sampler,
         scorer: Scorer,
-        progress: Progress,
-        changes: Changes,
-        timeline: Timeline,
         traces: GroupTraces,
     ) -> None:
-        self._run = run
-        self._tasks = tasks
-        self._schedule = schedule
-        self._sampler = sampler
-        self._scorer = scorer
-        self._progress = progress
-        self._changes = changes
-        self._timeline = timeline
-        self._traces = traces
-        self._tags = {"run": progress.run_id}
+        self._context, self._run, self._tasks, self._book = context, context.run, tasks, book
+        self._sampler, self._scorer, self._traces = sampler, scorer, traces
         self._barrier = BatchBarrier(
-            batch_groups=run.batch_groups, enabled=run.schedule.batch_barrier
+            batch_groups=context.run.batch_groups, enabled=context.run.schedule.batch_barrier
         )
 
     async def make(self, group: LedgerGroup, rolling: Attempt) -> GroupResult:
@@ -79,12 +65,12 @@ class Attempts:
         Raises:
             RolloutFailed: not all answers came.
         """
-        task = self._tasks[group.prompt.task_id]
+        progress, task = self._context.progress, self._tasks[group.prompt.task_id]
         started, started_at = time.monotonic(), time.time()
         arrivals: list[tuple[float, Trajectory]] = []
         answers = rolling.answers = Answers(
             task,
-            run_id=self._progress.run_id,
+            run_id=self._context.run_id,
             name=f"{group.group_id}/{group.attempt}",
             scorer=self._scorer,
             barrier=self._run.schedule.batch_barrier,
@@ -94,11 +80,11 @@ class Attempts:
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             tokens = answers.add(index, trajectory, score)
             arrivals.append((time.time(), trajectory))
-            self._progress.tokens += tokens
-            self._progress.lengths.sampled(tokens)
-            RunMetrics.tokens.inc(tokens, self._tags)
+            progress.tokens += tokens
+            progress.lengths.sampled(tokens)
+            RunMetrics.tokens.inc(tokens, self._context.tags)
             versions = trajectory.oldest_version, trajectory.newest_version
-            self._schedule.sampled(group.group_id, *versions)
+            self._book.sampled(group.group_id, *versions)
 
         self._barrier.enter()
         try:
@@ -109,13 +95,13 @@ class Attempts:
         finally:
             rolling.request = None
             self._barrier.leave()
-            self._timeline.rolled_out(group.group_id, started_at, arrivals)
+            self._book.sampling_ended(group.group_id, started_at, arrivals)
         rolled_out = time.monotonic()
-        self._schedule.rolled_out(group.group_id)
-        self._changes.notify()
+        self._book.rolled_out(group.group_id)
+        self._context.changes.notify()
         await self._barrier.passed()
         graded, ungraded = await answers.scores()
-        self._timeline.scored(group.group_id, [*(one.score for one in graded), *ungraded])
+        self._book.scored(group.group_id, [*(one.score for one in graded), *ungraded])
         return GroupResult(
             group=group,
             task=task,
@@ -125,10 +111,14 @@ class Attempts:
             score_s=time.monotonic() - rolled_out,
         )
 
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
+        """See `Sampler.interrupt`."""
+        return await self._sampler.interrupt(request, min_version)
+
     def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
         prompt = group.prompt
         return RolloutRequest(
-            session=f"{self._progress.run_id}-{group.group_id}-{group.attempt}",
+            session=f"{self._context.run_id}-{group.group_id}-{group.attempt}",
             messages=task.chat,
             n=self._run.group_size,
             temperature=self._run.sampling.temperature,

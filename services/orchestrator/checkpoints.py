@@ -2,34 +2,23 @@
 
 import time
 
+from services.orchestrator.context import RunContext
 from services.orchestrator.ledger import Ledger
-from services.orchestrator.progress import Progress
 from services.orchestrator.recovery import ask, saved_step
 from services.orchestrator.room import Room
 from services.orchestrator.timeline import Timeline
-from services.protocol.orchestrator import RunConfig
-from services.protocol.trainer import CheckpointReport, Trainer, TrainReport
+from services.protocol.trainer import CheckpointReport, TrainReport
 
 
 class Checkpoints:
     """Of one run. One that finds no room holds the run up until there is, or fails it."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        *,
-        run: RunConfig,
-        ledger: Ledger,
-        progress: Progress,
-        room: Room,
-        timeline: Timeline,
+        self, context: RunContext, ledger: Ledger, *, room: Room, timeline: Timeline
     ) -> None:
-        self._trainer = trainer
-        self._every, self._steps = run.checkpoint.every, run.steps
-        self._ledger = ledger
-        self._progress = progress
-        self._room = room
-        self._timeline = timeline
+        self._trainer, self._progress = context.peers.trainer, context.progress
+        self._every, self._steps = context.run.checkpoint.every, context.run.steps
+        self._ledger, self._room, self._timeline = ledger, room, timeline
 
     async def after_step(self, report: TrainReport) -> float:
         """Write the one that is due after a train step, if any is; seconds that it took.

@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from services.orchestrator.events import Event, TrainingBegan
 from services.orchestrator.journal import Journal
 
 BEGIN = "begin"
@@ -74,6 +75,13 @@ class DecisionLog:
         self._journal = Journal(path, most_bytes=most_bytes, last=[FULL, {}, None])
         self._open = False
         self._said: dict[str, str] = {}
+
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case TrainingBegan(schedule=schedule, batch_groups=batch_groups):
+                config = schedule.model_dump(mode="json")
+                self.open({"schedule": config, "batch_groups": batch_groups})
 
     def open(self, told: dict[str, Any]) -> None:
         """A schedule begins with nothing open; `told` is what it is made of."""

@@ -10,16 +10,14 @@ from errno import ENOSPC
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.book import GroupBook
+from services.orchestrator.context import RunContext
 from services.orchestrator.failures import one_line
-from services.orchestrator.fleet import Fleet
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import TrainerLost, ask
 from services.orchestrator.run_directory import RunDirectory
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.orchestrator import LedgerCounts, RunState, RunSummary
-from services.protocol.trainer import Trainer
 
 _RELEASE_S = 10.0
 _log = Log("orchestrator")
@@ -30,22 +28,17 @@ class RunEnding:
 
     def __init__(
         self,
+        context: RunContext,
+        book: GroupBook,
         *,
-        trainer: Trainer,
-        fleet: Fleet,
-        ledger: Ledger,
         record: RunRecord,
         directory: RunDirectory,
-        progress: Progress,
         trackers: Trackers,
     ) -> None:
-        self._trainer = trainer
-        self._fleet = fleet
-        self._ledger = ledger
-        self._record = record
-        self._directory = directory
-        self._progress = progress
-        self._trackers = trackers
+        self._trainer, self._fleet = context.peers.trainer, context.fleet
+        self._progress, self._tags = context.progress, context.tags
+        self._book, self._ledger = book, book.ledger
+        self._record, self._directory, self._trackers = record, directory, trackers
 
     async def save(self) -> None:
         """Write a checkpoint if there are train steps that none holds."""
@@ -94,10 +87,11 @@ class RunEnding:
             self._progress.summary = summary
             await self._draw()
         await asyncio.to_thread(self._trackers.close, state)
+        self._book.end()
         counts = self._close_ledger()  # no await from here on: who asks meets ledger or last state
         self._record.forget()
         self._progress.enter(state, detail)
-        RunMetrics.ended.inc(1, self._record.tags | {"state": str(state)})
+        RunMetrics.ended.inc(1, self._tags | {"state": str(state)})
         _log.info("run_ended", run=self._progress.run_id, state=state, detail=detail)
         return counts
 
@@ -117,13 +111,12 @@ class RunEnding:
 
     def failed(self, part: str, error: Exception) -> None:
         """Log and count that a part did not succeed."""
-        _log.warning("run_end_failed", **self._record.tags, part=part, error=repr(error))
-        RunMetrics.end_failures.inc(1, self._record.tags | {"part": part})
+        _log.warning("run_end_failed", **self._tags, part=part, error=repr(error))
+        RunMetrics.end_failures.inc(1, self._tags | {"part": part})
 
     def _summarise(self, state: RunState, seed: int) -> RunSummary:
         if state is RunState.FINISHED:
-            for group in self._ledger.in_flight():
-                self._ledger.close_group(group.group_id, "expired", reason="the run is over")
+            self._book.expire_all()
         summary = self._record.summarise(seed=seed, pushes=self._fleet.pushes)
         if not self._ledger.catch_up():
             raise OSError(ENOSPC, "no room for the ledger")

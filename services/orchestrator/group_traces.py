@@ -8,6 +8,16 @@ from collections.abc import Iterable
 
 from services.observability import tracing
 from services.observability.tracing import Span
+from services.orchestrator.events import (
+    BatchTaken,
+    BatchTrained,
+    Event,
+    GroupClosed,
+    GroupReady,
+    GroupStarted,
+    RunOver,
+    VersionLive,
+)
 
 
 class GroupTraces:
@@ -19,15 +29,33 @@ class GroupTraces:
         self._waiting: dict[int, Span] = {}
         self._pushing: list[tuple[int, list[tuple[Span, Span]]]] = []
 
-    def admitted(self, group_id: int, *, task_id: str, attempt: int) -> None:
-        """A group begins, or begins again."""
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case GroupStarted():
+                self._started(event)
+            case GroupReady(group_id=group_id) if group_id in self._groups:
+                self._waiting[group_id] = tracing.begin("batch", self.of(group_id))
+            case BatchTaken(group_ids=group_ids):
+                self._taken(group_ids)
+            case BatchTrained(group_ids=group_ids, version=version):
+                self._trained(group_ids, version)
+            case GroupClosed():
+                self._closed(event)
+            case VersionLive(version=version):
+                self._live(version)
+            case RunOver():
+                self._close()
+
+    def _started(self, event: GroupStarted) -> None:
         if not tracing.is_on():
             return
+        group_id, attempt = event.group_id, event.attempt
         if group_id in self._groups:
             self._waiting.pop(group_id, tracing.OFF).end()
             self._groups[group_id].event("again", attempt=attempt)
             return
-        group = tracing.begin("group", {}, run=self._run_id, group=group_id, task=task_id)
+        group = tracing.begin("group", {}, run=self._run_id, group=group_id, task=event.task_id)
         group.event("admitted", attempt=attempt)
         self._groups[group_id] = group
 
@@ -35,31 +63,20 @@ class GroupTraces:
         """Headers of the group's span, for what is done for it; `{}` where there is none."""
         return self._groups[group_id].headers if group_id in self._groups else {}
 
-    def finished(self, group_id: int) -> None:
-        """It is scored, and waits for its batch."""
-        if group_id in self._groups:
-            self._waiting[group_id] = tracing.begin("batch", self.of(group_id))
-
-    def taken(self, group_ids: Iterable[int]) -> None:
-        """They are in a batch."""
+    def _taken(self, group_ids: Iterable[int]) -> None:
         for group_id in group_ids:
             self._waiting.pop(group_id, tracing.OFF).end()
 
-    def closed(self, group_id: int, ending: str, reason: str = "") -> None:
-        """It ended without being trained."""
-        self._waiting.pop(group_id, tracing.OFF).end()
-        group = self._groups.pop(group_id, None)
+    def _closed(self, event: GroupClosed) -> None:
+        """It ended; one that was trained is followed until its weights are live."""
+        self._waiting.pop(event.group_id, tracing.OFF).end()
+        group = self._groups.pop(event.group_id, None)
         if group is None:
             return
-        group.set(ending=ending)
-        if ending == "failed":
-            group.fail(reason)
+        group.set(ending=event.ending)
+        if event.ending == "failed":
+            group.fail(event.reason)
         group.end()
-
-    def filtered(self, group_ids: Iterable[int]) -> None:
-        """Their rewards are equal: there is nothing to learn from them."""
-        for group_id in group_ids:
-            self.closed(group_id, "filtered")
 
     def training(self, group_ids: Iterable[int], step: int) -> Span:
         """Their batch is trained; the span of the step, to be ended by the caller."""
@@ -74,7 +91,7 @@ class GroupTraces:
             tracing.begin("train", group.headers, links=linked, step=step).end()
         return train
 
-    def trained(self, group_ids: Iterable[int], version: int) -> None:
+    def _trained(self, group_ids: Iterable[int], version: int) -> None:
         """The weights trained on them are published; they are live when replicas serve them."""
         groups = [self._groups.pop(one) for one in group_ids if one in self._groups]
         if not groups:
@@ -84,7 +101,7 @@ class GroupTraces:
         spans = [(tracing.begin("push", group.headers, version=version), group) for group in groups]
         self._pushing.append((version, spans))
 
-    def live(self, version: int) -> None:
+    def _live(self, version: int) -> None:
         """All replicas in service have this version, or a newer one."""
         while self._pushing and self._pushing[0][0] <= version:
             _, spans = self._pushing.pop(0)
@@ -93,9 +110,9 @@ class GroupTraces:
                 push.end()
                 group.end()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """The run is over: what is open is left unfinished."""
-        self.taken(list(self._waiting))
+        self._taken(list(self._waiting))
         for _, spans in self._pushing:
             for push, group in spans:
                 push.end()

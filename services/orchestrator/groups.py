@@ -9,85 +9,48 @@ from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.attempt import Attempt, Attempts
 from services.orchestrator.barren_row import BarrenRow
-from services.orchestrator.changes import Changes
-from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.book import GroupBook
+from services.orchestrator.context import RunContext
 from services.orchestrator.curriculum import PassRates
 from services.orchestrator.failures import one_line
-from services.orchestrator.fleet import Fleet
-from services.orchestrator.group_traces import GroupTraces
-from services.orchestrator.ledger import Ending, Ledger, LedgerGroup
-from services.orchestrator.progress import Progress
+from services.orchestrator.ledger import Ending, LedgerGroup
 from services.orchestrator.record import RunRecord
 from services.orchestrator.results import GroupResult
-from services.orchestrator.rollout import (
-    RolloutFailed,
-    RolloutRequest,
-    Sampler,
-)
-from services.orchestrator.schedule import Schedule
-from services.orchestrator.scoring import Scorer
-from services.protocol.orchestrator import RunConfig
+from services.orchestrator.rollout import RolloutFailed, RolloutRequest
 from services.protocol.task import Task
 
 _log = Log("orchestrator")
 
 
 class Groups:
-    """Owns the tasks of open groups; tells the ledger and the schedule how each ends."""
+    """Owns the asyncio tasks of open groups; `GroupBook` hears how each ends."""
 
     def __init__(
         self,
-        *,
-        run: RunConfig,
-        config: OrchestratorConfig,
+        context: RunContext,
         tasks: Mapping[str, Task],
-        ledger: Ledger,
-        schedule: Schedule,
-        sampler: Sampler,
-        scorer: Scorer,
-        fleet: Fleet,
-        progress: Progress,
-        changes: Changes,
+        book: GroupBook,
+        *,
+        attempts: Attempts,
         record: RunRecord,
         rates: PassRates,
     ) -> None:
-        self._run = run
-        self._tasks = tasks
-        self._ledger = ledger
-        self._schedule = schedule
-        self._sampler = sampler
-        self._fleet = fleet
-        self._progress = progress
-        self._changes = changes
-        self._record = record
-        self._rates = rates
-        self._retries = config.rollout_retries
+        self._context, self._tasks, self._book = context, tasks, book
+        self._attempts, self._record, self._rates = attempts, record, rates
+        self._run, self._progress, self._tags = context.run, context.progress, context.tags
         # Lengths can tell answers of equal rewards apart; the trainer takes the penalty off.
+        algorithm = context.run.algorithm
         self._takes_all = (
-            run.algorithm.learns_from_equal_rewards or run.algorithm.overlong_limit is not None
-        )
-        self._tags = {"run": progress.run_id}
-        self.traces = GroupTraces(progress.run_id)
-        self._attempts = Attempts(
-            run=run,
-            tasks=tasks,
-            schedule=schedule,
-            sampler=sampler,
-            scorer=scorer,
-            progress=progress,
-            changes=changes,
-            timeline=record.timeline,
-            traces=self.traces,
+            algorithm.learns_from_equal_rewards or algorithm.overlong_limit is not None
         )
         self._rolling: dict[int, Attempt] = {}
         self._results: dict[int, GroupResult] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
-        self.barren = BarrenRow(config, batch_groups=run.batch_groups)
+        self.barren = BarrenRow(context.config, batch_groups=context.run.batch_groups)
         self.defect: BaseException | None = None
 
     def start(self, group: LedgerGroup) -> None:
         """Begin a rollout of a group that the schedule has admitted."""
-        self.traces.admitted(group.group_id, task_id=group.prompt.task_id, attempt=group.attempt)
         rolling = Attempt()
         work = self._work(group, rolling)
         rolling.task = asyncio.create_task(work, name=f"group-{group.group_id}")
@@ -100,29 +63,29 @@ class Groups:
         Returns:
             The other groups in flight, to be rolled out again.
         """
-        finished = self._ledger.finished()
-        for group in self._ledger.in_flight():
+        ledger = self._book.ledger
+        finished = ledger.finished()
+        for group in ledger.in_flight():
             if group.group_id in finished:
                 self._take_up(group)
-        return [one for one in self._ledger.in_flight() if one.group_id not in self._results]
+        return [one for one in ledger.in_flight() if one.group_id not in self._results]
 
     def _take_up(self, group: LedgerGroup) -> None:
         group_id, task = group.group_id, self._tasks[group.prompt.task_id]
+        packed = self._book.ledger.result(group_id)
         try:
-            result = GroupResult.unpacked(self._ledger.result(group_id), group=group, task=task)
+            result = GroupResult.unpacked(packed, group=group, task=task)
         except msgspec.MsgspecError as error:
             _log.warning("result_unreadable", **self._tags, group=group_id, error=str(error))
-            self._ledger.retry(group_id, reason="unreadable")
+            self._book.discard(group_id, reason="unreadable")
             return
         for length in result.lengths:
             self._progress.lengths.sampled(length)
-        self._schedule.admit(group_id, result.oldest_version)
-        self._schedule.sampled(group_id, result.oldest_version, result.newest_version)
+        self._book.restore(result)
         self._hold(result)
 
     def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
         """Hand over the results of these groups."""
-        self.traces.taken(group_ids)
         return [self._results.pop(group_id) for group_id in group_ids]
 
     def put_back(self, results: Iterable[GroupResult]) -> None:
@@ -136,18 +99,12 @@ class Groups:
             lengths = rolling.answers.lengths
             self._progress.lengths.cut_off(max(0, self._run.group_size - len(lengths)), lengths)
         self._abandon(group_id)
-        self._ledger.close_group(group_id, ending, reason=reason)
-        self._schedule.close(group_id)
-        self.traces.closed(group_id, ending, reason)
-        RunMetrics.groups.inc(1, self._tags | {"status": ending})
+        self._book.close(group_id, ending, reason=reason)
 
     def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
         """Throw away what an open group has and start over in the same slot."""
         self._abandon(group.group_id)
-        attempt = self._ledger.retry(group.group_id, reason=reason)
-        self._ledger.restart(group.group_id, version=version)
-        self._schedule.restart(group.group_id, version)
-        self.start(LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt))
+        self.start(self._book.restart(group, version, reason=reason))
 
     def interrupt(self, group_ids: Iterable[int], min_version: int) -> None:
         """Have these groups stop where they are, and go on from this version.
@@ -164,7 +121,7 @@ class Groups:
             task.add_done_callback(self._interrupting.discard)
 
     async def _interrupt(self, requests: list[RolloutRequest], min_version: int) -> None:
-        calls = (self._sampler.interrupt(request, min_version) for request in requests)
+        calls = (self._attempts.interrupt(request, min_version) for request in requests)
         missed = sum(await asyncio.gather(*calls))
         RunMetrics.interruptions.inc(len(requests), self._tags)
         RunMetrics.interruptions_missed.inc(missed, self._tags)
@@ -179,7 +136,6 @@ class Groups:
             self._abandon(group_id)
         self._results.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.traces.close()
 
     def _abandon(self, group_id: int) -> None:
         self._results.pop(group_id, None)
@@ -187,27 +143,26 @@ class Groups:
         if rolling is None or rolling.task is None or rolling.task.done():
             return  # A task that is done has told the ledger, though `_ended` comes later.
         rolling.task.cancel()
-        self._ledger.rolled_out(group_id, oldest_version=None, tokens=rolling.tokens)
+        self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
 
     def _ended(self, group_id: int, rolling: Attempt, task: asyncio.Task[None]) -> None:
         if self._rolling.get(group_id) is rolling:
             del self._rolling[group_id]
         if not task.cancelled() and task.exception() is not None:
             self.defect = task.exception()
-        self._changes.notify()
+        self._context.changes.notify()
 
     async def _work(self, group: LedgerGroup, rolling: Attempt) -> None:
         """All attempts at one group."""
-        for retries_left in range(self._retries, -1, -1):
+        for retries_left in range(self._context.config.rollout_retries, -1, -1):
             try:
                 result = await self._attempts.make(group, rolling)
             except RolloutFailed as failure:
                 self._rolled_out(group, rolling, None)
-                if not self._retry(group, failure, retries_left):
+                if not self._may_retry(group, failure, retries_left):
                     return
-                group = LedgerGroup(
-                    group_id=group.group_id, prompt=group.prompt, attempt=group.attempt + 1
-                )
+                version = self._context.fleet.live_version
+                group = self._book.restart(group, version, reason=failure.reason)
             else:
                 assert rolling.answers is not None
                 self._rolled_out(group, rolling, rolling.answers.oldest_version)
@@ -215,10 +170,11 @@ class Groups:
                 return
 
     def _rolled_out(self, group: LedgerGroup, rolling: Attempt, oldest: int | None) -> None:
-        self._ledger.rolled_out(group.group_id, oldest_version=oldest, tokens=rolling.tokens)
+        tokens = rolling.tokens
+        self._book.attempt_ended(group.group_id, oldest_version=oldest, tokens=tokens)
         rolling.answers = None
 
-    def _retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
+    def _may_retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
         RunMetrics.rollout_failures.inc(1, self._tags | {"reason": failure.reason})
         _log.warning(
             "rollout_failed",
@@ -229,11 +185,6 @@ class Groups:
             error=str(failure),
         )
         if retries_left and failure.retryable:
-            self._ledger.retry(group.group_id, reason=failure.reason)
-            version = self._fleet.live_version
-            if version is not None:
-                self._ledger.restart(group.group_id, version=version)
-                self._schedule.restart(group.group_id, version)
             return True
         self._fail(group, failure.reason, str(failure))
         return False
@@ -241,14 +192,10 @@ class Groups:
     def _fail(self, group: LedgerGroup, reason: str, problem: str) -> None:
         failures = self._progress.failures
         failures.add(reason, task_id=group.prompt.task_id, problem=problem)
-        self._ledger.note(failure_example=failures.example)
-        self._ledger.close_group(group.group_id, "failed", reason=reason)
-        self._schedule.close(group.group_id)
-        self.traces.closed(group.group_id, "failed", reason)
-        RunMetrics.groups.inc(1, self._tags | {"status": "failed"})
+        self._book.ledger.note(failure_example=failures.example)
+        self._book.close(group.group_id, "failed", reason=reason)
 
     def _finish(self, result: GroupResult) -> None:
-        group_id = result.group.group_id
         needed = self._run.algorithm.smallest_group
         if len(result.graded) < needed:
             detail = one_line(result.ungraded[-1].detail)
@@ -265,28 +212,21 @@ class Groups:
                 self._record.show([result], step=self._progress.step)
         if not result.trainable and self._refill(result):
             return
-        self._ledger.keep_result(group_id, result.packed())
+        self._book.keep(result)
         self._hold(result)
 
     def _hold(self, result: GroupResult) -> None:
         """Have a finished group wait for its batch."""
-        group_id, trainable = result.group.group_id, result.trainable or self._takes_all
-        self._results[group_id] = result
-        self.traces.finished(group_id)
-        self._schedule.ready(group_id, result.oldest_version, trainable=trainable)
+        self._results[result.group.group_id] = result
+        self._book.ready(result, trainable=result.trainable or self._takes_all)
 
     def _refill(self, result: GroupResult) -> bool:
         """Give the place of a group of equal rewards to another prompt, if that is wanted."""
-        group_id = result.group.group_id
         if not self._run.schedule.dynamic_sampling:
             return False
-        if not self._schedule.refill(group_id):
+        if not self._book.refill(result):
             RunMetrics.refills.inc(1, self._tags | {"outcome": "exhausted"})
             return False
         self._progress.lengths.consumed(result.lengths)
-        self._ledger.close_group(group_id, "filtered", reason="equal rewards")
-        self._record.filtered([result])
-        self.traces.filtered([group_id])
-        RunMetrics.groups.inc(1, self._tags | {"status": "filtered"})
         RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})
         return True

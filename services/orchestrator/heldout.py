@@ -7,12 +7,12 @@ from typing import Self
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
+from services.orchestrator.context import RunContext
 from services.orchestrator.evaluation import Evaluator
-from services.orchestrator.progress import Progress
 from services.orchestrator.record import RunRecord
 from services.orchestrator.task_table import TaskTable
 from services.protocol.evaluation import Evaluation, EvaluationConfig
-from services.protocol.orchestrator import RunConfig, RunState
+from services.protocol.orchestrator import RunState
 from services.protocol.task import Task
 
 _log = Log("orchestrator")
@@ -26,21 +26,13 @@ class HeldOut:
     """
 
     def __init__(
-        self,
-        tasks: TaskTable,
-        *,
-        run: RunConfig,
-        evaluator: Evaluator,
-        progress: Progress,
-        record: RunRecord,
+        self, context: RunContext, tasks: TaskTable, *, evaluator: Evaluator, record: RunRecord
     ) -> None:
-        self._steps = run.steps
-        self._evaluator = evaluator
-        self._progress = progress
-        self._record = record
+        self._steps, self._progress = context.run.steps, context.progress
+        self._evaluator, self._record = evaluator, record
         self._sets: dict[str, tuple[EvaluationConfig, list[Task]]] = {}
         for name, ids in tasks.sets.items():
-            plan = run.evaluation.of(name)
+            plan = context.run.evaluation.of(name)
             self._sets[name] = plan, [tasks[task_id] for task_id in ids[: plan.tasks]]
         self._running: dict[str, asyncio.Task[None]] = {}
 

@@ -2,12 +2,12 @@
 
 import shutil
 import time
-from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import Gauge, RunMetrics
+from services.orchestrator.events import Event, GroupClosed, RolledBack
 from services.orchestrator.group_record import GroupRecord
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.progress import Progress
@@ -82,7 +82,7 @@ class RunRecord:
             recoveries=progress.recoveries,
             policy_version=report.policy_version,
         )
-        self._measure(batch, line, imbalance)
+        self._measure(line, imbalance)
         if imbalance:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
 
@@ -94,9 +94,13 @@ class RunRecord:
         """The sample groups of a batch that are kept token by token."""
         return batch.train[: self._samples]
 
-    def filtered(self, results: Sequence[GroupResult]) -> None:
-        """Record groups that were left out of what is trained next."""
-        self._groups.write_groups(results, self._progress.step)
+    def on(self, event: Event) -> None:
+        """See `Observer`: groups that belong to no train step, and steps that are done again."""
+        match event:
+            case GroupClosed(result=GroupResult() as result):
+                self._groups.write_groups([result], self._progress.step)
+            case RolledBack(step=step):
+                self._rolled_back(step)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Record one evaluation; the next train step's line has it too."""
@@ -165,9 +169,7 @@ class RunRecord:
             "elapsed_s": progress.elapsed_s,
         }
 
-    def _measure(self, batch: Selection, line: dict[str, Any], imbalance: int) -> None:
-        RunMetrics.groups.inc(len(batch.train), self.tags | {"status": "trained"})
-        RunMetrics.groups.inc(len(batch.filtered), self.tags | {"status": "filtered"})
+    def _measure(self, line: dict[str, Any], imbalance: int) -> None:
         RunMetrics.reward.set(line["reward"], self.tags)
         RunMetrics.step.set(line["step"], self.tags)
         RunMetrics.staleness.set(line["staleness_max"], self.tags)
@@ -195,7 +197,7 @@ class RunRecord:
         if self._progress.lengths.alarm:
             _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
 
-    def rolled_back(self, step: int) -> None:
+    def _rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
         if self._directory.truncate_metrics(step):
             self._trackers.rolled_back(step)

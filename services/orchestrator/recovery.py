@@ -6,10 +6,9 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from services.observability.log import Log
-from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.progress import Progress
+from services.orchestrator.context import RunContext
 from services.protocol.errors import NotReady
-from services.protocol.trainer import CheckpointReport, RunStart, Trainer, TrainerState
+from services.protocol.trainer import CheckpointReport, TrainerState
 
 T = TypeVar("T")
 _log = Log("orchestrator")
@@ -49,18 +48,17 @@ def saved_step(report: CheckpointReport, *, at_least: int) -> int:
     return report.saved_step
 
 
-async def start_trainer(
-    trainer: Trainer, start: RunStart, config: OrchestratorConfig, progress: Progress
-) -> TrainerState:
+async def start_trainer(context: RunContext) -> TrainerState:
     """Wait until all ranks are up and load the run's newest checkpoint.
 
-    Used when a run starts, when it is resumed and whenever the trainer was lost; `progress`
-    says what is being waited for.
+    Used when a run starts, when it is resumed and whenever the trainer was lost; the run's
+    progress says what is being waited for.
 
     Raises:
         NotReady: it has not come back after `trainer_timeout_s`.
         InvalidInput: the trainer refuses the run.
     """
+    config, trainer, start = context.config, context.peers.trainer, context.start
     waited = f"{config.trainer_timeout_s:g} s"
     deadline = time.monotonic() + config.trainer_timeout_s
     pause = config.backoff_s
@@ -79,7 +77,7 @@ async def start_trainer(
                 f"the trainer was not ready in {waited}: {problem.rstrip('.')}; `serve status` "
                 "shows whether its application is deployed and healthy"
             )
-        progress.detail = f"waiting for the trainer, {waited} at most: {problem}"
+        context.progress.detail = f"waiting for the trainer, {waited} at most: {problem}"
         _log.info("waiting_for_trainer", run=start.run_id, problem=problem)
         await asyncio.sleep(pause)
         pause = min(2 * pause, config.backoff_max_s)

@@ -4,23 +4,30 @@ import asyncio
 from collections import Counter
 
 from services.observability.metrics import RunMetrics
+from services.orchestrator.admission import Admission
 from services.orchestrator.admission_window import AdmissionWindow
+from services.orchestrator.attempt import Attempts
 from services.orchestrator.background import Background
+from services.orchestrator.book import GroupBook
 from services.orchestrator.changes import Changes
 from services.orchestrator.checkpoints import Checkpoints
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.context import RunContext
 from services.orchestrator.curriculum import PassRates
 from services.orchestrator.decisions import DecisionLog
 from services.orchestrator.ending import RunEnding
 from services.orchestrator.evaluation import Evaluator
 from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
+from services.orchestrator.group_metrics import GroupMetrics
+from services.orchestrator.group_traces import GroupTraces
 from services.orchestrator.groups import Groups
 from services.orchestrator.heldout import HeldOut
 from services.orchestrator.ledger import Ledger
 from services.orchestrator.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.peers import Peers
 from services.orchestrator.progress import Progress
+from services.orchestrator.prompt_source import PromptSource
 from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed
 from services.orchestrator.room import Room
@@ -32,10 +39,11 @@ from services.orchestrator.scoring import Scorer
 from services.orchestrator.stages import Stages
 from services.orchestrator.task_table import TaskTable
 from services.orchestrator.trackers.trackers import Trackers
+from services.orchestrator.train_steps import TrainSteps
+from services.orchestrator.trainer_idle import TrainerIdle
 from services.orchestrator.training import TrainingLoop
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
-from services.protocol.trainer import RunStart
 
 
 class Run:
@@ -51,178 +59,139 @@ class Run:
         peers: Peers,
         directory: RunDirectory,
     ) -> None:
-        self._run = run
-        self._config = config
-        self._peers = peers
-        self._directory = directory
-        self._tasks = tasks
+        self._directory, self._tasks = directory, tasks
         self._ledger = Ledger(directory.ledger)
-        self.progress = self._remembered(run_id)
-        self._decisions = DecisionLog(directory.decisions)
-        self._changes = Changes()
-        disk = RunDisk(directory.path, config=config, progress=self.progress, changes=self._changes)
-        self._room = Room(disk, ledger=self._ledger, changes=self._changes)
-        self._fleet = Fleet(peers.bus, self._changes)
-        self._scorer = Scorer(peers.reward, config)
+        progress, changes = _remembered(run_id, run, self._ledger, directory), Changes()
+        progress.heldout_set = tasks.first_set
+        self.progress = progress
+        self._context = context = RunContext(
+            run=run,
+            config=config,
+            peers=peers,
+            fleet=Fleet(peers.bus, changes),
+            progress=progress,
+            changes=changes,
+        )
         self._client = peers.rollouts(run, config, run_id)
+        self._scorer = Scorer(peers.reward, config)
+        self._rates = PassRates(directory.pass_rates)
         trackers = Trackers(run, run_id=run_id, run_dir=directory.path)
         self._record = RunRecord(
             directory=directory,
             ledger=self._ledger,
-            progress=self.progress,
+            progress=progress,
             samples=config.sample_trajectories,
             trackers=trackers,
         )
-        self._start = self._trainer_start()
+        self._traces, self._decisions = GroupTraces(run_id), DecisionLog(directory.decisions)
+        self._book, self._window = self._group_book()
+        disk = RunDisk(directory.path, config=config, progress=progress, changes=changes)
+        self._room = Room(disk, ledger=self._ledger, changes=changes)
         self._heldout = self._held_out_sets()
         self._loop = self._training_loop()
-        self._stages = self._all_stages()
+        self._stages = Stages(
+            context,
+            tasks,
+            self._book,
+            loop=self._loop,
+            heldout=self._heldout,
+            room=self._room,
+        )
         self._background = self._loops_beside()
         self._ending = RunEnding(
-            trainer=peers.trainer,
-            fleet=self._fleet,
-            ledger=self._ledger,
-            record=self._record,
-            directory=directory,
-            progress=self.progress,
-            trackers=trackers,
+            context, self._book, record=self._record, directory=directory, trackers=trackers
         )
         self._stop = asyncio.Event()
         self._keep_progress = True
         self._counts = LedgerCounts()
 
-    def _remembered(self, run_id: str) -> Progress:
-        """Where the run was when it ended last; a new run remembers nothing."""
-        fact = self._ledger.fact
-        return Progress(
-            run_id=run_id,
-            run_dir=str(self._directory.path),
-            steps=self._run.steps,
-            heldout_set=self._tasks.first_set,
-            tokens=fact("tokens", 0),
-            recoveries=fact("recoveries", 0),
-            elapsed_before_s=fact("elapsed_s", 0.0),
-            lengths=LengthBias(
-                settled_after=SETTLED_BATCHES * self._run.batch_groups * self._run.group_size
-            ),
-            failures=Failures(
-                counts=Counter(self._ledger.failures()), example=fact("failure_example", "")
-            ),
-        )
-
-    def _trainer_start(self) -> RunStart:
-        return RunStart(
-            run_id=self.progress.run_id,
-            checkpoint_dir=str(self._directory.checkpoints),
-            algorithm=self._run.algorithm,
-            temperature=self._run.sampling.temperature,
-            seed=self._run.seed,
-        )
-
     def _loops_beside(self) -> Background:
         return Background(
-            run=self._run,
-            config=self._config,
-            peers=self._peers,
-            fleet=self._fleet,
+            self._context,
+            self._book.schedule,
             scorer=self._scorer,
             room=self._room,
-            schedule=self._schedule,
             window=self._window,
-            progress=self.progress,
-            changes=self._changes,
             timeline=self._record.timeline,
         )
+
+    def _group_book(self) -> tuple[GroupBook, AdmissionWindow]:
+        """What becomes of sample groups, and who follows it."""
+        run, run_id = self._context.run, self._context.run_id
+        schedule = Schedule(
+            run.schedule, batch_groups=run.batch_groups, listener=self._decisions.hear
+        )
+        window = AdmissionWindow(batch_groups=run.batch_groups, bound=schedule.capacity)
+        observers = (
+            GroupMetrics(run_id),
+            self._traces,
+            self._record.timeline,
+            self._record,
+            self._decisions,
+            window,
+        )
+        return GroupBook(run_id, self._ledger, schedule, observers), window
 
     def _held_out_sets(self) -> HeldOut:
         evaluator = Evaluator(
-            run=self._run,
-            run_id=self.progress.run_id,
+            run=self._context.run,
+            run_id=self._context.run_id,
             sampler=self._client,
             scorer=self._scorer,
-            concurrency=self._config.evaluation_concurrency,
+            concurrency=self._context.config.evaluation_concurrency,
         )
-        return HeldOut(
-            self._tasks,
-            run=self._run,
-            evaluator=evaluator,
-            progress=self.progress,
-            record=self._record,
-        )
-
-    def _all_stages(self) -> Stages:
-        return Stages(
-            run=self._run,
-            config=self._config,
-            tasks=self._tasks,
-            peers=self._peers,
-            start=self._start,
-            ledger=self._ledger,
-            loop=self._loop,
-            heldout=self._heldout,
-            fleet=self._fleet,
-            progress=self.progress,
-            record=self._record,
-            decisions=self._decisions,
-            checkpoints=self._checkpoints,
-            room=self._room,
-        )
+        return HeldOut(self._context, self._tasks, evaluator=evaluator, record=self._record)
 
     def _training_loop(self) -> TrainingLoop:
-        schedule = self._schedule = Schedule(
-            self._run.schedule,
-            batch_groups=self._run.batch_groups,
-            listener=self._decisions.hear,
+        context, book, timeline = self._context, self._book, self._record.timeline
+        idle = TrainerIdle(context, book.schedule, timeline)
+        groups = self._open_groups()
+        admission = Admission(
+            context,
+            book,
+            groups,
+            prompts=PromptSource(self._tasks.order(self._rates), self._tasks.train),
+            window=self._window,
+            idle=idle,
         )
-        self._window = AdmissionWindow(batch_groups=self._run.batch_groups, bound=schedule.capacity)
-        rates = self._rates = PassRates(self._directory.pass_rates)
-        groups = Groups(
-            run=self._run,
-            config=self._config,
-            tasks=self._tasks,
-            ledger=self._ledger,
-            schedule=schedule,
-            sampler=self._client,
-            scorer=self._scorer,
-            fleet=self._fleet,
-            progress=self.progress,
-            changes=self._changes,
+        steps = TrainSteps(
+            context,
+            book,
+            traces=self._traces,
+            idle=idle,
             record=self._record,
-            rates=rates,
-        )
-        self._checkpoints = Checkpoints(
-            self._peers.trainer,
-            run=self._run,
-            ledger=self._ledger,
-            progress=self.progress,
-            room=self._room,
-            timeline=self._record.timeline,
+            checkpoints=Checkpoints(context, self._ledger, room=self._room, timeline=timeline),
         )
         return TrainingLoop(
-            run=self._run,
-            config=self._config,
-            task_ids=self._tasks.train,
-            prompts=self._tasks.order(rates),
-            trainer=self._peers.trainer,
-            start=self._start,
-            ledger=self._ledger,
-            schedule=schedule,
-            groups=groups,
-            fleet=self._fleet,
-            progress=self.progress,
-            changes=self._changes,
+            context, book, groups, admission=admission, steps=steps, heldout=self._heldout
+        )
+
+    def _open_groups(self) -> Groups:
+        attempts = Attempts(
+            self._context,
+            self._tasks,
+            self._book,
+            sampler=self._client,
+            scorer=self._scorer,
+            traces=self._traces,
+        )
+        return Groups(
+            self._context,
+            self._tasks,
+            self._book,
+            attempts=attempts,
             record=self._record,
-            window=self._window,
-            checkpoints=self._checkpoints,
-            after_step=self._heldout.start_due,
+            rates=self._rates,
         )
 
     def status(self) -> RunStatus:
         """Where the run is."""
         if self.progress.active:
             self._counts = self._ledger.counts()
-        status = self.progress.status(ledger=self._counts, live_replicas=len(self._fleet.leased))
-        if self._run.schedule.adaptive:
+        status = self.progress.status(
+            ledger=self._counts, live_replicas=len(self._context.fleet.leased)
+        )
+        if self._context.run.schedule.adaptive:
             status.admission_window = self._window.size
         return status
 
@@ -240,8 +209,8 @@ class Run:
 
     def _set_paused(self, paused: bool) -> None:
         self.progress.paused = paused
-        RunMetrics.paused.set(float(paused), self._record.tags)
-        self._changes.notify()
+        RunMetrics.paused.set(float(paused), self._context.tags)
+        self._context.changes.notify()
 
     async def checkpoint(self) -> None:
         """Write a checkpoint after the train step in progress, unless the newest one is of it.
@@ -250,10 +219,10 @@ class Run:
             NotReady: the trainer does not write one now.
         """
         try:
-            async with asyncio.timeout(self._config.stop_timeout_s), self._loop.stepping:
+            async with asyncio.timeout(self._context.config.stop_timeout_s), self._loop.steps.lock:
                 await self._ending.save()
         except TimeoutError:
-            raise NotReady(f"no checkpoint in {self._config.stop_timeout_s:g} s") from None
+            raise NotReady(f"no checkpoint in {self._context.config.stop_timeout_s:g} s") from None
         if self.progress.saved_step < self.progress.step:
             raise NotReady(f"the checkpoint of step {self.progress.step} was not written")
 
@@ -282,7 +251,7 @@ class Run:
         await self._ending.close_record()
         self._decisions.close()
         self._rates.close()
-        counts = await self._ending.close(*self._outcome(work), seed=self._run.seed)
+        counts = await self._ending.close(*self._outcome(work), seed=self._context.run.seed)
         self._counts = counts or self._counts
 
     def _outcome(self, work: asyncio.Task[None]) -> tuple[RunState, str]:
@@ -299,8 +268,8 @@ class Run:
         """Let a train step in progress end, so that trainer and ledger agree, then cancel."""
         self.progress.detail = "stopping"
         try:
-            async with asyncio.timeout(self._config.stop_timeout_s):
-                async with self._loop.stepping:
+            async with asyncio.timeout(self._context.config.stop_timeout_s):
+                async with self._loop.steps.lock:
                     work.cancel()
                     if self._keep_progress:
                         await self._ending.save()
@@ -311,3 +280,19 @@ class Run:
     async def _work(self) -> None:
         async with self._client, self._heldout:
             await self._background.beside(self._stages.run())
+
+
+def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirectory) -> Progress:
+    """Where the run was when it ended last; a new run remembers nothing."""
+    settled_after = SETTLED_BATCHES * run.batch_groups * run.group_size
+    example = ledger.fact("failure_example", "")
+    return Progress(
+        run_id=run_id,
+        run_dir=str(directory.path),
+        steps=run.steps,
+        tokens=ledger.fact("tokens", 0),
+        recoveries=ledger.fact("recoveries", 0),
+        elapsed_before_s=ledger.fact("elapsed_s", 0.0),
+        lengths=LengthBias(settled_after=settled_after),
+        failures=Failures(counts=Counter(ledger.failures()), example=example),
+    )

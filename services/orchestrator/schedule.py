@@ -70,7 +70,7 @@ class Schedule:
         self.batch_groups = batch_groups
         self.capacity = config.groups_in_flight(batch_groups)
         self._ahead = config.groups_ahead(batch_groups)
-        self._config = config
+        self.config = config
         self._open = OpenGroups(masked=config.on_stale == "mask")
         self._refills: deque[int] = deque()
         self._stopped: set[int] = set()
@@ -126,7 +126,7 @@ class Schedule:
         trainer = self._live if self._trainer is None else self._trainer
         next_batch = trainer + (bool(self._taken) or self._lost)
         batches = max(0, self._live + self.bound - next_batch + 1)
-        if batches and self._config.on_stale != "withhold":
+        if batches and self.config.on_stale != "withhold":
             return self.capacity
         return batches * self.batch_groups - len(self._open) - self._lost * len(self._taken)
 
@@ -170,7 +170,7 @@ class Schedule:
             False if it was filled as often as it may be: the group stays open.
         """
         refills = self._open[group_id].refills + 1
-        if refills > self._config.max_refills:
+        if refills > self.config.max_refills:
             return False
         self._open.remove(group_id)
         self._refills.append(refills)
@@ -204,10 +204,10 @@ class Schedule:
         apart, as nearly always one is among the other.
         """
         too_late = in_order = 0
-        if self._config.on_stale != "drop":
+        if self.config.on_stale != "drop":
             limit = trainer_version - self.bound
             too_late = sum(self._open.up_to(stage, limit) for stage in stages)
-        if self._config.unfinished == "wait":
+        if self.config.unfinished == "wait":
             groups = self.batch_groups
             in_order = sum(self._open.among_oldest(stage, groups) for stage in stages)
         return max(too_late, in_order)
@@ -245,7 +245,7 @@ class Schedule:
         must = {
             group.group_id
             for group in ready
-            if self._config.on_stale != "drop" and self._open.decisive(group) <= limit
+            if self.config.on_stale != "drop" and self._open.decisive(group) <= limit
         }
         first = sorted(ready, key=lambda group: (group.group_id not in must, group.group_id))
         batch = first[: max(self.batch_groups, len(must))]
@@ -258,7 +258,7 @@ class Schedule:
         That is as soon as the batch is full, though it may still wait for scores: whatever came
         to its end meanwhile would have to be waited for, too.
         """
-        if self._config.unfinished != "interrupt" or not self._full(trainer_version):
+        if self.config.unfinished != "interrupt" or not self._full(trainer_version):
             return ()
         stops = tuple(one for one in self._open.stage(Stage.SAMPLING) if one not in self._stopped)
         self._stopped.update(stops)

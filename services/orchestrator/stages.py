@@ -1,21 +1,15 @@
 """What a run goes through: start, first evaluation, training, last evaluation."""
 
-from services.orchestrator.checkpoints import Checkpoints
-from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.decisions import DecisionLog
-from services.orchestrator.fleet import Fleet
+from services.orchestrator.book import GroupBook
+from services.orchestrator.context import RunContext
 from services.orchestrator.heldout import HeldOut
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.peers import Peers
-from services.orchestrator.progress import Progress
-from services.orchestrator.record import RunRecord
 from services.orchestrator.recovery import RunFailed, start_trainer
 from services.orchestrator.room import Room
 from services.orchestrator.run_check import refuse
 from services.orchestrator.task_table import TaskTable
 from services.orchestrator.training import TrainingLoop
-from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.trainer import RunStart, TrainerState
+from services.protocol.orchestrator import RunState
+from services.protocol.trainer import TrainerState
 
 
 class Stages:
@@ -23,36 +17,17 @@ class Stages:
 
     def __init__(
         self,
-        *,
-        run: RunConfig,
-        config: OrchestratorConfig,
+        context: RunContext,
         tasks: TaskTable,
-        peers: Peers,
-        start: RunStart,
-        ledger: Ledger,
+        book: GroupBook,
+        *,
         loop: TrainingLoop,
         heldout: HeldOut,
-        fleet: Fleet,
-        progress: Progress,
-        record: RunRecord,
-        decisions: DecisionLog,
-        checkpoints: Checkpoints,
         room: Room,
     ) -> None:
-        self._run = run
-        self._config = config
-        self._tasks = tasks
-        self._peers = peers
-        self._start = start
-        self._ledger = ledger
-        self._loop = loop
-        self._heldout = heldout
-        self._fleet = fleet
-        self._progress = progress
-        self._record = record
-        self._decisions = decisions
-        self._checkpoints = checkpoints
-        self._room = room
+        self._context, self._tasks, self._book, self._ledger = context, tasks, book, book.ledger
+        self._loop, self._heldout, self._room = loop, heldout, room
+        self._run, self._config, self._progress = context.run, context.config, context.progress
 
     async def run(self) -> None:
         """Go through all of them.
@@ -65,32 +40,24 @@ class Stages:
         progress = self._progress
         progress.enter(RunState.STARTING, "waiting for the weight bus")
         bound, patience_s = self._run.schedule.max_staleness, self._config.replicas_timeout_s
-        await self._fleet.bound_lag(bound, patience_s)
+        await self._context.fleet.bound_lag(bound, patience_s)
         progress.detail = "waiting for the trainer"
-        state = await start_trainer(self._peers.trainer, self._start, self._config, progress)
+        state = await start_trainer(self._context)
         version = self._adopt(state)
         progress.detail = f"waiting for rollout servers to hold version {version}"
-        await self._fleet.wait_settled(version, self._config.replicas_timeout_s)
+        await self._context.fleet.wait_settled(version, self._config.replicas_timeout_s)
         # Of services that were away when the run was asked for.
-        around = await self._peers.surroundings(self._config)
+        around = await self._context.peers.surroundings(self._config)
         refuse(self._run, self._tasks, around.of_a_run_that_goes_on() if progress.step else around)
         if not progress.step and not progress.evaluations:
             await self._heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
-        self._decisions.open(
-            {
-                "schedule": self._run.schedule.model_dump(mode="json"),
-                "batch_groups": self._run.batch_groups,
-            }
-        )
-        await self._loop.run(version)
-        ending = "all steps done"
-        if progress.step < self._run.steps:
-            ending = progress.detail
-            await self._checkpoints.last()
+        ending = await self._loop.run(version)
         assert progress.policy_version is not None
-        await self._fleet.wait_settled(progress.policy_version, self._config.replicas_timeout_s)
+        await self._context.fleet.wait_settled(
+            progress.policy_version, self._config.replicas_timeout_s
+        )
         # Without a train step the weights are those of the first evaluation.
         if progress.step:
             await self._heldout.measure("after training")
@@ -112,15 +79,13 @@ class Stages:
         # Where versions count from the beginning again, as in a new cluster, nobody can say how
         # stale a result of before is.
         comparable = state.policy_version >= self._ledger.fact("policy_version", 0)
-        keep = self._ledger.finished() if comparable else ()
-        self._ledger.rollback(state.step, keep=keep)
+        self._book.resume(state.step, comparable=comparable)
         if state.frontier is not None and not self._ledger.reaches(state.frontier):
             raise RunFailed(
                 f"the checkpoint of step {state.step} was written when the ledger had "
                 f"{state.frontier}, the ledger has {self._ledger.frontier()}: they are not of the "
                 "same run, or one of them is an older copy"
             )
-        self._record.rolled_back(state.step)
         self._ledger.note(policy_version=state.policy_version)
         progress = self._progress
         progress.step = progress.saved_step = state.step

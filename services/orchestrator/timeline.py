@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from services.orchestrator.events import Event, GroupSampled, GroupScored
 from services.orchestrator.journal import Journal
 from services.orchestrator.schedule import Slots
-from services.protocol.reward_service import Score
 from services.protocol.trainer import TrainReport
 from services.protocol.trajectory import Trajectory
 
@@ -61,35 +61,41 @@ class Timeline:
         self._slots = slots, now
         self.span("slots", "slots", now, now, **vars(slots))
 
-    def rolled_out(
-        self, group_id: int, started: float, arrivals: "list[tuple[float, Trajectory]]"
-    ) -> None:
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case GroupSampled():
+                self._sampled(event)
+            case GroupScored():
+                self._scored(event)
+
+    def _sampled(self, event: GroupSampled) -> None:
         """A group's answers, from its request to the last one of each replica."""
         by_replica: dict[str, list[tuple[float, Trajectory]]] = {}
-        for at, trajectory in arrivals:
+        for at, trajectory in event.arrivals:
             for replica_id in {span.replica_id for span in trajectory.spans}:
                 by_replica.setdefault(replica_id, []).append((at, trajectory))
         for replica_id, came in by_replica.items():
             self.span(
                 f"replica {replica_id}",
                 "generate",
-                started,
+                event.began_at,
                 max(at for at, _ in came),
-                group=group_id,
+                group=event.group_id,
                 answers=len(came),
                 tokens=sum(len(one.response_token_ids) for _, one in came),
                 oldest=min(one.oldest_version for _, one in came),
                 newest=max(one.newest_version for _, one in came),
             )
 
-    def scored(self, group_id: int, scores: "list[Score]") -> None:
+    def _scored(self, event: GroupScored) -> None:
         """The sandboxes that a group's answers were run in; several answers, one span each."""
-        for score in scores:
+        for score in event.scores:
             for use in score.uses:
                 end = use.began_at + use.seconds
                 lane = f"sandbox {use.sandbox}"
                 verdict = str(score.verdict)
-                self.span(lane, "score", use.began_at, end, group=group_id, verdict=verdict)
+                self.span(lane, "score", use.began_at, end, group=event.group_id, verdict=verdict)
 
     def trained(self, report: TrainReport, started: float, seconds: float) -> None:
         """A train step: the call, and what each rank did in it."""

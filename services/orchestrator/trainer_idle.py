@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.orchestrator.fleet import Fleet
-from services.orchestrator.progress import Progress
+from services.orchestrator.context import RunContext
 from services.orchestrator.schedule import Schedule
 from services.orchestrator.timeline import Timeline
 from services.protocol.orchestrator import RunState
@@ -17,13 +16,9 @@ class TrainerIdle:
         version: that the trainer holds.
     """
 
-    def __init__(
-        self, *, schedule: Schedule, fleet: Fleet, progress: Progress, timeline: Timeline
-    ) -> None:
-        self._schedule = schedule
-        self._fleet = fleet
-        self._progress = progress
-        self._timeline = timeline
+    def __init__(self, context: RunContext, schedule: Schedule, timeline: Timeline) -> None:
+        self._progress, self._fleet = context.progress, context.fleet
+        self._schedule, self._timeline = schedule, timeline
         self._training = False
         self.version = -1
 

@@ -7,27 +7,20 @@ schedule and the ledger, and wake each other through `Changes`.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.admission import RECHECK_S, Admission
-from services.orchestrator.admission_window import AdmissionWindow
-from services.orchestrator.changes import Changes
-from services.orchestrator.checkpoints import Checkpoints
-from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.fleet import Fleet
+from services.orchestrator.book import GroupBook
+from services.orchestrator.context import RunContext
 from services.orchestrator.groups import Groups
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.progress import Progress
-from services.orchestrator.prompts import Order
-from services.orchestrator.record import RunRecord
-from services.orchestrator.recovery import RunFailed, TrainerLost, ask, start_trainer
+from services.orchestrator.heldout import HeldOut
+from services.orchestrator.recovery import RunFailed, TrainerLost, start_trainer
 from services.orchestrator.results import GroupResult
-from services.orchestrator.schedule import Schedule, Selection
-from services.orchestrator.trainer_idle import TrainerIdle
-from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.trainer import RunStart, TrainBatch, Trainer, TrainGroup, TrainReport
+from services.orchestrator.schedule import Selection
+from services.orchestrator.train_steps import TrainSteps
+from services.protocol.orchestrator import RunState
 
 _log = Log("orchestrator")
 
@@ -37,92 +30,51 @@ class TrainingLoop:
 
     def __init__(
         self,
-        *,
-        run: RunConfig,
-        config: OrchestratorConfig,
-        task_ids: Sequence[str],
-        prompts: Order,
-        trainer: Trainer,
-        start: RunStart,
-        ledger: Ledger,
-        schedule: Schedule,
+        context: RunContext,
+        book: GroupBook,
         groups: Groups,
-        fleet: Fleet,
-        progress: Progress,
-        changes: Changes,
-        record: RunRecord,
-        window: AdmissionWindow,
-        checkpoints: Checkpoints,
-        after_step: Callable[[], None],
+        *,
+        admission: Admission,
+        steps: TrainSteps,
+        heldout: HeldOut,
     ) -> None:
-        self._run = run
-        self._config = config
-        self._trainer = trainer
-        self._start = start
-        self._ledger = ledger
-        self._schedule = schedule
-        self._groups = groups
-        self._fleet = fleet
-        self._progress = progress
-        self._changes = changes
-        self._record = record
-        self._window = window
-        self._checkpoints = checkpoints
-        self._after_step = after_step
-        self._idle = TrainerIdle(
-            schedule=schedule, fleet=fleet, progress=progress, timeline=record.timeline
-        )
-        self._admission = Admission(
-            run=run,
-            task_ids=task_ids,
-            prompts=prompts,
-            ledger=ledger,
-            schedule=schedule,
-            groups=groups,
-            fleet=fleet,
-            progress=progress,
-            changes=changes,
-            window=window,
-            idle=self._idle,
-        )
+        self._context, self._run, self._config = context, context.run, context.config
+        self._progress, self._changes = context.progress, context.changes
+        self._book, self._schedule = book, book.schedule
+        self._groups, self._admission, self._heldout = groups, admission, heldout
+        self.steps, self._idle = steps, steps.idle
         self._recoveries_in_row = self._furthest = 0
         self._moved_at = 0.0
-        self.stepping = asyncio.Lock()
-        """Held from a train call until the ledger and the checkpoint agree with it."""
 
-    async def run(self, trainer_version: int) -> None:
-        """Train until all steps are done or there is nothing left to learn.
+    async def run(self, trainer_version: int) -> str:
+        """Train until all steps are done or there is nothing left to learn; which of the two.
 
         Raises:
             RunFailed: with the reason for people.
         """
         self._idle.version = trainer_version
+        self._book.begin()
         self._admission.first(self._groups.take_up())
         admission = asyncio.create_task(self._admission.run(), name="admission")
         try:
-            await self._train_all_steps(admission)
+            ending = await self._train_all_steps(admission)
         finally:
             admission.cancel()
             await asyncio.gather(admission, return_exceptions=True)
             await self._groups.cancel_all()
+        if self._progress.step < self._run.steps:
+            await self.steps.checkpoints.last()
+        return ending
 
-    async def _train_all_steps(self, admission: asyncio.Task[None]) -> None:
+    async def _train_all_steps(self, admission: asyncio.Task[None]) -> str:
         while self._progress.step < self._run.steps:
             waiting_since = time.monotonic()
             batch = await self._next_batch(admission)
             if batch is None:
-                self._progress.detail = self._groups.barren.ending()
-                return
+                return self._groups.barren.ending()
             results = self._groups.take(batch.train + batch.filtered)
-            at_bound = max(batch.staleness, default=0) >= self._schedule.bound > 0
-            self._window.trained(at_bound=at_bound, ready=self._schedule.slots.ready)
             if not batch.train:
-                self._ledger.close_batch(self._progress.step, train=(), filtered=batch.filtered)
-                self._groups.traces.filtered(batch.filtered)
-                self._record.filtered(results)
-                self._schedule.published(None)
-                tags = self._record.tags | {"status": "filtered"}
-                RunMetrics.groups.inc(len(batch.filtered), tags)
+                self._book.filtered(self._progress.step, results)
                 self._changes.notify()
                 continue
             wait_s = time.monotonic() - waiting_since
@@ -131,6 +83,7 @@ class TrainingLoop:
                 await self._step(batch, results, wait_s)
             except TrainerLost as lost:
                 await self._recover(lost, results)
+        return "all steps done"
 
     async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
         """The next batch; None when there is nothing left to learn."""
@@ -144,7 +97,7 @@ class TrainingLoop:
                 self._moved_at = time.monotonic()
                 continue
             self._deal_with_overdue()
-            batch = self._schedule.select(self._idle.version)
+            batch = self._book.take_batch(self._idle.version)
             if batch is not None:
                 return batch
             self._interrupt()
@@ -177,7 +130,7 @@ class TrainingLoop:
             which = "all" if awaited == unfinished else f"the {awaited} oldest"
             needed = f"; the next train step needs {which} of them" if awaited else ""
             return f"{unfinished} sample groups are being sampled and scored{needed}"
-        return f"waiting for rollout servers: {self._fleet}"
+        return f"waiting for rollout servers: {self._context.fleet}"
 
     def _check_health(self, admission: asyncio.Task[None]) -> None:
         if self._groups.defect is not None:
@@ -193,10 +146,10 @@ class TrainingLoop:
         """Groups above the staleness bound are never trained."""
         overdue = self._schedule.overdue(self._idle.version)
         closes = self._run.schedule.on_stale in ("drop", "mask")
-        version = self._fleet.live_version
+        version = self._context.fleet.live_version
         if not overdue or (version is None and not closes):
             return  # without a replica there is nothing to sample them again
-        open_groups = {group.group_id: group for group in self._ledger.in_flight()}
+        open_groups = {group.group_id: group for group in self._book.ledger.in_flight()}
         for group_id in overdue:
             if closes or version is None:
                 self._groups.close(group_id, "expired", reason="stale")
@@ -206,54 +159,13 @@ class TrainingLoop:
         self._changes.notify()
 
     async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
-        await self._record.settled()
-        step = self._progress.step + 1
-        self._progress.detail = f"training step {step}"
-        trained = results[: len(batch.train)]
-        groups = tuple(result.as_train_group(batch.min_version) for result in trained)
-        lost: TrainerLost | None = None
-        async with self.stepping:
-            with self._idle.busy():
-                began_at = time.time()
-                report, train_s = await self._train(step, batch, groups)
-                self._record.timeline.trained(report, began_at, train_s)
-                self._ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
-                self._progress.step = step
-                self._progress.policy_version = self._idle.version = report.policy_version
-                self._progress.saved_step = report.checkpoint.saved_step
-                self._schedule.published(report.policy_version)
-                self._changes.notify()
-                seconds = {"wait": wait_s, "train": train_s, "save": 0.0}
-                try:
-                    seconds["save"] = await self._checkpoints.after_step(report)
-                except TrainerLost as error:
-                    lost = error
-        if step > self._furthest:  # a step that kills the trainer each time is no progress
-            self._recoveries_in_row, self._furthest = 0, step
-        self._record.write(batch=batch, results=results, report=report, seconds=seconds)
-        if lost is not None:
-            raise lost
-        self._after_step()
-
-    async def _train(
-        self, step: int, batch: Selection, groups: tuple[TrainGroup, ...]
-    ) -> tuple[TrainReport, float]:
-        """The trainer's part of a step, within the traces of its groups."""
-        traces = self._groups.traces
-        span = traces.training(batch.train, step)
-        run_id, trace = self._progress.run_id, span.traceparent
-        detailed = self._record.detailed(batch)
-        work = TrainBatch(run_id=run_id, step=step, groups=groups, detailed=detailed, trace=trace)
         try:
-            report, train_s = await ask(self._trainer.train(work))
-        except TrainerLost:
-            span.fail("trainer_lost")
-            raise
+            await self.steps.make(batch, results, wait_s)
         finally:
-            span.end()
-        traces.trained(batch.train, report.policy_version)
-        traces.filtered(batch.filtered)
-        return report, train_s
+            # A step that kills the trainer each time is no progress.
+            if self._progress.step > self._furthest:
+                self._recoveries_in_row, self._furthest = 0, self._progress.step
+        self._heldout.start_due()
 
     # Recovery
 
@@ -275,17 +187,16 @@ class TrainingLoop:
         if self._recoveries_in_row > self._config.recoveries_in_row:
             raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
-        self._schedule.lost()
-        state = await start_trainer(self._trainer, self._start, self._config, self._progress)
+        self._book.trainer_lost()
+        state = await start_trainer(self._context)
         self._idle.version = -1 if state.policy_version is None else state.policy_version
-        keep = self._schedule.went_back(self._idle.version)
+        keep, reopened = self._book.roll_back(state.step, self._idle.version)
         self._groups.put_back(one for one in results if one.group.group_id in keep)
-        reopened = self._ledger.rollback(state.step, keep=keep)
-        self._admission.first(one for one in self._ledger.in_flight() if one.group_id not in keep)
-        self._record.rolled_back(state.step)
+        in_flight = self._book.ledger.in_flight()
+        self._admission.first(one for one in in_flight if one.group_id not in keep)
         self._progress.step = self._progress.saved_step = state.step
         self._progress.policy_version = state.policy_version
-        RunMetrics.recoveries.inc(1, self._record.tags)
+        RunMetrics.recoveries.inc(1, self._context.tags)
         _log.info(
             "trainer_back",
             run=self._progress.run_id,
@@ -294,6 +205,6 @@ class TrainingLoop:
             reopened=reopened,
             kept=len(keep),
         )
-        await self._fleet.wait_settled(self._idle.version, self._config.replicas_timeout_s)
+        await self._context.fleet.wait_settled(self._idle.version, self._config.replicas_timeout_s)
         self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
         self._changes.notify()

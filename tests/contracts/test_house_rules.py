@@ -60,6 +60,39 @@ def test_no_file_is_longer_than_400_lines_and_no_function_longer_than_60() -> No
     assert not long
 
 
+def test_nothing_takes_more_than_six_parameters() -> None:
+    # What attention and torch's autograd are called with is not ours to choose.
+    allowed = {"packed_attention", "forward"}
+    wide = []
+    for path in SERVICES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                names += [one.arg for one in (given.vararg, given.kwarg) if one]
+                taken = len(names) - (names[:1] in (["self"], ["cls"]))
+                if taken > 6 and node.name not in allowed:
+                    wide.append(f"{path}:{node.lineno} {node.name}: {taken} parameters")
+    assert not wide
+
+
+def test_only_the_group_book_changes_what_becomes_of_a_sample_group() -> None:
+    both = ("admit", "restart", "rolled_out")
+    changes = {
+        "ledger": (*both, "keep_result", "retry", "close_group", "close_batch", "rollback"),
+        "schedule": (*both, "sampled", "ready", "refill", "close", "select", "published", "live",
+                     "lost", "went_back"),
+    }  # fmt: skip
+    calls = set()
+    for path in (ROOT / "services" / "orchestrator").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value).rpartition(".")[2].strip("_")
+                if node.func.attr in changes.get(owner, ()):
+                    calls.add(path.name)
+    assert calls == {"book.py"}
+
+
 def test_importing_the_router_loads_neither_torch_nor_an_engine() -> None:
     check = (
         "import sys, services.router.app; "

@@ -11,6 +11,14 @@ import pytest
 
 from services.observability import tracing
 from services.observability.tracing import TracingConfig
+from services.orchestrator.events import (
+    BatchTaken,
+    BatchTrained,
+    GroupClosed,
+    GroupReady,
+    GroupStarted,
+    VersionLive,
+)
 from services.orchestrator.group_traces import GroupTraces
 from services.protocol.errors import InvalidInput
 from services.protocol.reward_service import (
@@ -121,16 +129,16 @@ def test_an_endpoint_is_a_url_and_unknown_keys_are_refused() -> None:
 def test_a_groups_trace_ends_when_its_weights_are_live(collector: Collector) -> None:
     traces = GroupTraces("tiny-1")
     for group_id in (1, 2, 3):
-        traces.admitted(group_id, task_id=f"t{group_id}", attempt=0)
+        traces.on(GroupStarted(group_id=group_id, task_id=f"t{group_id}", attempt=1))
     for group_id in (1, 2):
-        traces.finished(group_id)
-    traces.closed(3, "failed", "deadline")
-    traces.taken((1, 2))
+        traces.on(GroupReady(group_id=group_id))
+    traces.on(GroupClosed(group_id=3, ending="failed", reason="deadline"))
+    traces.on(BatchTaken(group_ids=(1, 2), at_bound=False, ready=0))
     train = traces.training((1, 2), step=4)
     train.end()
-    traces.trained((1, 2), version=7)
-    traces.live(6)
-    traces.live(8)
+    traces.on(BatchTrained(group_ids=(1, 2), step=4, version=7))
+    traces.on(VersionLive(version=6))
+    traces.on(VersionLive(version=8))
     tracing.stop()
     first, second, failed = collector.spans(name="group")
     step, other = collector.spans(name="train")

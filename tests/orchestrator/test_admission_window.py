@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.orchestrator.admission_window import AdmissionWindow
+from services.orchestrator.events import BatchTaken
 from services.protocol.orchestrator import RunState
 from services.protocol.router import RouterLoad
 from tests.orchestrator.fakes import run_to_end, world
@@ -35,7 +36,7 @@ def test_the_window_is_never_above_the_schedules_bound_nor_below_one_batch(batch
     window = AdmissionWindow(batch_groups=batch, bound=batch + more)
     assert window.size == batch + more
     for load, open_groups, starving, at_bound in seen:
-        window.trained(at_bound=at_bound, ready=open_groups)
+        window.on(BatchTaken(group_ids=(), at_bound=at_bound, ready=open_groups))
         window.look(load, open_groups=open_groups, starving=starving)
         assert batch <= window.size <= batch + more
 
@@ -66,11 +67,11 @@ def test_each_kind_of_pressure_lowers_it_once_until_the_cut_has_taken_effect(ful
 
 def test_groups_that_grow_old_in_waiting_lower_it_and_a_starving_trainer_raises_it() -> None:
     window = AdmissionWindow(batch_groups=8, bound=24)
-    window.trained(at_bound=True, ready=0)
+    window.on(BatchTaken(group_ids=(), at_bound=True, ready=0))
     window.look(IDLE, open_groups=10, starving=False)
     assert window.size == 24, "none waited"
-    window.trained(at_bound=True, ready=3)
-    window.trained(at_bound=False, ready=0)
+    window.on(BatchTaken(group_ids=(), at_bound=True, ready=3))
+    window.on(BatchTaken(group_ids=(), at_bound=False, ready=0))
     window.look(IDLE, open_groups=10, starving=True)
     assert window.size == 19
     window.look(IDLE, open_groups=10, starving=False)

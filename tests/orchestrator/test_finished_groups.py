@@ -39,7 +39,7 @@ def rows(run_dir: str) -> list[dict]:
 async def until_three_wait(run: Run) -> None:
     async with asyncio.timeout(60):
         while sum(row["here"] for row in rows(run.progress.run_dir)) < 3:
-            await run._changes.after(run._changes.count, 0.01)
+            await run._context.changes.after(run._context.changes.count, 0.01)
 
 
 def run_until_killed(folder: Path, told: Connection) -> None:

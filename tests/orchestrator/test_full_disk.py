@@ -172,7 +172,7 @@ async def in_first_step(cluster: World, **changes: object) -> Run:
 async def until(run: Run, condition: Callable[[RunStatus], bool]) -> RunStatus:
     async with asyncio.timeout(60):
         while not condition(run.status()):
-            await run._changes.after(run._changes.count, 0.02)
+            await run._context.changes.after(run._context.changes.count, 0.02)
     return run.status()
 
 

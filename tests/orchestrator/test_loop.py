@@ -30,7 +30,7 @@ async def until(run: Run, condition: Callable[[RunStatus], bool]) -> None:
     """Wait for a condition on a run's status, looked at whenever something changes."""
     async with asyncio.timeout(60):
         while not condition(run.status()):
-            await run._changes.after(run._changes.count, 0.01)
+            await run._context.changes.after(run._context.changes.count, 0.01)
 
 
 def ledger_rows(status: RunStatus) -> list[dict]:

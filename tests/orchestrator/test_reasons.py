@@ -408,7 +408,7 @@ async def test_what_a_batch_waits_for_is_said_in_plain_words(tmp_path: Path) -> 
         run = runs.get(run_id)
         async with asyncio.timeout(60):
             while "sampled" not in run.status().detail:
-                await run._changes.after(run._changes.count, 0.01)
+                await run._context.changes.after(run._context.changes.count, 0.01)
         assert run.status().detail == (
             "4 sample groups are being sampled and scored; the next train step needs all of them"
         )

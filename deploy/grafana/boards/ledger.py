@@ -87,6 +87,19 @@ _FLOW = Row(
                 ),
             ),
         ),
+        Panel(
+            "Groups opened again",
+            "none",
+            "Trained after the checkpoint that a lost trainer came back with, so they are trained "
+            "again. `run_groups` counts them each time. Last ten minutes.",
+            (
+                Query(
+                    "{{run}}",
+                    recent("run_groups_reopened", RUN, "run"),
+                    empty="no trainer was lost",
+                ),
+            ),
+        ),
     ),
 )
 

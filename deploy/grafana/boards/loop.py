@@ -74,6 +74,20 @@ _LEARNS = Row(
             warn=1,
             runbook="MillraceRecordsDropped",
         ),
+        Panel(
+            "Events that an observer failed at",
+            "none",
+            "Metrics, traces or records of a sample group are incomplete; the run goes on. Its log "
+            "has `observer_failed`. Last ten minutes.",
+            (
+                Query(
+                    "{{observer}} {{run}}",
+                    recent("run_observer_failures", RUN, "run, observer"),
+                    empty="every observer took in every event",
+                ),
+            ),
+            warn=1,
+        ),
     ),
 )
 
