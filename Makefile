@@ -9,10 +9,14 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: demo test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
+.PHONY: help demo test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
-demo: .venv/ready
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):[^#]*  ## (.*)/\1|\2/p' $(MAKEFILE_LIST) | sort \
+	  | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
+
+demo: .venv/ready  ## a model learns to write small programs, in a minute: SEED=0 PORT=8000
 	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
 
 # All parts at once: each waits for something half of the time. On less than 16 GiB of memory:
@@ -20,7 +24,7 @@ demo: .venv/ready
 AT_ONCE ?= 4
 PARTS := test-clusters test-engines test-services test-faults
 
-test: .venv/ready
+test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
 	@rm -rf build/test; began=$$(date +%s); \
 	$(MAKE) --no-print-directory -j$(AT_ONCE) --output-sync=line --keep-going $(PARTS); ended=$$?; \
 	$(BIN)/python -m tests.closing $$began $(PARTS) && exit $$ended
@@ -44,32 +48,32 @@ test-faults:
 	@$(BIN)/python -m tests.part $@ $(FAULTS) $(OPERATIONS:%=--ignore=%)
 
 # Whole clusters that are watched, cut apart and broken: one after the other, minutes each.
-test-operations: .venv/ready
+test-operations: .venv/ready  ## whole clusters, watched and broken: half an hour
 	$(BIN)/pytest $(wildcard $(OPERATIONS))
 
 # Both commands of README in a bare Debian 12, as root and as a user, quiet and busy: hours, and
 # root. `python3.11 tests/bare_machine/check.py --help` has less of it.
-bare-machine:
+bare-machine:  ## both commands of README in a bare Debian 12: hours, and root
 	@$(PYTHON) tests/bare_machine/check.py --record
 
-lint: .venv/ready
+lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # The site of docs/ in build/site; open build/site/index.html.
-docs: .venv/ready
+docs: .venv/ready  ## the site of docs/ in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # Known vulnerabilities of what is installed.
-audit: .venv/ready
+audit: .venv/ready  ## known vulnerabilities of what is installed
 	$(BIN)/uv tool run pip-audit --skip-editable --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
-wheel: .venv/ready
+wheel: .venv/ready  ## the wheel, in dist
 	$(BIN)/python -m hatchling build -d dist
 
-bench: .venv/ready
+bench: .venv/ready  ## a table of first figures of this machine
 	$(BIN)/python benchmarks/first_numbers.py
 
 # uv does not read pip's find-links setting, so it is passed on. Where the default package
@@ -91,5 +95,5 @@ bench: .venv/ready
 	$(BIN)/uv pip install --quiet --compile-bytecode --torch-backend=cpu -e '.[$(EXTRAS)]'
 	@touch $@
 
-clean:
+clean:  ## remove everything that was made, runs and models too
 	rm -rf .venv build dist runs models

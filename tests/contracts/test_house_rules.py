@@ -1,6 +1,7 @@
 """The rules of the house, checked by the tools that hold them."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,14 @@ def test_only_the_group_book_changes_what_becomes_of_a_sample_group() -> None:
                 if node.func.attr in changes.get(owner, ()):
                     calls.add(path.name)
     assert calls == {"book.py"}
+
+
+def test_make_help_lists_every_command() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = {line.split()[0] for line in said.stdout.splitlines()}
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    parts = {"test-clusters", "test-engines", "test-services", "test-faults"}
+    assert listed == set(phony.split()) - parts
 
 
 def test_importing_the_router_loads_neither_torch_nor_an_engine() -> None:
