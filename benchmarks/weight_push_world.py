@@ -21,7 +21,7 @@ from services.rollout_server.config import RolloutServerConfig
 from services.trainer.canary import by_sequence
 from services.trainer.config import TrainerConfig
 from services.trainer.rank_group import RankGroup
-from services.weight_bus.app import WeightBusKeeper
+from services.weight_bus.app import WeightBusSupervisor
 from services.weight_bus.config import WeightBusConfig
 
 RANKS = 2
@@ -63,7 +63,7 @@ class World:
 
     group: RankGroup
     replicas: list[Any]
-    keeper: WeightBusKeeper
+    keeper: WeightBusSupervisor
     folder: Path
     bus: BusPeer = field(default_factory=BusPeer)
     version: int = -1
@@ -75,7 +75,7 @@ class World:
         """Start everything and deliver the first version."""
         model = str(make_model(folder, size))
         # Every second version is sent whole and the others as changes: two ways, one bus.
-        keeper = WeightBusKeeper(WeightBusConfig(delta_anchor_every=2))
+        keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
         trainer = TrainerConfig(model=model, world_size=RANKS, dtype=dtype)
         if not proof:
             trainer = trainer.model_copy(update={"canary_sequences": 0})

@@ -33,7 +33,7 @@ class AsciiJson(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-async def read_body(request: Request, *, most_mb: int, within_s: float) -> bytes:
+async def read_body(request: Request, *, most_mb: int, timeout_s: float) -> bytes:
     """The body of a request.
 
     Raises:
@@ -42,14 +42,14 @@ async def read_body(request: Request, *, most_mb: int, within_s: float) -> bytes
     """
     parts, size = [], 0
     try:
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 size += len(part)
                 if size > most_mb * _MIB:
                     raise BodyTooLarge(f"more than {most_mb} MiB")
                 parts.append(part)
     except TimeoutError:
-        raise BodyTooSlow(f"{size} bytes in {within_s:g} s") from None
+        raise BodyTooSlow(f"{size} bytes in {timeout_s:g} s") from None
     return b"".join(parts)
 
 

@@ -44,7 +44,7 @@ MODULES = {
     Stage.TRAINER: (
         "services.trainer.learner",
         "services.trainer.bus_member",
-        "services.trainer.spoil",
+        "services.trainer.fault_injector",
     ),
     Stage.ENGINE: (
         "vllm.v1.metrics.ray_wrappers",

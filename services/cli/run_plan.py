@@ -7,7 +7,7 @@ from math import ceil
 from services.cli.model_size import parameters_of
 from services.disk import free_bytes
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.run_check import Surroundings, problems, trajectories
+from services.orchestrator.run_check import DeploymentFacts, problems, trajectories
 from services.orchestrator.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.orchestrator import RunConfig
@@ -128,11 +128,11 @@ class RunPlan:
         return problems(self.run, self.tasks, self._surroundings)
 
     @property
-    def _surroundings(self) -> Surroundings:
+    def _surroundings(self) -> DeploymentFacts:
         if self.cluster is None:
-            return Surroundings()
+            return DeploymentFacts()
         rollout, trainer = self.cluster.rollout, self.cluster.trainer
-        return Surroundings(
+        return DeploymentFacts(
             environments=self.cluster.orchestrator.environments,
             tracker_addresses=self.cluster.orchestrator.tracker_addresses,
             score_queue=self.cluster.orchestrator.score_queue,

@@ -100,7 +100,7 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
 
 async def _run_request(request: Request) -> RunRequest:
     """Read the body ourselves: FastAPI would answer with a list of its own shape."""
-    body = await read_body(request, most_mb=_BODY_MB, within_s=_BODY_S)
+    body = await read_body(request, most_mb=_BODY_MB, timeout_s=_BODY_S)
     return RunRequest.from_data(parsed_body(body), source="run")
 
 

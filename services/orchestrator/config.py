@@ -45,7 +45,7 @@ class OrchestratorConfig(StrictModel):
         recoveries_in_row: trainer recoveries without progress in between, which is a train
             step that was not reached before, after which a run fails.
         failures_in_row: sample groups in a row that may fail before a run fails, in batches.
-        barren_batches: batches in a row in which every sample group has equal rewards after
+        no_signal_batches: batches in a row in which every sample group has equal rewards after
             which a run finishes, because there is nothing left to learn; it fails if all
             those rewards were 0.
         room_timeout_s: how long a run waits for room on a full disk before it fails, seconds.
@@ -77,7 +77,7 @@ class OrchestratorConfig(StrictModel):
     replicas_timeout_s: float = Field(default=300.0, gt=0)
     recoveries_in_row: int = Field(default=3, ge=1)
     failures_in_row: int = Field(default=4, ge=1)
-    barren_batches: int = Field(default=20, ge=1)
+    no_signal_batches: int = Field(default=20, ge=1)
     room_timeout_s: float = Field(default=3600.0, gt=0)
     stop_timeout_s: float = Field(default=60.0, gt=0)
     sample_trajectories: int = Field(default=2, ge=0)

@@ -71,8 +71,8 @@ class DecisionLog:
     What is lost with a kill is at its end.
     """
 
-    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._journal = Journal(path, most_bytes=most_bytes, last=[FULL, {}, None])
+    def __init__(self, path: Path, *, max_bytes: int = MOST_BYTES) -> None:
+        self._journal = Journal(path, max_bytes=max_bytes, last=[FULL, {}, None])
         self._open = False
         self._said: dict[str, str] = {}
 

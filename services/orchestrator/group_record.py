@@ -26,9 +26,9 @@ class GroupRecord:
     step at a time.
     """
 
-    def __init__(self, groups: Path, tokens: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._groups = Journal(groups, most_bytes=most_bytes)
-        self._tokens = Journal(tokens, most_bytes=most_bytes)
+    def __init__(self, groups: Path, tokens: Path, *, max_bytes: int = MOST_BYTES) -> None:
+        self._groups = Journal(groups, max_bytes=max_bytes)
+        self._tokens = Journal(tokens, max_bytes=max_bytes)
         self._writing: asyncio.Task[None] | None = None
 
     def write_groups(

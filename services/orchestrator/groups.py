@@ -8,12 +8,12 @@ import msgspec
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.attempt import Attempt, Attempts
-from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.book import GroupBook
 from services.orchestrator.context import RunContext
 from services.orchestrator.curriculum import PassRates
 from services.orchestrator.failures import one_line
 from services.orchestrator.ledger import Ending, LedgerGroup
+from services.orchestrator.no_signal_streak import NoSignalStreak
 from services.orchestrator.record import RunRecord
 from services.orchestrator.results import GroupResult
 from services.orchestrator.rollout import RolloutFailed, RolloutRequest
@@ -46,7 +46,7 @@ class Groups:
         self._rolling: dict[int, Attempt] = {}
         self._results: dict[int, GroupResult] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
-        self.barren = BarrenRow(context.config, batch_groups=context.run.batch_groups)
+        self.no_signal = NoSignalStreak(context.config, batch_groups=context.run.batch_groups)
         self.defect: BaseException | None = None
 
     def start(self, group: LedgerGroup) -> None:
@@ -205,10 +205,10 @@ class Groups:
         self._progress.failures.in_row = 0
         self._rates.note(result.task.task_id, [graded.reward for graded in result.graded])
         if result.trainable:
-            self.barren.clear()
+            self.no_signal.clear()
         else:
-            self.barren.add(result)
-            if self.barren.shows_newest:
+            self.no_signal.add(result)
+            if self.no_signal.shows_newest:
                 self._record.show([result], step=self._progress.step)
         if not result.trainable and self._refill(result):
             return

@@ -26,7 +26,7 @@ class Journal:
 
     Args:
         path: of the file, in the run directory.
-        most_bytes: from then on nothing more is written; None: as much as comes.
+        max_bytes: from then on nothing more is written; None: as much as comes.
         turns: a full file becomes `NAME.1.jsonl` instead, so that the newest lines stay.
         last: a line that ends a file from whose middle nothing may be missing: after the first
             loss only this is written.
@@ -36,12 +36,12 @@ class Journal:
         self,
         path: Path,
         *,
-        most_bytes: int | None = None,
+        max_bytes: int | None = None,
         turns: bool = False,
         last: list[Any] | None = None,
     ) -> None:
         self._path = path
-        self._most, self._turns = most_bytes, turns
+        self._most, self._turns = max_bytes, turns
         self._last = None if last is None else _line(last)
         self._file: FileIO | None = None
         self._size = path.stat().st_size if path.exists() else 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.router_load import router_load
-from services.orchestrator.run_check import Surroundings
+from services.orchestrator.run_check import DeploymentFacts
 from services.orchestrator.sampler import RunSampler, run_sampler
 from services.protocol.orchestrator import RunConfig
 from services.protocol.reward_service import RewardService
@@ -29,9 +29,9 @@ class Peers:
     rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
     load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
 
-    async def surroundings(self, config: OrchestratorConfig) -> Surroundings:
+    async def surroundings(self, config: OrchestratorConfig) -> DeploymentFacts:
         """What they say of themselves; one that is away is not waited for."""
-        own = Surroundings(
+        own = DeploymentFacts(
             environments=config.environments,
             tracker_addresses=config.tracker_addresses,
             score_queue=config.score_queue,

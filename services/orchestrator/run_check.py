@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class DeploymentFacts:
     """What is known of the services that a run meets; None: nothing.
 
     Attributes:
@@ -49,18 +49,18 @@ class Surroundings:
 
     async def asked(
         self, bus: WeightBus, trainer: Trainer, router: Awaitable[RouterLoad | None]
-    ) -> "Surroundings":
+    ) -> "DeploymentFacts":
         """With what the services say of themselves; one that is away is not waited for."""
         table, state, load = await asyncio.gather(
             _answer(bus.watch(-1, _ANSWER_S)), _answer(trainer.state()), router
         )
         return self._of_table(table)._of_trainer(state)._of_router(load)
 
-    def of_a_run_that_goes_on(self) -> "Surroundings":
+    def of_a_run_that_goes_on(self) -> "DeploymentFacts":
         """Its checkpoints are on disk already, and make room for each other."""
         return replace(self, checkpoint_bytes=None)
 
-    def _of_table(self, table: MemberTable | None) -> "Surroundings":
+    def _of_table(self, table: MemberTable | None) -> "DeploymentFacts":
         members = table.members if table else ()
         if not members:
             return self
@@ -68,14 +68,14 @@ class Surroundings:
         longest = min(member.max_model_len for member in members)
         return replace(self, models=models, max_model_len=longest)
 
-    def _of_trainer(self, state: TrainerState | None) -> "Surroundings":
+    def _of_trainer(self, state: TrainerState | None) -> "DeploymentFacts":
         if state is None:
             return self
         size, kept = state.checkpoint_bytes, state.checkpoints_kept
         known = replace(self, checkpoint_bytes=size, checkpoints_kept=kept)
         return replace(known, ranks=state.world_size)
 
-    def _of_router(self, load: RouterLoad | None) -> "Surroundings":
+    def _of_router(self, load: RouterLoad | None) -> "DeploymentFacts":
         return self if load is None else replace(self, max_choices=load.max_choices)
 
 
@@ -86,7 +86,7 @@ async def _answer(call: Awaitable[_T]) -> _T | None:
         return None  # The run itself waits for it, with a deadline.
 
 
-def refuse(run: RunConfig, tasks: TaskTable, around: Surroundings) -> None:
+def refuse(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> None:
     """Refuse a run that cannot go well.
 
     Raises:
@@ -96,7 +96,7 @@ def refuse(run: RunConfig, tasks: TaskTable, around: Surroundings) -> None:
         raise problem
 
 
-def problems(run: RunConfig, tasks: TaskTable, around: Surroundings) -> Iterator[InvalidInput]:
+def problems(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> Iterator[InvalidInput]:
     """What would fail or do nothing, each with the field to change."""
     yield from _of_algorithm(run)
     yield from _of_tasks(run, tasks)
@@ -134,7 +134,7 @@ def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
         yield InvalidInput("batch_groups", run.batch_groups, fix)
 
 
-def _of_rollout(run: RunConfig, around: Surroundings) -> Iterator[InvalidInput]:
+def _of_rollout(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
     longest = run.sampling.max_tokens
     if longest / run.rollout_timeout_s > _FASTEST:
         fix = (
@@ -156,7 +156,7 @@ def _of_rollout(run: RunConfig, around: Surroundings) -> Iterator[InvalidInput]:
         yield InvalidInput("group_size", run.group_size, fix)
 
 
-def _of_orchestrator(run: RunConfig, around: Surroundings) -> Iterator[InvalidInput]:
+def _of_orchestrator(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
     for environment in filter(None, run.environments):
         if around.environments is False:
             fix = (
@@ -178,7 +178,7 @@ def _of_orchestrator(run: RunConfig, around: Surroundings) -> Iterator[InvalidIn
         yield InvalidInput("orchestrator.score_queue", around.score_queue, fix)
 
 
-def _of_trainer(run: RunConfig, around: Surroundings) -> Iterator[InvalidInput]:
+def _of_trainer(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
     each = trajectories(run) // run.algorithm.minibatches
     if around.ranks is not None and 0 < each < around.ranks:
         fix = (

@@ -12,8 +12,8 @@ from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.open_run import OpenRun
 from services.orchestrator.peers import Peers
+from services.orchestrator.pending_resume import PendingResume
 from services.orchestrator.recovery import RunFailed
-from services.orchestrator.returning_run import ReturningRun
 from services.orchestrator.run import Run
 from services.orchestrator.run_check import refuse
 from services.orchestrator.run_directory import RunDirectory
@@ -76,7 +76,7 @@ class Runs:
         self._peers = peers
         self._open_run = open_run
         self._ended: dict[str, EndedRun] = {}
-        self._active: Run | ReturningRun | None = None
+        self._active: Run | PendingResume | None = None
         self._life: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._closing = False
@@ -105,37 +105,37 @@ class Runs:
                 noted = None if self._open_run is None else await self._open_run.noted()
                 if noted is None:
                     return
-                returning = ReturningRun(noted, self._config)
-                has_room = await returning.has_room()
+                pending = PendingResume(noted, self._config)
+                has_room = await pending.has_room()
             except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
                 _not_resumed(None, error)
                 return
             if has_room:
                 await self._return()
             else:
-                self._enter(returning, self._wait_for_room(returning))
+                self._enter(pending, self._wait_for_room(pending))
 
-    async def _wait_for_room(self, returning: ReturningRun) -> None:
+    async def _wait_for_room(self, pending: PendingResume) -> None:
         assert self._open_run is not None
         problem = ""
         try:
-            await returning.wait()
+            await pending.wait()
         except RunFailed as error:
             problem = str(error)
         except Exception as error:  # noqa: BLE001  the edge of its life
             problem = _not_resumed(None, error)
         async with self._starting:
-            if not (problem or returning.stopped):
+            if not (problem or pending.stopped):
                 problem = await self._return()
                 if not problem:
-                    if returning.stopped and self._active is not None:  # meanwhile
+                    if pending.stopped and self._active is not None:  # meanwhile
                         self._active.stop(keep_progress=not self._closing)
                     return
             elif not self._closing:
                 await self._open_run.end()
             stopped = "stopped while it waited for room; it can be resumed"
             state = RunState.FAILED if problem else RunState.STOPPED
-            returning.end(state, problem or stopped)
+            pending.end(state, problem or stopped)
 
     async def _return(self) -> str:
         """Begin the open run again; why not, if that cannot be."""
@@ -164,10 +164,10 @@ class Runs:
         self._enter(started, self._live(started))
         return started
 
-    def _enter(self, run: Run | ReturningRun, life: Coroutine[None, None, None]) -> None:
+    def _enter(self, run: Run | PendingResume, life: Coroutine[None, None, None]) -> None:
         self._active = run
         self._life = asyncio.create_task(life, name=run.progress.run_id)
-        self._life.add_done_callback(lambda _: self._bury(run))
+        self._life.add_done_callback(lambda _: self._retire(run))
 
     async def _live(self, run: Run) -> None:
         await run.execute()
@@ -180,7 +180,7 @@ class Runs:
 
     def _refuse_second(self) -> None:
         if self._active is not None and not self._active.progress.active:
-            self._bury(self._active)  # it shows its end, which its task has yet to return from
+            self._retire(self._active)  # it shows its end, which its task has yet to return from
         if self._active is not None:
             raise RunActive(self._active.progress.run_id)
 
@@ -207,7 +207,7 @@ class Runs:
             fix = f"The run's ledger cannot be opened there: {error}."
             raise InvalidInput("run_root", run.run_root, fix) from None
 
-    def _bury(self, run: Run | ReturningRun) -> None:
+    def _retire(self, run: Run | PendingResume) -> None:
         """Keep of an ended run only what is asked for: tasks and peers are let go."""
         if self._active is not run:
             return
@@ -221,7 +221,7 @@ class Runs:
         active = [] if self._active is None else [self._active.status()]
         return [run.status() for run in self._ended.values()] + active
 
-    def get(self, run_id: str) -> Run | ReturningRun | EndedRun:
+    def get(self, run_id: str) -> Run | PendingResume | EndedRun:
         """A run.
 
         Raises:
@@ -253,7 +253,7 @@ class Runs:
             NotReady: it has yet to go on.
         """
         run = self.get(run_id)
-        if isinstance(run, ReturningRun):
+        if isinstance(run, PendingResume):
             raise NotReady(run.progress.no_room)
         if not isinstance(run, Run) or not run.progress.active:
             raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")

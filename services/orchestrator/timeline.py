@@ -30,8 +30,8 @@ class Timeline:
     A disk that is full costs spans, never the run.
     """
 
-    def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:
-        self._journal = Journal(path, most_bytes=most_bytes, turns=True)
+    def __init__(self, path: Path, *, max_bytes: int = MOST_BYTES) -> None:
+        self._journal = Journal(path, max_bytes=max_bytes, turns=True)
         self._waiting: tuple[str, float] | None = None
         self._slots: tuple[Slots, float] | None = None
 

@@ -71,7 +71,7 @@ class TrainingLoop:
             waiting_since = time.monotonic()
             batch = await self._next_batch(admission)
             if batch is None:
-                return self._groups.barren.ending()
+                return self._groups.no_signal.ending()
             results = self._groups.take(batch.train + batch.filtered)
             if not batch.train:
                 self._book.filtered(self._progress.step, results)
@@ -101,7 +101,7 @@ class TrainingLoop:
             if batch is not None:
                 return batch
             self._interrupt()
-            if self._groups.barren.full:
+            if self._groups.no_signal.full:
                 return None
             if time.monotonic() > max(self._moved_at, self._admission.moved_at) + self._stall_s:
                 raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")

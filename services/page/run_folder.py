@@ -10,9 +10,9 @@ import yaml
 
 from services.page.group_lines import GroupLines
 from services.page.json_lines import JsonLines
-from services.page.known_answers import KnownAnswers
 from services.page.ledger_reading import GroupQuery, LedgerReading
 from services.page.metric_table import MetricTable
+from services.page.revision_cache import RevisionCache
 from services.page.timeline_reading import TimelineReading
 from services.page.token_pieces import TokenPieces
 from services.page.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
@@ -40,7 +40,7 @@ class RunFolder:
         older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
         self._timeline = TimelineReading(older, newer)
         self._pieces = TokenPieces(path)
-        self._answers = KnownAnswers(self.revision)
+        self._answers = RevisionCache(self.revision)
 
     @classmethod
     def open(cls, path: str | Path, *, field: str = "RUN_DIR") -> "RunFolder":

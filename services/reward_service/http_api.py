@@ -152,7 +152,7 @@ def score_json(score: Score) -> str:
 
 
 async def _body(request: Request, config: RewardServiceConfig) -> bytes:
-    return await read_body(request, most_mb=config.max_request_mb, within_s=config.request_body_s)
+    return await read_body(request, most_mb=config.max_request_mb, timeout_s=config.request_body_s)
 
 
 def _asked(body: bytes) -> GradeRequest:

@@ -101,7 +101,7 @@ def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[fl
         "entry_point": grader.entry_point,
         "tests": tests,
         "stop": stop,
-        "most_bytes": grader.limits.output_kb << 10,
+        "max_bytes": grader.limits.output_kb << 10,
     }
 
     def waiting(patience_s: float) -> Execution:

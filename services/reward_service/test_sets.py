@@ -17,14 +17,14 @@ class TestSets:
     """Least recently used sets, and a folder from which those of other replicas are read.
 
     Args:
-        most_bytes: text of all sets that are kept in memory.
+        max_bytes: text of all sets that are kept in memory.
         folder: where sets are also kept; None for nowhere.
     """
 
     __test__ = False  # not for pytest
 
-    def __init__(self, *, most_bytes: int, folder: str | None) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, *, max_bytes: int, folder: str | None) -> None:
+        self._most_bytes = max_bytes
         self._folder = None if folder is None else Path(folder)
         self._sets: OrderedDict[str, tuple[int, list[CodeTest]]] = OrderedDict()
 

@@ -53,7 +53,7 @@ class Tools:
             cache=VerdictCache(config.cache_entries),
             estimates=Estimates(config.cache_entries),
             helper=HelperProcess(["math_verify"], concurrency=config.slots),
-            test_sets=TestSets(most_bytes=config.test_set_mb << 20, folder=config.test_set_folder),
+            test_sets=TestSets(max_bytes=config.test_set_mb << 20, folder=config.test_set_folder),
             users=HelperProcess(users, concurrency=config.user_grader_processes),
             functions=config.graders,
             endpoints=config.http_graders,

@@ -70,8 +70,8 @@ class TrainerConfig(StrictModel):
         bus_timeout_s: longest that a publish waits for the weight bus to be up.
         tracing: a collector for spans, None for none (docs/tracing.md).
         checkpoints_kept: newest complete checkpoints that a save leaves.
-        spoilable: let whoever joins the cluster spoil what ranks send, as `millrace chaos` does
-            to see it refused.
+        allow_fault_injection: let whoever joins the cluster spoil what ranks send, as `millrace
+            chaos` does to see it refused.
         user_losses: whether a run file may name Python code, its `algorithm.loss`, which then
             runs in the ranks with their rights. Off, because whoever may start runs could run
             anything.
@@ -103,7 +103,7 @@ class TrainerConfig(StrictModel):
     bus_timeout_s: float = Field(default=120.0, gt=0)
     tracing: TracingConfig | None = None
     checkpoints_kept: int = Field(default=2, ge=1)
-    spoilable: bool = False
+    allow_fault_injection: bool = False
     user_losses: bool = False
 
     @model_validator(mode="after")

@@ -14,6 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weights import Dtype, TensorSpec
 from services.trainer.algorithms.user_loss import UserLoss, load_user_loss
+from services.trainer.auxiliary_models import AuxiliaryModels
 from services.trainer.batching import (
     advantages_of,
     left_out,
@@ -28,7 +29,6 @@ from services.trainer.checkpoint_manifest import CheckpointManifest, Progress
 from services.trainer.checkpoint_names import CheckpointNames
 from services.trainer.checkpoint_writer import CheckpointWriter
 from services.trainer.collate import collate_sequences
-from services.trainer.companions import Companions
 from services.trainer.config import TrainerConfig
 from services.trainer.frozen_base import identify_base, refuse_other_base
 from services.trainer.model import Policy, load_policy
@@ -91,7 +91,7 @@ class Learner:
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
         self._user_loss: UserLoss | None = None
-        self._companions = Companions()
+        self._auxiliary_models = AuxiliaryModels()
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
         self._checkpoints = CheckpointWriter(config.call_timeout_s)
@@ -127,7 +127,7 @@ class Learner:
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         self._start, self._algorithm = start, start.algorithm
-        self._companions = Companions.load(self._algorithm, self._config, self._mesh)
+        self._auxiliary_models = AuxiliaryModels.load(self._algorithm, self._config, self._mesh)
         torch.manual_seed(start.seed)
         self._checkpoints.settle()
         loaded = load_newest(
@@ -173,11 +173,11 @@ class Learner:
             start,
             self._device,
             user_loss=self._user_loss,
-            companions=self._companions,
+            auxiliary_models=self._auxiliary_models,
         )
         done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
-        self._companions.follow(batch.step, self._policy)
+        self._auxiliary_models.follow(batch.step, self._policy)
         snapshot = self.snapshot(next_version)
         self._progress = Progress(
             step=batch.step,
@@ -214,7 +214,7 @@ class Learner:
         folder = CheckpointFolder(start.checkpoint_dir)
         kept = self._config.checkpoints_kept
         self._policy.reshard_all()
-        self._companions.reshard_all()
+        self._auxiliary_models.reshard_all()
         self._checkpoints.begin(folder, self._parts(), manifest, kept=kept)
         if wait:
             self._checkpoints.settle()
@@ -248,7 +248,7 @@ class Learner:
     def _parts(self) -> Parts:
         # The inner model, so that parameters have the names of a Hugging Face checkpoint.
         policy = Part(module=self._policy.causal, optimizer=self._optimizer)
-        return {"policy": policy} | self._companions.parts()
+        return {"policy": policy} | self._auxiliary_models.parts()
 
     def _fresh_parts(self) -> Parts:
         """What a checkpoint is loaded into."""

@@ -22,8 +22,8 @@ from services.trainer.config import TrainerConfig
 from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 
 if TYPE_CHECKING:
+    from services.trainer.fault_injector import FaultInjector, Spoiling
     from services.trainer.learner import Learner
-    from services.trainer.spoil import Spoiler, Spoiling
     from services.transport.gloo import GlooLink
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class TrainerRank:
         self._torch.submit(_import_torch)  # the ranks import while they wait for rank 0
         self._store: Any = None
         self._learner: Learner | None = None
-        self._spoiler: Spoiler | None = None
+        self._fault_injector: FaultInjector | None = None
         self._member: asyncio.Task[None] | None = None
 
     async def meet(self) -> tuple[str, int]:
@@ -70,7 +70,7 @@ class TrainerRank:
     async def _send(self) -> None:
         """Follow the bus."""
         from services.trainer.bus_member import BusMember  # imports torch
-        from services.trainer.spoil import Spoiler
+        from services.trainer.fault_injector import FaultInjector
         from services.transport.ends import end_of
         from services.transport.shared_memory import memory_domain
 
@@ -83,21 +83,21 @@ class TrainerRank:
             has_gpu=self._config.device == "cuda",
         )
         make_end: Callable[[Link, str], GlooLink] = end_of
-        if self._config.spoilable:
-            self._spoiler = Spoiler()
-            make_end = self._spoiler.end_of
+        if self._config.allow_fault_injection:
+            self._fault_injector = FaultInjector()
+            make_end = self._fault_injector.end_of
         shelf = self._loaded().shelf
         await BusMember(hello, BusPeer(), shelf, self._address, make_end=make_end).run()
 
     async def spoil(self, how: "Spoiling", replica_id: str = "", bucket: int | None = None) -> None:
-        """See `services.trainer.spoil.Spoiler`.
+        """See `services.trainer.fault_injector.FaultInjector`.
 
         Raises:
             NotReady: the configuration does not allow it, or this rank sends nothing.
         """
-        if self._spoiler is None:
-            raise NotReady("the rank sends nothing, or trainer.spoilable is off")
-        self._spoiler.spoil(how, replica_id, bucket)
+        if self._fault_injector is None:
+            raise NotReady("the rank sends nothing, or trainer.allow_fault_injection is off")
+        self._fault_injector.spoil(how, replica_id, bucket)
 
     async def follow_bus(self) -> None:
         """Ends only with the rank or with a fault of its bus membership; call after `join`."""

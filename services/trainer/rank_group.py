@@ -152,7 +152,7 @@ class RankGroup:
 
 def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, Any]:
     """How others find the rank; nobody does unless its configuration says so."""
-    if not config.spoilable:
+    if not config.allow_fault_injection:
         return {}
     return {"name": f"{RANK_PREFIX}{group}/{rank}", "namespace": NAMESPACE}
 

@@ -13,9 +13,9 @@ from services.protocol.trainer import RunStart, TokenDetail, TrainBatch
 from services.trainer.algorithms.aggregation import denominator, token_shares
 from services.trainer.algorithms.tokens import ScoredTokens
 from services.trainer.algorithms.user_loss import UserLoss
+from services.trainer.auxiliary_models import AuxiliaryModels
 from services.trainer.batching import Minibatch, Row
 from services.trainer.collate import collate
-from services.trainer.companions import Companions
 from services.trainer.credit import Prepared, assign_credit
 from services.trainer.critic import Critic, CriticDiagnostics
 from services.trainer.diagnostics import StepDiagnostics
@@ -75,12 +75,12 @@ class TrainStep:
         device: torch.device,
         *,
         user_loss: UserLoss | None = None,
-        companions: Companions,
+        auxiliary_models: AuxiliaryModels,
     ) -> None:
         self._policy, self._optimizer = policy, optimizer
         self._algorithm, self._device = run.algorithm, device
         self._temperature, self._user_loss = run.temperature, user_loss
-        self._companions = companions
+        self._auxiliary_models = auxiliary_models
         self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
@@ -117,7 +117,7 @@ class TrainStep:
             for index, minibatch in enumerate(minibatches)
         ]
         work = assign_credit(work, rows, batch, self._algorithm)
-        if self._companions.critic is not None:
+        if self._auxiliary_models.critic is not None:
             self._values.add_start(work)
         self._clock["forward_backward"] += time.perf_counter() - started
         self._updates.held_back = batch.step <= self._algorithm.critic.warmup_steps
@@ -125,8 +125,8 @@ class TrainStep:
             bad = self._accumulate(minibatch, micros, first=index == 0)
             if not self._update(optimizer_steps + self._updates.made, bad):
                 self._blame(rows, minibatch, bad)
-            if self._companions.critic is not None:
-                self._update_critic(self._companions.critic, rows, minibatch, micros)
+            if self._auxiliary_models.critic is not None:
+                self._update_critic(self._auxiliary_models.critic, rows, minibatch, micros)
         return self._outcome(minibatches)
 
     def _prepared(
@@ -142,9 +142,11 @@ class TrainStep:
             with torch.no_grad():
                 proximal = self._policy(micro, self._temperature)[0]
             self._diagnostics.note_mismatch(micro, proximal)
-        if self._companions.reference is not None:
-            reference = self._companions.reference.logprobs(micro, self._temperature, self._policy)
-        critic = self._companions.critic
+        if self._auxiliary_models.reference is not None:
+            reference = self._auxiliary_models.reference.logprobs(
+                micro, self._temperature, self._policy
+            )
+        critic = self._auxiliary_models.critic
         return Prepared(
             rows=chosen,
             micro=micro,
@@ -251,7 +253,7 @@ class TrainStep:
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["skipped_updates"] = float(skipped)
-        if self._companions.critic is not None:
+        if self._auxiliary_models.critic is not None:
             metrics |= self._values.reduce()
         return StepOutcome(
             tokens=tokens,

@@ -22,7 +22,7 @@ from services.transport.bucket import (
     Encoded,
 )
 from services.transport.header import FIELDS, Header
-from services.transport.meeting import MeetingPlace, connect, disconnect
+from services.transport.rendezvous import Rendezvous, connect, disconnect
 from services.transport.shared_memory import Mappings
 
 
@@ -71,7 +71,7 @@ class GlooLink:
         try:
             client = connect(self.link.store_host, self.link.store_port)
             self._group = ProcessGroupGloo(
-                MeetingPlace(client, self.link.prefix, self.link.timeout_s),
+                Rendezvous(client, self.link.prefix, self.link.timeout_s),
                 self._member,
                 self.link.world_size,
                 gloo_options(self._address, self._timeout),

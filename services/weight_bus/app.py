@@ -17,7 +17,7 @@ _MAX_CONCURRENCY = 10_000
 _CALL_TIMEOUT_S = 20.0
 
 
-class WeightBusKeeper:
+class WeightBusSupervisor:
     """Creates the actor, watches it, and takes it down with the application."""
 
     def __init__(self, config: WeightBusConfig) -> None:
@@ -65,7 +65,7 @@ class WeightBusKeeper:
 def build(config: WeightBusConfig) -> serve.Application:
     """The application "weight_bus": one keeper of the one actor."""
     deployment: Any = serve.deployment(
-        WeightBusKeeper,
+        WeightBusSupervisor,
         name="weight_bus",
         num_replicas=1,
         max_ongoing_requests=1000,

@@ -32,9 +32,9 @@ from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.control import Control
 from services.weight_bus.delivery import Delivery
+from services.weight_bus.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import Mailbox
 from services.weight_bus.replicas import Replicas
-from services.weight_bus.surroundings import Surroundings
 from services.weight_bus.trainer_groups import TrainerGroups
 from services.weight_bus.version_ledger import VersionLedger
 
@@ -76,7 +76,7 @@ class Bus:
         )
         self._shown = self._message(revision=0)
         self._tick_task: asyncio.Task[None] | None = None
-        self._around = Surroundings(
+        self._around = DeliveryContext(
             config=config,
             barrier=Barrier(self._replicas, self._changes),
             replicas=self._replicas,

@@ -24,10 +24,10 @@ from services.protocol.weight_bus import (
 from services.protocol.weights import WeightManifest
 from services.weight_bus import route
 from services.weight_bus.canary import judge
+from services.weight_bus.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import MailboxFull
 from services.weight_bus.replicas import SERVING, Replica
 from services.weight_bus.reports import Reports, UpdateFailed
-from services.weight_bus.surroundings import Surroundings
 
 log = Log("weight_bus")
 
@@ -39,7 +39,7 @@ CATCHING_UP = ReplicaState.CATCHING_UP
 class Delivery:
     """The updates of one replica: at most one at a time, always to the newest version."""
 
-    def __init__(self, replica_id: str, around: Surroundings) -> None:
+    def __init__(self, replica_id: str, around: DeliveryContext) -> None:
         self._replica_id = replica_id
         self._around = around
         self._reports = Reports()

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from services.protocol.weight_bus import Link, Phase, ReplicaHello, Transport
 from services.protocol.weights import WeightManifest
+from services.weight_bus.delivery_context import DeliveryContext
 from services.weight_bus.reports import UpdateFailed
-from services.weight_bus.surroundings import Surroundings
 
 
 def senders(
-    around: Surroundings, replica_id: str, manifest: WeightManifest, failures: int
+    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> tuple[str, ...] | None:
     """Who can send the version, one member id for each trainer rank; None: nobody.
 
@@ -26,7 +26,7 @@ def senders(
 
 
 def base_of_changes(
-    around: Surroundings, replica_id: str, manifest: WeightManifest, failures: int
+    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> int | None:
     """The version onto which changes are enough; None: everything must be sent.
 
@@ -39,7 +39,7 @@ def base_of_changes(
 
 
 def transport_between(
-    around: Surroundings, sender: str, receiver: ReplicaHello, *, plain: bool
+    around: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
 ) -> Transport:
     """How one sender's bytes reach the replica; `plain`: over TCP, if that is allowed.
 
@@ -69,7 +69,7 @@ def transport_between(
 
 
 async def links(
-    around: Surroundings, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
+    around: DeliveryContext, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
 ) -> tuple[Link, ...]:
     """One link from each sender, in the order of the trainer's ranks.
 

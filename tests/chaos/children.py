@@ -21,7 +21,7 @@ from services.rollout_server.engine_sockets import engine_sockets
 from services.rollout_server.replica import RolloutReplica
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
-from services.trainer import learner, spoil
+from services.trainer import fault_injector, learner
 from services.trainer import rank as rank_module
 from services.trainer.config import TrainerConfig
 from services.weight_bus.actor import WeightBusActor
@@ -66,7 +66,7 @@ def run_rank(
 ) -> None:
     ray.util.get_node_ip_address = lambda: HOST
     rank_module.BusPeer = lambda: BusOverSocket(bus)
-    spoil.end_of = FaultyLink
+    fault_injector.end_of = FaultyLink
     learner.Learner = partial(RecordingLearner, Path(weights))
     asyncio.run(_rank(path, config, group, rank))
 

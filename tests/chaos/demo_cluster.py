@@ -109,7 +109,7 @@ def demo_cluster(
     content, url = load_yaml(ROOT / "deploy" / "laptop.yaml"), f"http://127.0.0.1:{port}"
     move_to(content, port)
     args = {application["name"]: application["args"] for application in content["applications"]}
-    args["trainer"] |= {"model": str(model), "world_size": 2, "spoilable": True}
+    args["trainer"] |= {"model": str(model), "world_size": 2, "allow_fault_injection": True}
     args["rollout_server"] |= {"model": str(model), "replicas": 2}
     args["router"] |= {"replicas": routers}
     for application in content["applications"]:

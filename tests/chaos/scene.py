@@ -84,7 +84,7 @@ class Scene:
         self.bus = BusOverSocket(self._bus_path)
         self.ranks = RankProcesses(folder, self._bus_path, str(weights), self._start)
         config = TrainerConfig(
-            model=str(model), bucket_mb=0.02, bus_timeout_s=READY_S, spoilable=True
+            model=str(model), bucket_mb=0.02, bus_timeout_s=READY_S, allow_fault_injection=True
         )
         self._trainer = TrainerService(config, self.bus, RankGroup.start)
         self._run = RunStart(

@@ -3,6 +3,7 @@
 COMMANDS_RUN_BY = {
     "make test": ".ci/run",
     "make lint": "tests/contracts/test_house_rules.py",
+    "make help": "tests/contracts/test_house_rules.py",
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
     "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",

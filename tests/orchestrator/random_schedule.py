@@ -38,7 +38,7 @@ _SETTINGS = {
     "replicas_timeout_s": 2000.0,
     "recoveries_in_row": 1000,
     "failures_in_row": 1000,
-    "barren_batches": 1000,
+    "no_signal_batches": 1000,
     "sample_trajectories": 0,
 }
 

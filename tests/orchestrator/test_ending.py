@@ -88,7 +88,7 @@ async def test_a_stop_that_cannot_save_still_ends_the_run(
 async def test_a_run_whose_last_checkpoint_fails_ends_as_failed(
     tmp_path: Path, no_drawing: None, ends: list[str]
 ) -> None:
-    async with world(tmp_path, barren_batches=1) as cluster:
+    async with world(tmp_path, no_signal_batches=1) as cluster:
 
         async def save(*_: Any) -> CheckpointReport:
             raise RuntimeError("No space left on device")

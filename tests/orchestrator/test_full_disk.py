@@ -332,7 +332,7 @@ async def test_groups_are_bounded_in_bytes(
     tmp_path: Path, result: GroupResult, dropped: list[tuple[float, str, str]]
 ) -> None:
     groups, tokens = tmp_path / "groups.jsonl", tmp_path / "tokens.jsonl"
-    record = GroupRecord(groups, tokens, most_bytes=1000)
+    record = GroupRecord(groups, tokens, max_bytes=1000)
     for step in range(1, 11):
         record.write_groups([result], step)
     await record.close()

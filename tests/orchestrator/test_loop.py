@@ -226,7 +226,7 @@ async def test_dynamic_sampling_replaces_groups_of_equal_rewards(tmp_path: Path)
 async def test_a_run_with_nothing_left_to_learn_finishes_early(
     tmp_path: Path, dynamic: bool
 ) -> None:
-    async with world(tmp_path, barren_batches=3) as cluster:
+    async with world(tmp_path, no_signal_batches=3) as cluster:
         cluster.router.answers = lambda asked, index, version: True
         config = cluster.run_config(schedule={"dynamic_sampling": dynamic})
         status = await run_to_end(cluster, config)

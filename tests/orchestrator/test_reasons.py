@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.orchestrator.barren_row import BarrenRow
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.ledger import LedgerGroup, Prompt
+from services.orchestrator.no_signal_streak import NoSignalStreak
 from services.orchestrator.progress import Progress
 from services.orchestrator.recovery import RunFailed
 from services.orchestrator.results import Graded, GroupResult
@@ -127,7 +127,7 @@ async def test_a_stopped_run_has_the_pass_rate_measured_last_and_its_step(tmp_pa
 async def test_a_run_of_no_reward_at_all_fails_and_says_what_the_verdicts_were(
     tmp_path: Path, dynamic: bool
 ) -> None:
-    async with world(tmp_path, barren_batches=3) as cluster:
+    async with world(tmp_path, no_signal_batches=3) as cluster:
         cluster.router.answers = lambda asked, index, version: False
         real_score = cluster.reward.score
 
@@ -151,7 +151,7 @@ async def test_a_run_of_no_reward_at_all_fails_and_says_what_the_verdicts_were(
 async def test_a_run_of_tasks_that_are_solved_already_finishes_and_says_so(
     tmp_path: Path, dynamic: bool
 ) -> None:
-    async with world(tmp_path, barren_batches=3) as cluster:
+    async with world(tmp_path, no_signal_batches=3) as cluster:
         cluster.router.answers = lambda asked, index, version: True
         config = cluster.run_config(schedule={"dynamic_sampling": dynamic})
         status = await run_to_end(cluster, config)
@@ -165,7 +165,7 @@ async def test_a_run_of_tasks_that_are_solved_already_finishes_and_says_so(
 async def test_a_run_of_tasks_either_solved_or_out_of_reach_finishes_with_the_verdicts(
     tmp_path: Path,
 ) -> None:
-    async with world(tmp_path, barren_batches=3) as cluster:
+    async with world(tmp_path, no_signal_batches=3) as cluster:
         cluster.router.answers = lambda asked, index, version: asked.body["seed"] % 2 == 0
         status = await run_to_end(cluster, cluster.run_config())
     assert status.state is RunState.FINISHED
@@ -175,7 +175,9 @@ async def test_a_run_of_tasks_either_solved_or_out_of_reach_finishes_with_the_ve
 
 def test_a_group_that_teaches_begins_the_row_again(tmp_path: Path) -> None:
     task = load_tasks(write_tasks(tmp_path / "tasks.jsonl"))[0]
-    row = BarrenRow(OrchestratorConfig(barren_batches=2, sample_trajectories=1), batch_groups=2)
+    row = NoSignalStreak(
+        OrchestratorConfig(no_signal_batches=2, sample_trajectories=1), batch_groups=2
+    )
     seen = []
     for reward in (0.0, 0.0, None, 1.0, 1.0, 1.0, 1.0):
         assert not row.full
@@ -195,7 +197,7 @@ def test_a_group_that_teaches_begins_the_row_again(tmp_path: Path) -> None:
 
 def test_rewards_that_were_there_before_they_were_all_0_tell_of_a_collapse(tmp_path: Path) -> None:
     task = load_tasks(write_tasks(tmp_path / "tasks.jsonl"))[0]
-    row = BarrenRow(OrchestratorConfig(), batch_groups=2)
+    row = NoSignalStreak(OrchestratorConfig(), batch_groups=2)
     row.add(_result(task, 0.0))
     with pytest.raises(RunFailed, match="Check the tasks' graders"):
         row.ending()

@@ -98,7 +98,7 @@ def test_a_line_that_is_not_one_is_a_difference_unless_a_kill_cut_it_short(tmp_p
 
 def test_a_log_is_bounded_and_says_that_it_is_full(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
-    log = DecisionLog(path, most_bytes=1000)
+    log = DecisionLog(path, max_bytes=1000)
     log.open(SYNC)
     schedule = Schedule(ScheduleConfig(), batch_groups=1, listener=log.hear)
     for group in range(100):

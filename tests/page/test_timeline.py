@@ -51,7 +51,7 @@ def test_what_slots_were_used_for_says_why_nothing_is_sampled(tmp_path: Path) ->
 
 def test_a_full_file_gives_way_and_the_newest_stays(tmp_path: Path) -> None:
     path = tmp_path / "timeline.jsonl"
-    timeline = Timeline(path, most_bytes=2000)
+    timeline = Timeline(path, max_bytes=2000)
     for second in range(100):
         timeline.span("trainer", "train", second, second + 1.0, step=second)
     timeline.close()

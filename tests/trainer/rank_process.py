@@ -73,7 +73,7 @@ class RankProcess:
 
     def critic_trained(self) -> list[str]:
         """Names of what the critic's optimizer changes."""
-        named = self._learner._companions.critic.model.causal.named_parameters()
+        named = self._learner._auxiliary_models.critic.model.causal.named_parameters()
         return [name for name, parameter in named if parameter.requires_grad]
 
     def optimizer_elements(self) -> int:

@@ -30,9 +30,9 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def ask(
-    world: World, action: str, level: int | None = None, replica: str = "r", within_s: float = 5.0
+    world: World, action: str, level: int | None = None, replica: str = "r", timeout_s: float = 5.0
 ) -> "asyncio.Task[ControlOutcome]":
-    return asyncio.create_task(world.bus.control(replica, action, level, within_s))
+    return asyncio.create_task(world.bus.control(replica, action, level, timeout_s))
 
 
 async def obey(
@@ -175,7 +175,7 @@ async def test_nothing_hangs_a_replica_that_does_not_say_is_kept_without_a_lease
 ) -> None:
     replica = await world.replica("r", committed_version=0)
     with pytest.raises(ControlFailed, match="has not said"):
-        await ask(world, "pause", within_s=SOON_S)
+        await ask(world, "pause", timeout_s=SOON_S)
     assert not (await world.table()).leased
     await obey(replica, Hold.NONE, error="too late")  # it says of itself that it runs
     assert (await world.table()).leased

@@ -40,8 +40,8 @@ def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]
     report = _reporter(report_fd)
     _renew_standard_streams()
     if "tests" in payload:
-        most_bytes, patience_s = payload["most_bytes"], payload["patience_s"]
-        pipe = LinePipe(*channel, most_bytes=most_bytes, patience_s=patience_s)
+        max_bytes, patience_s = payload["max_bytes"], payload["patience_s"]
+        pipe = LinePipe(*channel, max_bytes=max_bytes, patience_s=patience_s)
         tester.run_tests(payload, pipe, report)
         return 0
     random.seed(0)  # the same answer must get the same verdict every time
@@ -63,7 +63,7 @@ def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]
     try:
         exec(code, module.__dict__)
         if payload["calls"] is None:
-            serve_calls(find, LinePipe(*channel, most_bytes=_MOST_CALL))
+            serve_calls(find, LinePipe(*channel, max_bytes=_MOST_CALL))
         else:
             _make_calls(find, payload, report)
     except MemoryError:

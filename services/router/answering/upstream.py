@@ -14,7 +14,7 @@ import msgspec
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.answering.connections import socket_factory
 from services.router.answering.event_stream import EventStream
-from services.router.answering.patience import Patience
+from services.router.answering.stall_timer import StallTimer
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.http.json_bytes import json_bytes
@@ -145,19 +145,19 @@ class Upstream:
     ) -> AsyncGenerator[bytes, None]:
         """The response's events, of which the `leading` first come before any token."""
         content, stalled = response.content, UpstreamBroken("stalled", "no event in time")
-        patience, stream = Patience(lambda: content.set_exception(stalled)), EventStream()
+        stall_timer, stream = StallTimer(lambda: content.set_exception(stalled)), EventStream()
         seat.when_lost(content.set_exception)
         try:
-            patience.begin(self._config.first_token_s)
+            stall_timer.begin(self._config.first_token_s)
             while data := await content.readany():
                 # Comments, which keep a connection open, do not make a wait longer.
                 if events := stream.feed(data):
-                    patience.end()
+                    stall_timer.end()
                     for event in events:
                         yield event
                     leading -= len(events)
                     began = leading < 0
-                    patience.begin(
+                    stall_timer.begin(
                         self._config.between_tokens_s if began else self._config.first_token_s
                     )
             for event in stream.feed(_END_OF_EVENT):
@@ -165,7 +165,7 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("connection", repr(error)) from None
         finally:
-            patience.close()
+            stall_timer.close()
             response.close()
 
     def _headers(self, seat: Seat) -> dict[str, str]:

@@ -19,8 +19,8 @@ from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
-from services.router.answering.patience import Patience
 from services.router.answering.piece import Piece
+from services.router.answering.stall_timer import StallTimer
 from services.router.errors import RequestFailed, Unjournaled
 from services.router.http.access_log import AccessLog
 from services.router.http.answers import AnswerWriter
@@ -90,7 +90,7 @@ class AnswerEndpoint:
         TRACE.set(span.headers or came)
         try:
             raw = await read_body(
-                receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
+                receive, max_bytes=config.max_body_bytes, timeout_s=config.client_read_s
             )
             status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
         except RequestFailed as refusal:
@@ -192,12 +192,12 @@ class _Answer:
     """Writes an HTTP response; each write must be taken within `write_s` seconds.
 
     Attributes:
-        patience: ends a write that is not; None while nothing watches.
+        stall_timer: ends a write that is not; None while nothing watches.
     """
 
     def __init__(self, send: Send, write_s: float) -> None:
         self._send, self._write_s = send, write_s
-        self.patience: Patience | None = None
+        self.stall_timer: StallTimer | None = None
         self.begun = False
 
     async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
@@ -235,11 +235,11 @@ class _Answer:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _write(self, data: bytes, *, more: bool) -> None:
-        if self.patience is not None:
-            self.patience.begin(self._write_s)
+        if self.stall_timer is not None:
+            self.stall_timer.begin(self._write_s)
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        if self.patience is not None:
-            self.patience.end()
+        if self.stall_timer is not None:
+            self.stall_timer.end()
 
 
 async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -> str:
@@ -262,7 +262,7 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
 
     try:
         async with asyncio.timeout(None) as limit:
-            answer.patience = Patience(lambda: give_up("client_stuck"))
+            answer.stall_timer = StallTimer(lambda: give_up("client_stuck"))
             watcher = asyncio.create_task(disconnected(receive))
             watcher.add_done_callback(watched)
             try:
@@ -270,7 +270,7 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
             finally:
                 over = True
                 watcher.cancel()
-                answer.patience.close()
+                answer.stall_timer.close()
     except TimeoutError:
         if not status:
             raise

@@ -120,7 +120,7 @@ class ProxyForwarder:
                     headers = [one for one in headers if one[0] != b"content-length"]
                 else:
                     body = await read_body(
-                        receive, most_bytes=config.max_body_bytes, within_s=config.client_read_s
+                        receive, max_bytes=config.max_body_bytes, timeout_s=config.client_read_s
                     )
                 answering = asyncio.create_task(self._answer(scope, headers, body, noting))
                 await _first_of(answering, disconnected(receive), self._draining.wait())

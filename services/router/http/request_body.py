@@ -13,17 +13,17 @@ _DEEPEST = 500
 """What is deeper can be read, but not by those who look at it after us: Python has a limit."""
 
 
-async def read_body(receive: Receive, *, most_bytes: int, within_s: float) -> bytes:
+async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """All of it.
 
     Raises:
         RequestFailed: 413 for too much, 408 for too slow, 499 if the client has gone.
     """
     try:
-        async with asyncio.timeout(within_s):
-            return await _whole(receive, most_bytes)
+        async with asyncio.timeout(timeout_s):
+            return await _whole(receive, max_bytes)
     except TimeoutError:
-        message = f"the body did not come within {within_s:g} s"
+        message = f"the body did not come within {timeout_s:g} s"
         raise RequestFailed(408, "body_too_slow", message) from None
 
 

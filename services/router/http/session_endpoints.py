@@ -140,9 +140,9 @@ def interrupt_route(interruptions: Interruptions, *, read_s: float) -> APIRouter
     return routes
 
 
-async def _body(request: Request, within_s: float) -> Any:
+async def _body(request: Request, timeout_s: float) -> Any:
     """The parsed body; none at all means no fields."""
-    raw = await read_body(request.receive, most_bytes=_MAX_BODY_BYTES, within_s=within_s)
+    raw = await read_body(request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=timeout_s)
     try:
         return json.loads(raw) if raw else {}
     except (ValueError, RecursionError):

@@ -1,11 +1,11 @@
 import pytest
 
-from services.page.known_answers import KnownAnswers
+from services.page.revision_cache import RevisionCache
 
 
 def test_what_is_asked_again_before_something_changes_is_found_out_once() -> None:
     revision, found = [0], []
-    answers = KnownAnswers(lambda: revision[0])
+    answers = RevisionCache(lambda: revision[0])
 
     def find() -> int:
         found.append(revision[0])
@@ -18,14 +18,14 @@ def test_what_is_asked_again_before_something_changes_is_found_out_once() -> Non
 
 
 def test_what_could_not_be_found_is_looked_for_again() -> None:
-    answers = KnownAnswers(lambda: 0)
+    answers = RevisionCache(lambda: 0)
     with pytest.raises(ZeroDivisionError):
         answers.get("a", lambda: 1 // 0)
     assert answers.get("a", lambda: 7) == 7
 
 
 def test_few_answers_are_kept() -> None:
-    answers = KnownAnswers(lambda: 0, most=2)
+    answers = RevisionCache(lambda: 0, most=2)
     for question in "abc":
         answers.get(question, question.upper)
     assert answers.get("c", str) == "C"

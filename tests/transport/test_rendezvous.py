@@ -5,8 +5,8 @@ import threading
 import pytest
 from torch.distributed import TCPStore
 
-from services.transport import meeting
-from services.transport.meeting import MeetingPlace
+from services.transport import rendezvous
+from services.transport.rendezvous import Rendezvous
 
 HOST = "127.0.0.1"
 
@@ -17,31 +17,31 @@ def store() -> TCPStore:
 
 
 def test_a_process_has_one_connection_to_a_store_until_that_fails(store: TCPStore) -> None:
-    client = meeting.connect(HOST, store.port)
-    assert meeting.connect(HOST, store.port) is client
-    meeting.disconnect(client)
-    again = meeting.connect(HOST, store.port)
+    client = rendezvous.connect(HOST, store.port)
+    assert rendezvous.connect(HOST, store.port) is client
+    rendezvous.disconnect(client)
+    again = rendezvous.connect(HOST, store.port)
     assert again is not client
-    meeting.disconnect(client)
-    assert meeting.connect(HOST, store.port) is again, "an old failure ended a new connection"
+    rendezvous.disconnect(client)
+    assert rendezvous.connect(HOST, store.port) is again, "an old failure ended a new connection"
 
 
 def test_a_member_that_waits_does_not_keep_others_from_meeting(store: TCPStore) -> None:
-    client = meeting.connect(HOST, store.port)
-    waiting = MeetingPlace(client, "a", timeout_s=20)
+    client = rendezvous.connect(HOST, store.port)
+    waiting = Rendezvous(client, "a", timeout_s=20)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(waiting.get("key")))
     thread.start()
-    other = MeetingPlace(client, "b", timeout_s=20)
+    other = Rendezvous(client, "b", timeout_s=20)
     other.set("key", "of b")
     assert other.get("key") == b"of b"
     assert thread.is_alive(), "prefixes are not apart"
-    MeetingPlace(client, "a", timeout_s=20).set("key", "of a")
+    Rendezvous(client, "a", timeout_s=20).set("key", "of a")
     thread.join(60)
     assert found == [b"of a"]
 
 
 def test_a_key_that_nobody_writes_is_an_error_at_the_deadline(store: TCPStore) -> None:
-    client = meeting.connect(HOST, store.port)
+    client = rendezvous.connect(HOST, store.port)
     with pytest.raises(RuntimeError, match="nobody wrote"):
-        MeetingPlace(client, "a", timeout_s=0.05).get("key")
+        Rendezvous(client, "a", timeout_s=0.05).get("key")

@@ -13,7 +13,7 @@ from services.orchestrator.run_disk import LEDGER, RunDisk
 from services.protocol.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
 
 
-class ReturningRun:
+class PendingResume:
     """Its ledger cannot be opened without room; until then this is what is seen of the run."""
 
     def __init__(self, request: RunRequest, config: OrchestratorConfig) -> None:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 _MOST = 16
 
 
-class KnownAnswers:
+class RevisionCache:
     """Finds out once what many browsers ask at the same time: when the run has something new.
 
     One question at a time is looked into, since what is read also grows by it.

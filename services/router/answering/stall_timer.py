@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 
-class Patience:
+class StallTimer:
     """Calls `expire` when a wait takes too long. Must be closed.
 
     Args:

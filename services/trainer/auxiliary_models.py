@@ -14,7 +14,7 @@ from services.trainer.reference import AdapterOff, OwnCopy, Reference
 
 
 @dataclass(frozen=True, kw_only=True)
-class Companions:
+class AuxiliaryModels:
     """Those of one run.
 
     Attributes:
@@ -31,7 +31,7 @@ class Companions:
     @classmethod
     def load(
         cls, algorithm: AlgorithmConfig, config: TrainerConfig, mesh: DeviceMesh
-    ) -> "Companions":
+    ) -> "AuxiliaryModels":
         """Load what the algorithm asks for, at the model's initial weights. Collective.
 
         Raises:

@@ -44,7 +44,7 @@ def disconnect(client: TCPStore) -> None:
                 del _clients[place]
 
 
-class MeetingPlace(Store):
+class Rendezvous(Store):
     """The keys under one prefix, for one link and one deadline."""
 
     def __init__(self, client: TCPStore, prefix: str, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from services.transport.gloo import GlooLink, LinkBroken
 Spoiling = Literal["corrupt", "drop"]
 
 
-class Spoiler:
+class FaultInjector:
     """Told by the rank's event loop, asked by its link threads."""
 
     def __init__(self) -> None:

@@ -8,12 +8,12 @@ from services.orchestrator.recovery import RunFailed
 from services.orchestrator.results import GroupResult
 
 
-class BarrenRow:
+class NoSignalStreak:
     """The newest sample groups, as long as the rewards within each of them were equal."""
 
     def __init__(self, config: OrchestratorConfig, *, batch_groups: int) -> None:
         self._batch_groups = batch_groups
-        self._most = config.barren_batches * batch_groups
+        self._most = config.no_signal_batches * batch_groups
         self._samples = config.sample_trajectories
         self._taught = 0
         self._begin()

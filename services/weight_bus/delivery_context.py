@@ -15,7 +15,7 @@ from services.weight_bus.version_ledger import VersionLedger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class DeliveryContext:
     """What a delivery needs of the bus.
 
     Attributes:
