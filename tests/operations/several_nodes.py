@@ -90,6 +90,8 @@ class RayNodes:
         # Not this process's own settings of Ray, nor its proxies.
         kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")}
         keys = [{"name": "test", "key": self.key}]
+        # Its commands are those beside this Python, whether the environment is activated or not.
+        kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
         self._environment = {
             **kept,
             **PATIENCE,
