@@ -62,11 +62,9 @@ lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The site of docs/ in build/site; open build/site/index.html.
-docs: .venv/ready  ## the site of docs/ in build/site
+docs: .venv/ready  ## the site of docs/: build/site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-# Known vulnerabilities of what is installed.
 audit: .venv/ready  ## known vulnerabilities of what is installed
 	$(BIN)/uv tool run pip-audit --skip-editable --path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.serve.config import ProxyLocation
 from ray.serve.context import _get_global_client
 from ray.serve.exceptions import RayServeException
@@ -92,10 +92,10 @@ async def replica_runs() -> bool:
     One that it has yet to see running is killed in the middle of what it does.
 
     Returns:
-        False if Serve has not said so within two minutes.
+        False if Serve has not said so within two minutes, or does not answer.
     """
     own = serve.get_replica_context()
-    with contextlib.suppress(TimeoutError, *_ABSENT):
+    with contextlib.suppress(TimeoutError, RayError, *_ABSENT):
         async with asyncio.timeout(_RUNS_S):
             while True:
                 if await asyncio.to_thread(_runs, own.app_name, own.deployment, own.replica_tag):

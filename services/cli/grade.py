@@ -45,7 +45,7 @@ def grade_command(arguments: argparse.Namespace, console: Console) -> int:
 
     job = read_job(arguments.file, arguments.tests)
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
-    home = os.path.expanduser("~")  # as it is for a user without one: then no header is kept
+    home = os.path.expanduser("~")  # stays so for a user without a home: then no header is kept
     headers = None if home == "~" else f"{home}/.cache/millrace/headers"
     config = RewardServiceConfig(slots=1, header_cache_dir=headers)
     score = asyncio.run(_graded(job, Scoring(config)))
