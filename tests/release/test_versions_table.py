@@ -12,7 +12,8 @@ PAGE = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
 
 
 def _rows() -> list[list[str]]:
-    lines = [line for line in PAGE.splitlines() if line.startswith("| ")][1:]
+    _, _, section = PAGE.partition("| Millrace | Python |")
+    lines = [line for line in section.partition("\n\n")[0].splitlines() if line.startswith("| ")]
     return [
         [cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines
     ]
