@@ -33,14 +33,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.run_file import read_run_file
-from services.cli.runs_client import RunsClient
-from services.cli.wiring import move_to
-from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.reward_service import FunctionTest, PythonFunctionGrader, ScoreJob, Verdict
-from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wiring import move_to
+from services.protocol.reward.reward_service import (
+    FunctionTest,
+    PythonFunctionGrader,
+    ScoreJob,
+    Verdict,
+)
+from services.protocol.run.orchestrator import RunConfig, RunState
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 from services.protocol.yaml_text import load_yaml
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring

@@ -21,7 +21,10 @@ from benchmarks.learning_figures import draw
 from benchmarks.learning_matrix import Configuration, configurations
 from benchmarks.learning_page import PAGE, filled
 from benchmarks.learning_results import RESULTS, Results, outcome
-from services.cli.demo import (
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.demo.demo import (
     DEPLOY_FILE,
     RUN_FILE,
     SERVICES_S,
@@ -31,11 +34,8 @@ from services.cli.demo import (
     resolved,
     terminated_like_interrupted,
 )
-from services.cli.follow import follow
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import RunConfig
+from millrace_tools.run.follow import follow
+from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 
 STEPS = 60

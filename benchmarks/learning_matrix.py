@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from services.cli.demo import RUN_FILE
+from millrace_tools.demo.demo import RUN_FILE
 from services.protocol.yaml_text import load_yaml
 
 Part = Literal["presets", "algorithms", "staleness"]

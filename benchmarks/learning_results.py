@@ -7,8 +7,8 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from benchmarks.learning_matrix import Configuration
-from services.orchestrator.run_directory import RunDirectory
-from services.protocol.orchestrator import RunState, RunStatus
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunState, RunStatus
 
 RESULTS = Path(__file__).parent / "baselines" / "learning.json"
 

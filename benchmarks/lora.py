@@ -58,10 +58,10 @@ def lora_of(way: str) -> dict[str, Any] | None:
 
 def train(way: str, model: str) -> dict[str, float]:
     """One rank: bytes that travel, memory above the imports, seconds of a step and a snapshot."""
-    from services.protocol.algorithm import AlgorithmConfig
+    from services.protocol.run.algorithm import AlgorithmConfig
     from services.protocol.trainer import RunStart
     from services.trainer.config import TrainerConfig
-    from services.trainer.learner import Learner, join_group, open_store
+    from services.trainer.rank.learner import Learner, join_group, open_store
 
     given = {"model": model, "world_size": 1, "lora": lora_of(way)}
     config = TrainerConfig.model_validate(given)

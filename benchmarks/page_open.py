@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.ledger import Ledger, Prompt
-from services.orchestrator.run_directory import RunDirectory
-from services.page.ledger_reading import GroupQuery
-from services.page.run_folder import RunFolder
-from services.page.trajectory_index import TrajectoryQuery
-from services.protocol.orchestrator import RunConfig
+from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.page.reading.ledger_reading import GroupQuery
+from services.page.reading.run_folder import RunFolder
+from services.page.reading.trajectory_index import TrajectoryQuery
+from services.protocol.run.orchestrator import RunConfig
 
 GROUP_SIZE, BATCH_GROUPS = 16, 16
 

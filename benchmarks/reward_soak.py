@@ -27,7 +27,7 @@ import psutil
 import uvloop
 from reward_soak_jobs import KINDS, draw
 
-from services.protocol.reward_service import Score, Verdict
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig, cores_here
 from services.reward_service.scoring import Scoring
 

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from services.protocol.code_tests import CodeTest, Limits
-from services.protocol.grader import AnyGrader, CodeGrader, MathsGrader
-from services.protocol.reward_service import ScoreJob, Verdict
+from services.protocol.reward.code_tests import CodeTest, Limits
+from services.protocol.reward.grader import AnyGrader, CodeGrader, MathsGrader
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 
 _STDIN = [CodeTest(stdin="20 1", expected="21"), CodeTest(stdin="2 2", expected="4")]
 _CALLS = [CodeTest(args=[20, 1], expected=21), CodeTest(args=[2, 2], expected=4)]

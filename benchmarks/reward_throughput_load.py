@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from services.protocol.code_tests import CodeTest, Limits
-from services.protocol.grader import CodeGrader
-from services.protocol.reward_service import ScoreJob
+from services.protocol.reward.code_tests import CodeTest, Limits
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import ScoreJob
 
 TESTS = 15
 TIME_LIMIT_S = 0.5

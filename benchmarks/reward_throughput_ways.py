@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 from reward_throughput_load import SUFFIX, TIME_LIMIT_S, Sample
 
-from services.protocol.reward_service import Score, Verdict
-from services.reward_service.bubblewrap import Bubblewrap
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig, cores_here
-from services.reward_service.jail import Jail
+from services.reward_service.isolation.bubblewrap import Bubblewrap
+from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import uvloop
 
 from services.protocol.rollout_server import RENDER_AND_GENERATE as _PATH
-from services.rollout_server.parent_death import die_with_parent
+from services.rollout_server.engine.parent_death import die_with_parent
 
 MODEL = "mock"
 VERSION = "3"

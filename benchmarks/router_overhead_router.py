@@ -12,7 +12,7 @@ import sys
 
 import uvicorn
 
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
@@ -57,7 +57,7 @@ def serve_with_ray(config: RouterConfig, table: FixedTable, port: int) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions
 
-    from services.cli.private_cluster import PrivateCluster
+    from millrace_tools.cluster.private_cluster import PrivateCluster
     from services.router.app import Router
 
     class FixedRouter(Router):

@@ -10,9 +10,9 @@ from vllm.entrypoints.launchers.api_server.entry import build_async_engine_clien
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from services.rollout_server.http_server import HttpServer
-from services.rollout_server.parent_death import die_with_parent
-from services.rollout_server.version_spans import put_spans_on_every_output
+from services.rollout_server.engine.parent_death import die_with_parent
+from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
+from services.rollout_server.http.http_server import HttpServer
 
 VERSION = "3"
 

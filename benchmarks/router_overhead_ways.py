@@ -10,7 +10,7 @@ from pathlib import Path
 
 from router_overhead_process import ROOT, Child, Usage
 
-from services.cli.machine import free_port
+from millrace_tools.capacity.machine import free_port
 
 SHIPPED, PLAIN = "as shipped", "plain vLLM"
 PROXY, HAPROXY = "Serve's proxy", "Serve's HAProxy"
@@ -59,7 +59,10 @@ def real_engine(folder: Path) -> Iterator[Engine]:
         *("--kv-cache-memory-bytes", str(256 << 20), "--enforce-eager", "--enable-scale-out"),
         *("--disable-uvicorn-access-log", "--disable-log-stats"),
         # As rollout servers do: with a process for one worker, both would wait by spinning.
-        *("--distributed-executor-backend", "services.rollout_server.engine_process.OneWorker"),
+        *(
+            "--distributed-executor-backend",
+            "services.rollout_server.engine.engine_process.OneWorker",
+        ),
         *("--logprobs-mode", "processed_logprobs"),
     ]
     environment = {

@@ -38,10 +38,10 @@ from schedules_ideal import bounds
 from schedules_oracle import ideal
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.peers import Peers
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunConfig, RunRequest, RunState
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
 from tests.orchestrator.fakes import no_load, write_tasks
 from tests.orchestrator.virtual_clock import run_virtually
 

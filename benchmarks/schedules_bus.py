@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from schedules_hardware import Hardware, simulated
 
-from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 
 _WAVES = 8
 

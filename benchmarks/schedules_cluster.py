@@ -14,7 +14,7 @@ from schedules_bus import Bus
 from schedules_hardware import Hardware, Trace, simulated
 from schedules_rollouts import Rollouts
 
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.trainer import (
     CheckpointReport,
     RunStart,

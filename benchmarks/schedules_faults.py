@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from tests.orchestrator.random_schedule import RandomSchedule, draw, play
 
 CHUNK = 50

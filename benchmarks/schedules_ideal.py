@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from schedules_cluster import Step
 from schedules_hardware import Hardware, Trace, Work
 
-from services.protocol.schedule import ScheduleConfig
+from services.protocol.run.schedule import ScheduleConfig
 
 Bounds = dict[str, float]
 """Seconds, by what there is only so much of."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from schedules_hardware import Hardware, Trace
 
-from services.protocol.schedule import ScheduleConfig
+from services.protocol.run.schedule import ScheduleConfig
 
 ORDERS: dict[str, Callable[[Sequence[int], int], float]] = {
     "oldest first": lambda tokens, place: 0.0,

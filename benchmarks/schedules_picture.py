@@ -22,7 +22,7 @@ from schedules_hardware import MEAN_TOKENS, Hardware, Trace
 from schedules_rollouts import Answer, Rollouts
 
 from docs.diagrams.draw import HERE, STYLE, digest
-from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.run_folder.run_directory import RunDirectory
 
 PRESETS = ("sync", "one_step_off", "stream", "partial", "async")
 STEPS, REPLICAS, GROUP_SIZE = 16, 8, 2

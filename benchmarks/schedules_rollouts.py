@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from schedules_bus import Bus
 from schedules_hardware import LONGEST, Hardware, Trace, simulated
 
-from services.orchestrator.rollout import Arrived, RolloutRequest
+from services.orchestrator.rollout.rollout import Arrived, RolloutRequest
 from services.protocol.trajectory import PolicySpan, Trajectory
 
 _TOKENS = tuple(range(LONGEST + 1))

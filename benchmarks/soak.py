@@ -33,7 +33,7 @@ from soak_delivery import Delivery
 from soak_faults import Faults, Healed
 from soak_load import EXACT, Findings, Load
 
-from services.cli.leftovers import adopt_orphans, end_descendants
+from millrace_tools.cluster.leftovers import adopt_orphans, end_descendants
 from tests.chaos.answers import Judge
 from tests.chaos.opening import make_model, opened
 

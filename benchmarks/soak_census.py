@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 from process_holdings import Holding, holding_of, of_each
 
-from services.cli.leftovers import descendants
+from millrace_tools.cluster.leftovers import descendants
 from tests.chaos.scene import Scene
 
 WARM_S = 90.0

@@ -7,7 +7,7 @@ from contextlib import suppress
 from soak_load import Findings, Load
 
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import MemberTable
+from services.protocol.weights.weight_bus import MemberTable
 from services.weight_bus.changes import Changes
 from tests.chaos.answers import Judge
 from tests.chaos.scene import READY_S, Scene

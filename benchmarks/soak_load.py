@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import aiohttp
 
-from services.protocol.weight_bus import Member, MemberTable
+from services.protocol.weights.weight_bus import Member, MemberTable
 from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
 from services.weight_bus.changes import Changes

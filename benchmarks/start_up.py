@@ -100,7 +100,7 @@ def measured(seed: int, steps: int | None) -> dict[str, object]:
     """One demo: seconds and CPU-seconds by phase, and when each application was up."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "services.cli.main", "demo", "--seed", str(seed)]
+    command = [sys.executable, "-m", "millrace_tools.main", "demo", "--seed", str(seed)]
     command += ["--port", str(port), *(["--steps", str(steps)] if steps else [])]
     began = time.monotonic()
     demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -35,9 +35,9 @@ from time_to_reward_goal import Goal, Side
 from time_to_reward_grading import GRADINGS
 
 from examples.tiny_code.make_model import TASK_FILE, make_model, write_tasks
-from services.cli.demo import ROOT, RUN_FILE
-from services.cli.run_file import read_run_file
-from services.protocol.orchestrator import RunConfig
+from millrace_tools.demo.demo import ROOT, RUN_FILE
+from millrace_tools.deploy.run_file import read_run_file
+from services.protocol.run.orchestrator import RunConfig
 
 BASELINE = Path(__file__).parent / "baselines" / "time_to_reward.json"
 BAR = 2.0

@@ -11,7 +11,7 @@ from typing import Any
 
 from time_to_reward_goal import Goal, Side
 
-from services.protocol.orchestrator import RunConfig
+from services.protocol.run.orchestrator import RunConfig
 
 HERE = Path(__file__).parent
 _STARTUP_S = 300.0

@@ -12,15 +12,15 @@ from torch.nn import functional
 from train_step_batch import GROUP_SIZE, VOCABULARY, Answer, Watch
 from transformers import AutoModelForCausalLM
 
-from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
-from services.trainer.batching import plan_minibatches, rows_of
-from services.trainer.collate import MicroBatch, collate
+from services.trainer.batch.batching import plan_minibatches, rows_of
+from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.config import MIB, TrainerConfig
-from services.trainer.learner import Learner, join_group, open_store
-from services.trainer.packed_attention import PACKED, packed_hidden, padded_hidden
-from services.trainer.token_logprobs import token_logprobs
+from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
+from services.trainer.model.token_logprobs import token_logprobs
+from services.trainer.rank.learner import Learner, join_group, open_store
 
 TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
 

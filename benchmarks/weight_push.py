@@ -29,8 +29,8 @@ from rich.console import Console
 from rich.table import Table
 from weight_push_world import SHAPES, World
 
-from services.cli.private_cluster import PrivateCluster
-from services.protocol.weight_bus import NAMESPACE
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from services.protocol.weights.weight_bus import NAMESPACE
 
 WAYS = {
     "driver": "through the driver",

@@ -18,10 +18,10 @@ import ray
 from services.peers import BusPeer
 from services.protocol.trainer import TrainBatch
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.rollout_server.engine_sockets import engine_sockets
-from services.trainer.rank import TrainerRank
-from services.trainer.rank_messages import RankStep
+from services.rollout_server.engine.engine_environment import environment
+from services.rollout_server.engine.engine_sockets import engine_sockets
+from services.trainer.rank.rank import TrainerRank
+from services.trainer.rank.rank_messages import RankStep
 
 PROMPT_TOKENS = 16
 ANSWER_TOKENS = 128
@@ -259,7 +259,7 @@ def _load_again(worker: Any) -> float:
 
 def _load(worker: Any, tensors: Any) -> None:
     """The same load for every way, so that only the way differs."""
-    from services.rollout_server import layerwise_load
+    from services.rollout_server.engine.vllm_patches import layerwise_load
 
     receiver = worker.weight_transfer_engine
     layerwise_load.load(receiver.model, receiver.model_config, tensors)

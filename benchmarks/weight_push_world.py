@@ -12,15 +12,15 @@ import ray
 from weight_push_actors import Rank, Replica
 
 from services.peers import BusPeer
-from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
-from services.protocol.weight_bus import ReplicaState
-from services.protocol.weights import WeightManifest
+from services.protocol.weights.weight_bus import ReplicaState
+from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
-from services.trainer.canary import by_sequence
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_group import RankGroup
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.snapshot.canary import by_sequence
 from services.weight_bus.app import WeightBusSupervisor
 from services.weight_bus.config import WeightBusConfig
 

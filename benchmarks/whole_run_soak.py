@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from whole_run_census import Census
 
-from services.protocol.orchestrator import RunState
+from services.protocol.run.orchestrator import RunState
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
 BASELINE = Path(__file__).parent / "baselines" / "whole_run_soak.json"
@@ -60,7 +60,7 @@ def main() -> None:
 def soak(demo: DemoCluster, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Run after run until the time is over; the figures."""
     folders = {"cluster": demo.cluster_folder, "shared memory": Path("/dev/shm")}
-    census = Census(os.getpid(), folders, spared=("services.cli.main", "services.chaos"))
+    census = Census(os.getpid(), folders, spared=("millrace_tools.main", "millrace_tools.chaos"))
     over, began = threading.Event(), time.monotonic()
 
     def count() -> None:

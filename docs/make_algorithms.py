@@ -4,11 +4,11 @@ import ast
 import re
 from pathlib import Path
 
-from services.protocol.algorithm import ALGORITHM_PRESETS
+from services.protocol.run.algorithm import ALGORITHM_PRESETS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
-TRAINER = ROOT / "services" / "trainer"
+ALGORITHMS = ROOT / "services" / "trainer" / "algorithms"
 PARTS = {
     "Advantages": ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "dapo"),
     "Advantages by token": ("gae",),
@@ -47,8 +47,8 @@ algorithm:
   loss: my_loss.py:my_loss
 ```
 
-`tokens` is `services.trainer.algorithms.tokens.ScoredTokens`; what comes back is one loss per
-token. The file is run by the trainer's ranks as it is: it must lie at the same place on their
+`tokens` is `services.trainer.algorithms.losses.tokens.ScoredTokens`; what comes back is one loss
+per token. The file is run by the trainer's ranks as it is: it must lie at the same place on their
 nodes. They run it only with `user_losses: true` in the trainer's `args`, because whoever may
 start runs may then run code there.
 """
@@ -59,7 +59,7 @@ def page() -> str:
     parts = [HEAD, "## Presets\n", _presets()]
     for title, names in PARTS.items():
         parts.append(f"## {title}\n")
-        parts += [_module(TRAINER / "algorithms" / f"{name}.py") for name in names]
+        parts += [_module(next(ALGORITHMS.rglob(f"{name}.py"))) for name in names]
     return "\n".join(parts)
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, expect, sync_playwright
 
-from services.page.run_folder import RunFolder
-from services.page.trajectory_index import TrajectoryQuery
+from services.page.reading.run_folder import RunFolder
+from services.page.reading.trajectory_index import TrajectoryQuery
 
 IMAGES = Path(__file__).parent / "images"
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
@@ -27,7 +27,7 @@ DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 @contextmanager
 def viewed(run_dir: Path) -> Iterator[str]:
     """Where `millrace view` shows the run."""
-    view = [sys.executable, "-m", "services.cli.main", "view", str(run_dir), "--port", "0"]
+    view = [sys.executable, "-m", "millrace_tools.main", "view", str(run_dir), "--port", "0"]
     with subprocess.Popen(view, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

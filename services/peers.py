@@ -18,8 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from services.protocol.errors import NotReady, ReplicaLost
-from services.protocol.replica_control import ControlOutcome
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
@@ -28,8 +27,9 @@ from services.protocol.trainer import (
     TrainerState,
     TrainReport,
 )
-from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import (
+from services.protocol.weights.replica_control import ControlOutcome
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import (
     BUS_ACTOR,
     NAMESPACE,
     MemberTable,
@@ -38,7 +38,7 @@ from services.protocol.weight_bus import (
     Report,
     TrainerHello,
 )
-from services.protocol.weights import CanaryLogprobs, WeightManifest
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 
 _STATUS_S = 5.0
 _RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
@@ -175,7 +175,7 @@ class RewardPeer(_ServePeer):
         self._timeout_s = timeout_s
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
-        """See `services.protocol.reward_service.RewardService`."""
+        """See `services.protocol.reward.reward_service.RewardService`."""
         return await self._call("score", jobs, timeout_s=self._timeout_s)
 
 
@@ -217,56 +217,56 @@ class BusPeer:
             raise NotReady(f"weight_bus is not up: {error}") from error
 
     async def register_replica(self, hello: ReplicaHello) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("register_replica", hello)
 
     async def register_trainer(self, hello: TrainerHello) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("register_trainer", hello)
 
     async def leave(self, member_id: str) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("leave", member_id)
 
     async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         return await self._call("next_orders", member_id, acknowledged, wait_s, extra_s=wait_s)
 
     async def report(self, report: Report) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("report", report)
 
     async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("publish", manifest, group)
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("publish_canary", version, logprobs)
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         return await self._call("watch", revision, wait_s, extra_s=wait_s)
 
     async def control(
         self, replica_id: str, action: str, level: int | None, timeout_s: float
     ) -> ControlOutcome:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         order = (replica_id, action, level, timeout_s)
         return await self._call("control", *order, extra_s=timeout_s)
 
     async def report_control(self, outcome: ControlOutcome) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("report_control", outcome)
 
     async def versions(self) -> tuple[VersionRecord, ...]:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         return await self._call("versions")
 
     async def bound_lag(self, max_lag: int | None) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("bound_lag", max_lag)
 
     async def want_replicas(self, replicas: int) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         await self._call("want_replicas", replicas)

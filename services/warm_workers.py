@@ -1,6 +1,6 @@
 """Ray workers that are forked from a process which has imported their modules already.
 
-A private cluster may have such processes, one for each stage (`services/cli/fork_server.py`).
+A private cluster may have such processes, one for each stage (`fork_server.py` of the tools).
 Here is how an actor says from which it wants its worker.
 """
 

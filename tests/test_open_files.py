@@ -25,7 +25,7 @@ PROCESSES = {
     "services.orchestrator.app": "Orchestrator",
     "services.reward_service.app": "RewardReplica",
     "services.trainer.app": "TrainerDeployment",
-    "services.trainer.rank": "TrainerRank",
+    "services.trainer.rank.rank": "TrainerRank",
     "services.page.app": "Page",
     "services.weight_bus.actor": "WeightBusActor",
 }

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ray.util.metrics import Counter, Histogram
 
 from docs.site.models import Link, describe, models_of, section
-from services.cli.main import command_parser
+from millrace_tools.main import command_parser
 from services.observability import metrics
 from services.orchestrator.api import http_api as runs_api
 from services.page.app import PREFIX
@@ -46,12 +46,12 @@ MODEL_PAGES = {
         "What `millrace run FILE` takes. The top of the file is `RunConfig`; the classes below it "
         "are its sections. `millrace run FILE --dry-run` explains a file and starts nothing.",
         {
-            "The run": ("services.protocol.orchestrator",),
-            "Schedule": ("services.protocol.schedule",),
-            "Algorithm": ("services.protocol.algorithm",),
-            "Evaluation": ("services.protocol.evaluation",),
-            "Curriculum": ("services.protocol.curriculum",),
-            "Trackers": ("services.protocol.tracker",),
+            "The run": ("services.protocol.run.orchestrator",),
+            "Schedule": ("services.protocol.run.schedule",),
+            "Algorithm": ("services.protocol.run.algorithm",),
+            "Evaluation": ("services.protocol.run.evaluation",),
+            "Curriculum": ("services.protocol.run.curriculum",),
+            "Trackers": ("services.protocol.run.tracker",),
         },
     ),
     "reference/tasks.md": (
@@ -59,15 +59,15 @@ MODEL_PAGES = {
         "A line of a task file is a `Task`; its `grader` is one of the kinds below. `millrace "
         "grade ANSWER --tests FILE` tries a grader on an answer without any service.",
         {
-            "Tasks": ("services.protocol.task",),
-            "Graders": ("services.protocol.grader",),
-            "Tests of code": ("services.protocol.code_tests",),
+            "Tasks": ("services.protocol.run.task",),
+            "Graders": ("services.protocol.reward.grader",),
+            "Tests of code": ("services.protocol.reward.code_tests",),
         },
     ),
     "reference/chaos.md": (
         "Scripts of faults",
         "What `millrace chaos --script FILE` takes; see [chaos](../chaos.md).",
-        {"The script": ("services.chaos.script",)},
+        {"The script": ("millrace_tools.chaos.script",)},
     ),
     "reference/sessions.md": (
         "Sessions and loads",

@@ -7,7 +7,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from services.protocol.task import Task
+from services.protocol.run.task import Task
 
 _TURNS = 6
 _NUMBERS = {"a": {"type": "integer"}, "b": {"type": "integer"}}

@@ -4,7 +4,7 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-from services.protocol.task import Task
+from services.protocol.run.task import Task
 
 _TURNS = 5
 _SIGNS = {"times": int.__mul__, "plus": int.__add__}

@@ -98,7 +98,7 @@ def split_specs() -> tuple[list[Spec], list[Spec]]:
 
 
 def task_row(spec: Spec, split: str) -> dict[str, Any]:
-    """A line of the task file, as `services.protocol.task.Task` wants it."""
+    """A line of the task file, as `services.protocol.run.task.Task` wants it."""
     return {
         "task_id": spec.task_id,
         "messages": [{"role": "user", "content": spec.prompt}],

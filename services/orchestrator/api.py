@@ -14,9 +14,9 @@ from services.access.error_answer import (
 )
 from services.access.json_body import AsciiJson, parsed_body, read_body
 from services.access.openapi import ERRORS, describe_bodies, json_body
-from services.orchestrator.runs import NoSuchRun, RunActive, Runs
+from services.orchestrator.lifecycle.runs import NoSuchRun, RunActive, Runs
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import RunRequest, RunStatus
+from services.protocol.run.orchestrator import RunRequest, RunStatus
 
 _MOST_TRAJECTORIES, _MOST_DIGITS = 1000, 9
 _BODY_MB, _BODY_S = 1, 30.0  # a run file is a few kilobytes

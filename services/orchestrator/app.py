@@ -6,14 +6,14 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.access.access_control import protect
-from services.notes import ClusterNote
+from services.cluster_kv import ClusterNote
 from services.observability import tracing
 from services.open_files import raise_open_files
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.open_run import OpenRun
-from services.orchestrator.peers import Peers
-from services.orchestrator.runs import Runs
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.lifecycle.open_run import OpenRun
+from services.orchestrator.lifecycle.runs import Runs
 from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
 

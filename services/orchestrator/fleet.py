@@ -6,7 +6,7 @@ import time
 from services.observability.log import Log
 from services.orchestrator.changes import Changes
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState, WeightBus
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState, WeightBus
 
 _WATCH_S = 10.0
 _RETRY_S = 0.5

@@ -10,7 +10,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from services.access.error_answer import error_answer
-from services.page.run_folder import RunFolder
+from services.page.reading.run_folder import RunFolder
 
 LOOK_S = 1.0
 _BEAT_S = 15.0

@@ -10,10 +10,10 @@ import aiohttp
 from services.observability.log import Log
 from services.page.config import PageConfig
 from services.page.open_folders import NoSuchRun, OpenFolders
-from services.page.run_folder import RunFolder
+from services.page.reading.run_folder import RunFolder
 from services.page.run_shelf import MOST_RUNS
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.weight_bus import MemberTable
+from services.protocol.weights.weight_bus import MemberTable
 
 _TIMEOUT_S = 5.0
 _log = Log("page")
@@ -23,7 +23,7 @@ class TableSource(Protocol):
     """Whoever has the member table."""
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
 
 
 class ClusterShelf:

@@ -18,11 +18,11 @@ from services.access.json_body import AsciiJson
 from services.access.openapi import ERRORS
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
-from services.page.ledger_reading import LARGEST, GroupQuery
 from services.page.open_folders import NoSuchRun, RunGone
 from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
+from services.page.reading.ledger_reading import LARGEST, GroupQuery
+from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_shelf import RunShelf
-from services.page.trajectory_index import TrajectoryQuery
 
 STATIC = FilePath(__file__).parent / "static"
 _Number = Annotated[int, Path(ge=0, le=LARGEST)]

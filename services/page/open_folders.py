@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
-from services.page.run_folder import RunFolder
+from services.page.reading.run_folder import RunFolder
 
 _MOST = 32
 

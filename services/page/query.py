@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from services.page.timeline_reading import LATEST
+from services.page.reading.timeline_reading import LATEST
 from services.protocol.strict import StrictModel
 
 _Time = Annotated[float, Field(ge=0, le=LATEST)]

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from services.page.open_folders import NoSuchRun, OpenFolders
-from services.page.run_folder import RunFolder
+from services.page.reading.run_folder import RunFolder
 
 MOST_RUNS = 500
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trajectory import Trajectory
 
 RANK_PREFIX = "trainer_rank/"

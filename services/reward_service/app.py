@@ -13,7 +13,7 @@ from services.observability import tracing
 from services.open_files import raise_open_files
 from services.peers import http_host
 from services.protocol.placement import NODE_RESOURCE_SHARE
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import closed_api, http_api
 from services.reward_service.scoring import Scoring
@@ -28,7 +28,7 @@ replica starts in seconds. Serve's own would keep an idle one for ten minutes.""
 
 
 class RewardReplica:
-    """Implements `services.protocol.reward_service.RewardService` behind a Serve handle."""
+    """Implements `services.protocol.reward.reward_service.RewardService` behind a Serve handle."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
         raise_open_files()

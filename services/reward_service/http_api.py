@@ -20,7 +20,7 @@ from services.access.json_body import AsciiJson, parsed_body, read_body
 from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.grader import (
+from services.protocol.reward.grader import (
     AnyGrader,
     CodeGrader,
     Grader,
@@ -29,13 +29,13 @@ from services.protocol.grader import (
     WeightedGrader,
     check_tests,
 )
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.strict import StrictModel
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.core_queue import QueueFull, caller
+from services.reward_service.graders.user_graders import named_in
 from services.reward_service.languages import languages
+from services.reward_service.sandbox.core_queue import QueueFull, caller
 from services.reward_service.scoring import Scoring
-from services.reward_service.user_graders import named_in
 
 
 class GradeJob(StrictModel):

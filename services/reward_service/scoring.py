@@ -9,15 +9,15 @@ from dataclasses import replace
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.core_queue import QueueFull
-from services.reward_service.grade import Grade, infra_failure
 from services.reward_service.graders import code, maths, text, users, weighted
 from services.reward_service.graders.registry import grade_completion
-from services.reward_service.sandbox import Sandbox
-from services.reward_service.sandbox_uses import noted_uses
-from services.reward_service.tools import Tools
+from services.reward_service.grading.grade import Grade, infra_failure
+from services.reward_service.grading.tools import Tools
+from services.reward_service.sandbox.core_queue import QueueFull
+from services.reward_service.sandbox.sandbox import Sandbox
+from services.reward_service.sandbox.sandbox_uses import noted_uses
 
 _log = Log("reward_service")
 
@@ -26,7 +26,7 @@ KINDS = (code, maths, text, users, weighted)
 
 
 class Scoring:
-    """Implements `services.protocol.reward_service.RewardService` in one process."""
+    """Implements `services.protocol.reward.reward_service.RewardService` in one process."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.config = config

@@ -17,8 +17,8 @@ from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import BusPeer
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.rollout_server.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import environment
+from services.rollout_server.engine.engine_sockets import engine_sockets
 from services.rollout_server.placement import resources
 from services.rollout_server.preflight import available_memory, check_memory, check_model
 from services.rollout_server.serve_log import serve_log_kept
@@ -47,7 +47,7 @@ class RolloutServer:
         with serve_log_kept(), heavy_imports():
             from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
 
-            from services.rollout_server.pressure_gauges import PressureGauges
+            from services.rollout_server.engine.vllm_patches.pressure_gauges import PressureGauges
             from services.rollout_server.replica import RolloutReplica
 
         self._replica: RolloutReplica | None = RolloutReplica(

@@ -10,20 +10,20 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
 from services.protocol.errors import portable_errors
-from services.protocol.replica_control import Hold
-from services.protocol.weight_bus import ReplicaHello, WeightBus
-from services.protocol.weights import WeightManifest
-from services.rollout_server.adapter_requests import AdapterRequests
-from services.rollout_server.bus_member import BusMember
-from services.rollout_server.canary import CanaryProver
+from services.protocol.weights.replica_control import Hold
+from services.protocol.weights.weight_bus import ReplicaHello, WeightBus
+from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import engine_arguments, server_arguments
-from services.rollout_server.engine_fork import fork_engine_processes
-from services.rollout_server.engine_loader import EngineLoader
-from services.rollout_server.http_server import HttpServer
-from services.rollout_server.replica_control import EngineControl, why_sleepless
-from services.rollout_server.start_up import StartPhase, StartUp
-from services.rollout_server.version_spans import put_spans_on_every_output
+from services.rollout_server.control.bus_member import BusMember
+from services.rollout_server.control.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.start_up import StartPhase, StartUp
+from services.rollout_server.engine.adapter_requests import AdapterRequests
+from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
+from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
+from services.rollout_server.http.http_server import HttpServer
+from services.rollout_server.weights.canary import CanaryProver
+from services.rollout_server.weights.engine_loader import EngineLoader
 from services.transport.base_digest import base_digest
 from services.transport.shared_memory import memory_domain
 

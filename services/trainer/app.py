@@ -15,8 +15,8 @@ from services.protocol.trainer import (
     TrainReport,
 )
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_group import RankGroup
-from services.trainer.service import TrainerService
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.lead.service import TrainerService
 
 
 @serve.deployment(

@@ -1,6 +1,6 @@
 """Making this process's end of a link, of the kind that the bus has chosen."""
 
-from services.protocol.weight_bus import Link, Transport
+from services.protocol.weights.weight_bus import Link, Transport
 from services.transport.gloo import GlooLink
 
 

@@ -16,7 +16,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
     ProcessGroupGloo,
 )
 
-from services.protocol.weight_bus import Link, Transport
+from services.protocol.weights.weight_bus import Link, Transport
 from services.transport.bucket import (
     BucketSource,
     Encoded,

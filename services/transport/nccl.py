@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from services.protocol.weight_bus import Link
+from services.protocol.weights.weight_bus import Link
 from services.transport.gloo import GlooLink, LinkBroken
 
 _POLL_S = 0.0002

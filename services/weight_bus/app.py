@@ -9,7 +9,7 @@ from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 

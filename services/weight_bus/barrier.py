@@ -1,7 +1,7 @@
 """Committing a version on all replicas at once instead of on each as soon as it can."""
 
 from services.weight_bus.changes import Changes
-from services.weight_bus.replicas import Replicas
+from services.weight_bus.members.replicas import Replicas
 
 
 class Barrier:

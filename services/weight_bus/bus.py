@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.replica_control import ControlOutcome
-from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import (
+from services.protocol.weights.replica_control import ControlOutcome
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import (
     MemberTable,
     Order,
     Orders,
@@ -24,18 +24,18 @@ from services.protocol.weight_bus import (
     Report,
     TrainerHello,
 )
-from services.protocol.weights import CanaryLogprobs, WeightManifest
-from services.weight_bus.admission import check_publish
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.control import Control
-from services.weight_bus.delivery import Delivery
-from services.weight_bus.delivery_context import DeliveryContext
+from services.weight_bus.delivery.delivery import Delivery
+from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import Mailbox
-from services.weight_bus.replicas import Replicas
-from services.weight_bus.trainer_groups import TrainerGroups
+from services.weight_bus.members.admission import check_publish
+from services.weight_bus.members.replicas import Replicas
+from services.weight_bus.members.trainer_groups import TrainerGroups
 from services.weight_bus.version_ledger import VersionLedger
 
 _TICK_S = 0.25
@@ -45,7 +45,7 @@ log = Log("weight_bus")
 
 
 class Bus:
-    """Implements `services.protocol.weight_bus.WeightBus` for one event loop."""
+    """Implements `services.protocol.weights.weight_bus.WeightBus` for one event loop."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Bus:
         )
 
     async def register_replica(self, hello: ReplicaHello) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._replicas.enter(hello)
         copy = hello.copy
         if hello.committed_version is not None:
@@ -110,7 +110,7 @@ class Bus:
         self._update()
 
     async def register_trainer(self, hello: TrainerHello) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._trainers.enter(hello)
         self._mailboxes.setdefault(hello.member_id, Mailbox())
         log.info("trainer rank registered", member=hello.member_id, group=hello.group)
@@ -121,15 +121,15 @@ class Bus:
     async def control(
         self, replica_id: str, action: str, level: int | None, timeout_s: float
     ) -> ControlOutcome:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         return await self._control.order(replica_id, action, level, timeout_s)
 
     async def report_control(self, outcome: ControlOutcome) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._control.take(outcome)
 
     async def leave(self, member_id: str) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._replicas.leave(member_id)
         self._trainers.leave(member_id)
         await self._end_delivery(member_id)
@@ -138,7 +138,7 @@ class Bus:
         self._update()
 
     async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         mailbox = self._mailboxes.get(member_id)
         if mailbox is None or not self._seen(member_id):
             return Orders(known=False, last=0, orders=())
@@ -158,7 +158,7 @@ class Bus:
         )
 
     async def report(self, report: Report) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         if report.phase is Phase.SEND and report.error is None:
             # The replica's vote decides; a send that went well only has bytes to tell.
             BusMetrics.sent_bytes.inc(report.sent_bytes, tags={"replica": report.replica_id})
@@ -168,7 +168,7 @@ class Bus:
             BusMetrics.dropped_reports.inc()
 
     async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
-        """See `services.protocol.weight_bus.WeightBus`.
+        """See `services.protocol.weights.weight_bus.WeightBus`.
 
         A restarted bus knows from its replicas which version is the newest, but has no
         manifest for it; it takes that one version again.
@@ -187,14 +187,14 @@ class Bus:
         self._update()
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         self._canaries.put(version, logprobs)
         for delivery, _ in self._deliveries.values():
             delivery.look_at_canary()
         self._update()
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weight_bus.WeightBus`.
+        """See `services.protocol.weights.weight_bus.WeightBus`.
 
         A watcher that knew a bus before a restart has a higher revision; it is answered at
         once, too.
@@ -203,11 +203,11 @@ class Bus:
         return self._look()
 
     async def versions(self) -> tuple[VersionRecord, ...]:
-        """See `services.protocol.weight_bus.WeightBus` and `VersionLedger`."""
+        """See `services.protocol.weights.weight_bus.WeightBus` and `VersionLedger`."""
         return self._ledger.records()
 
     async def bound_lag(self, max_lag: int | None) -> None:
-        """See `services.protocol.weight_bus.WeightBus`.
+        """See `services.protocol.weights.weight_bus.WeightBus`.
 
         Raises:
             InvalidInput: `max_lag` is negative.
@@ -218,7 +218,7 @@ class Bus:
         self._update()
 
     async def want_replicas(self, replicas: int) -> None:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
         if replicas < 1:
             raise InvalidInput("replicas", replicas, "Use a number from 1.")
         self._wanted = replicas, self._clock() + _WANTED_S

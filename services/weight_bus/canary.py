@@ -4,8 +4,8 @@ import math
 
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
-from services.protocol.weight_bus import Report
-from services.protocol.weights import CanaryLogprobs
+from services.protocol.weights.weight_bus import Report
+from services.protocol.weights.weights import CanaryLogprobs
 
 _VERSIONS_KEPT = 8
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.replica_control import (
+from services.protocol.weights.replica_control import (
     ControlAction,
     ControlFailed,
     ControlOutcome,
@@ -15,9 +15,9 @@ from services.protocol.replica_control import (
     Hold,
     check_control,
 )
-from services.protocol.weight_bus import Order
+from services.protocol.weights.weight_bus import Order
 from services.weight_bus.mailbox import MailboxFull
-from services.weight_bus.replicas import Replicas
+from services.weight_bus.members.replicas import Replicas
 
 _HOLDS = {ControlAction.PAUSE: Hold.PAUSED, ControlAction.SLEEP: Hold.ASLEEP}
 
@@ -55,7 +55,7 @@ class Control:
     async def order(
         self, replica_id: str, action: str, level: int | None, timeout_s: float
     ) -> ControlOutcome:
-        """See `services.protocol.weight_bus.WeightBus.control`."""
+        """See `services.protocol.weights.weight_bus.WeightBus.control`."""
         try:
             order = self._check(replica_id, action, level)
         except InvalidInput:

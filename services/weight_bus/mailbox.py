@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from services.protocol.weight_bus import Order
+from services.protocol.weights.weight_bus import Order
 
 CAPACITY = 1024
 """Orders that a member may leave unacknowledged."""

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.protocol.version_ledger import VersionOutcome, VersionRecord, digest_of
-from services.protocol.weights import WeightManifest
+from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord, digest_of
+from services.protocol.weights.weights import WeightManifest
 
 _OUTCOMES = 64
 """Outcomes kept of each version; replicas that restart for ever have ever new names."""

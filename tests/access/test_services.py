@@ -7,13 +7,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from millrace_tools.client.runs_client import RunsClient
 from services.access.access_control import protect
 from services.access.config import AccessConfig
-from services.cli.runs_client import RunsClient
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout import RolloutClient, RolloutFailed, RolloutRequest
-from services.orchestrator.runs import Runs
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.rollout.rollout import RolloutClient, RolloutFailed, RolloutRequest
 from services.protocol.errors import InvalidInput, NotReady
 
 KEY = "a-key-of-some-length"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from services.protocol.weight_bus import Member
+from services.protocol.weights.weight_bus import Member
 from services.router.answering.journal import ChoiceJournal
 from services.weight_bus.changes import Changes
 from tests.chaos.request import PROMPT, open_session, stream

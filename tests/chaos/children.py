@@ -17,13 +17,13 @@ import uvicorn
 
 from services.rollout_server import replica as replica_module
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_sockets import engine_sockets
 from services.rollout_server.replica import RolloutReplica
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
-from services.trainer import fault_injector, learner
-from services.trainer import rank as rank_module
 from services.trainer.config import TrainerConfig
+from services.trainer.rank import fault_injector, learner
+from services.trainer.rank import rank as rank_module
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 from tests.chaos.calls import BusOverSocket, serve

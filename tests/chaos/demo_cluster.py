@@ -14,14 +14,14 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from services.cli.follow import ENDED
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.run_file import read_run_file
-from services.cli.runs_client import RunsClient
-from services.cli.wiring import move_to
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wiring import move_to
+from millrace_tools.run.follow import ENDED
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import RunConfig, RunStatus
+from services.protocol.run.orchestrator import RunConfig, RunStatus
 from services.protocol.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ class DemoCluster:
 
     def chaos(self, *options: str) -> "subprocess.Popen[str]":
         """`millrace chaos` in a process of its own, as its users start it."""
-        command = [sys.executable, "-m", "services.cli.main", "chaos", "--url", self.url]
+        command = [sys.executable, "-m", "millrace_tools.main", "chaos", "--url", self.url]
         return subprocess.Popen(
             [*command, "--address", self.address, *options],
             cwd=ROOT,

@@ -8,8 +8,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.trainer import rank_group
+from services.rollout_server.engine.engine_environment import environment
+from services.trainer.lead import rank_group
 from tests.chaos.scene import FORKS, REPLICAS, TOOL_TOKENS, Scene
 from tests.rollout_server.conftest import build_model, policy
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from services.protocol.weight_bus import Member
+from services.protocol.weights.weight_bus import Member
 from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
 

@@ -13,15 +13,15 @@ from typing import Any
 import psutil
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import NotReady
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import CheckpointReport, RunStart
-from services.protocol.weight_bus import Member, MemberTable
+from services.protocol.weights.weight_bus import Member, MemberTable
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_group import RankGroup
-from services.trainer.service import TrainerService
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.lead.service import TrainerService
 from services.weight_bus.config import WeightBusConfig
 from tests.chaos.answers import Client
 from tests.chaos.calls import BusOverSocket

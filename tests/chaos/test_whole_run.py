@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.protocol.orchestrator import RunState, RunStatus
+from services.protocol.run.orchestrator import RunState, RunStatus
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
 STEPS = 24

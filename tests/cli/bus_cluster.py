@@ -9,17 +9,17 @@ import sys
 
 import ray
 
-from services.cli.private_cluster import PrivateCluster
+from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.peers import BusPeer
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.replica_control import (
+from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
-from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
-from services.protocol.weights import WeightManifest
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
+from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
 

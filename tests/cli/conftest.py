@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
+from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
 
 Reply = tuple[int, Any]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from rich.console import Console
 
-from services.cli import private_cluster
-from services.cli.demo import terminated_like_interrupted
-from services.cli.deployment import Deployment
-from services.cli.private_cluster import PrivateCluster
+from millrace_tools.cluster import private_cluster
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.demo.demo import terminated_like_interrupted
+from millrace_tools.deploy.deployment import Deployment
 
 
 def own_a_cluster(told: Connection, threads: Path) -> None:

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.app_state import AppState
-from services.cli.bring_up import reason, wait_until_leased, wait_until_running
+from millrace_tools.client.app_state import AppState
+from millrace_tools.deploy.bring_up import reason, wait_until_leased, wait_until_running
 from services.protocol.errors import NotReady
 from tests.cli.conftest import Orchestra
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.main import main
+from millrace_tools.main import main
 from tests.cli.conftest import Orchestra, Reply
 
 CHAT = ("POST", "/v1/chat/completions")

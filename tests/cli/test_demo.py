@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli import demo
-from services.cli.demo import DemoOptions, resolved
-from services.cli.deployment import Deployment
-from services.cli.run_view import RunView
+from millrace_tools import demo
+from millrace_tools.demo.demo import DemoOptions, resolved
+from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.run.run_view import RunView
 from services.protocol.yaml_text import load_yaml
 from tests.cli.conftest import Orchestra
 from tests.cli.private_cluster_owner import deploy_scripted, own_a_cluster

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from services.cli.main import main
-from services.cli.model_size import parameters_of
+from millrace_tools.capacity.model_size import parameters_of
+from millrace_tools.main import main
 
 Changed = Callable[[str, str], Path]
 LAPTOP = Path(__file__).parents[2] / "deploy" / "laptop.yaml"

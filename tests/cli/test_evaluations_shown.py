@@ -5,12 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from services.cli.run_listing import show_run
-from services.cli.run_summary import show_summary
-from services.cli.run_view import RunView
-from services.cli.step_log import Step
-from services.protocol.evaluation import Evaluation
-from services.protocol.orchestrator import RunState
+from millrace_tools.run.run_listing import show_run
+from millrace_tools.run.run_summary import show_summary
+from millrace_tools.run.run_view import RunView
+from millrace_tools.run.step_log import Step
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 HARD = Evaluation(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import forked_worker
-from services.cli.fork_server import before_imports
-from services.cli.forked_worker import JOB, NO_JOB, asked
-from services.cli.ray_parameters import ray_parameters
+from millrace_tools.cluster import forked_worker
+from millrace_tools.cluster.fork_server import before_imports
+from millrace_tools.cluster.forked_worker import JOB, NO_JOB, asked
+from millrace_tools.cluster.ray_parameters import ray_parameters
 from services.warm_workers import STAGE_VARIABLE, STAGES_VARIABLE, Stage, warmed
 
 SCRIPT = forked_worker.__file__
@@ -21,8 +21,8 @@ _CLUSTER = """
 import json, os, sys
 from pathlib import Path
 import ray
-from services.cli.fork_server import ForkServers
-from services.cli.ray_parameters import ray_parameters
+from millrace_tools.cluster.fork_server import ForkServers
+from millrace_tools.cluster.ray_parameters import ray_parameters
 from services.warm_workers import Stage
 
 folder = Path(sys.argv[1])
@@ -52,7 +52,7 @@ def test_workers_are_copies_of_one_process_that_draw_different_ids() -> None:
     workers = json.loads(done.stdout.splitlines()[-1])
     assert len({drawn for *_, drawn in workers}) == len(workers)
     for parent, leads_its_group, has_serve, _ in workers:
-        assert "services.cli.fork_server" in parent
+        assert "millrace_tools.cluster.fork_server" in parent
         assert leads_its_group
         assert has_serve
 
@@ -61,7 +61,7 @@ _DRAWING = """
 from contextlib import nullcontext
 import sys
 import ray
-from services.cli.fork_randomness import fork_safe_imports, refuse_shared_randomness
+from millrace_tools.cluster.fork_randomness import fork_safe_imports, refuse_shared_randomness
 with fork_safe_imports() if sys.argv[1] == "safe" else nullcontext():
     ray.remote(type("Actor", (), {}))
 refuse_shared_randomness()

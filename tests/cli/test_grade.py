@@ -7,8 +7,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from services.cli import main as command_line
-from services.cli.main import main
+from millrace_tools import main as command_line
+from millrace_tools.main import main
 
 SUM = [{"stdin": "20 1\n", "expected": "21\n"}, {"stdin": "2 2\n", "expected": "4\n"}]
 RIGHT = 'doc = """```\nnot code\n```"""\na, b = map(int, input().split())\nprint(a + b)\n'
@@ -63,7 +63,7 @@ def test_a_part_of_the_reward_is_not_success(given, capsys) -> None:
 
 
 def test_the_suffix_says_the_language(given) -> None:
-    from services.cli.grade import read_job
+    from millrace_tools.grade import read_job
 
     tests = given("tests.json", SUM)
     job = read_job(given("a.cpp", "int main(){}"), tests)
@@ -79,7 +79,7 @@ def test_the_suffix_says_the_language(given) -> None:
     ],
 )
 def test_asserts_are_tests_too(given, capsys, name, content, total) -> None:
-    from services.cli.grade import read_job
+    from millrace_tools.grade import read_job
 
     if isinstance(content, str):
         content += "\n\n\ncheck(f)\n"

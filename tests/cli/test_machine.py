@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli import demo, machine
-from services.cli.machine import check_folder, check_memory, check_port
-from services.cli.main import main
+from millrace_tools.capacity import machine
+from millrace_tools.capacity.machine import check_folder, check_memory, check_port
+from millrace_tools.demo import demo
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
 
 ROOT = Path(__file__).parents[2]

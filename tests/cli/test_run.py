@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
-from services.protocol.orchestrator import RunState
+from millrace_tools.main import main
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra, Reply
 
 Changed = Callable[[str, str], Path]
@@ -59,7 +59,7 @@ def test_a_failed_run_says_why_and_exits_with_1(
 
 def test_ctrl_c_asks_the_run_to_stop(orchestra: Orchestra, run_file: Path) -> None:
     orchestra.statuses = [orchestra.status(step=1)]  # for ever
-    command = [sys.executable, "-m", "services.cli.main", "run", str(run_file)]
+    command = [sys.executable, "-m", "millrace_tools.main", "run", str(run_file)]
     process = subprocess.Popen(
         [*command, "--url", orchestra.url],
         stdout=subprocess.PIPE,

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import main
+from millrace_tools.main import main
 from services.observability.log import Log
-from services.orchestrator.ledger import Ledger, Prompt
-from services.orchestrator.run_log import run_log
-from services.protocol.orchestrator import RunState
+from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.orchestrator.run_folder.run_log import run_log
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 CRASHING = """
 import os, sys
-from services.orchestrator.ledger import Ledger, Prompt
+from services.orchestrator.ledger.ledger import Ledger, Prompt
 ledger = Ledger(sys.argv[1])
 groups = ledger.admit([Prompt(position=i, epoch=0, task_id="t") for i in range(3)], version=1)
 for group in groups:

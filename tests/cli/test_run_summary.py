@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.main import main
-from services.cli.run_file import read_run_file
-from services.cli.run_summary import show_summary
-from services.orchestrator.run_directory import RunDirectory
-from services.protocol.orchestrator import RunState
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.main import main
+from millrace_tools.run.run_summary import show_summary
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig
+from services.protocol.run.orchestrator import RunConfig
 
 RUN = {"name": "a", "model": "m", "steps": 1, "batch_groups": 1, "group_size": 2}
 TASKS = [{"file": "tasks.jsonl"}]

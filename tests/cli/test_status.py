@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from services.cli.main import main
-from services.protocol.orchestrator import RunState
+from millrace_tools.main import main
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 LONG_ID = "tiny_code-with-a-name-as-long-as-it-may-be-20261121-114221-4336"
@@ -50,7 +50,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(
     orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orchestra.replies["GET", "/v1/runs"] = (200, [])
-    monkeypatch.setattr("services.cli.main.show_runs", lambda runs, console: print("a line"))
+    monkeypatch.setattr("millrace_tools.main.show_runs", lambda runs, console: print("a line"))
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as gone:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.follow import follow
-from services.cli.runs_client import RunsClient
-from services.cli.step_log import StepLog
-from services.protocol.orchestrator import RunState
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.run.follow import follow
+from millrace_tools.run.step_log import StepLog
+from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.main import main
-from services.cli.version_listing import show_versions
-from services.protocol.version_ledger import VersionOutcome, VersionRecord
+from millrace_tools.cluster.version_listing import show_versions
+from millrace_tools.main import main
+from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -50,7 +50,7 @@ def address() -> Iterator[str]:
 
 
 def millrace(*arguments: str, **access: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "services.cli.main", *arguments]
+    command = [sys.executable, "-m", "millrace_tools.main", *arguments]
     return subprocess.run(
         command,
         env=environment(**access),

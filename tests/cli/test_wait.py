@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.main import main
+from millrace_tools.main import main
 from tests.cli.conftest import Orchestra
 
 TRACE = """Traceback (most recent call last):

@@ -17,13 +17,13 @@ import ray
 from openai import OpenAI
 from rich.console import Console
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.run_file import read_run_file
-from services.cli.runs_client import RunsClient
-from services.cli.wiring import move_to
-from services.protocol.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wiring import move_to
+from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 from services.protocol.yaml_text import load_yaml
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from services.trainer.export import export
+from services.trainer.checkpoints.export import export
 
 
 def initial_model(model_dir: Path) -> PreTrainedModel:

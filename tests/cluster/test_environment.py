@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.protocol.orchestrator import RunState
+from services.protocol.run.orchestrator import RunState
 from tests.cluster.conftest import Cluster
 
 ROLLOUT = """

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import LedgerCounts, RunState, RunStatus
+from millrace_tools.client.runs_client import RunsClient
+from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus
 from tests.cluster.conftest import MODEL_NAME, Cluster
 
 LONG, STEPS = 600, 8

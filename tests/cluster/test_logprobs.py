@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import RunState
+from millrace_tools.client.runs_client import RunsClient
+from services.protocol.run.orchestrator import RunState
 from tests.cluster.conftest import MODEL_NAME, Cluster
 from tests.cluster.reference import checkpointed_model, initial_model, largest_difference
 

@@ -1,6 +1,6 @@
-"""Ray's key-value store, which is private to it, does what `services.notes` needs of it."""
+"""Ray's key-value store, which is private to it, does what `services.cluster_kv` needs of it."""
 
-from services.notes import ClusterNote
+from services.cluster_kv import ClusterNote
 from tests.cluster.conftest import Cluster
 
 

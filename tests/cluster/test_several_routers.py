@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from services.cli.machine import free_port
+from millrace_tools.capacity.machine import free_port
 
 DEADLINE_S = 240.0
 """That only a hang reaches."""

@@ -10,8 +10,8 @@ import sys
 from ray import serve
 from ray.serve.config import HTTPOptions
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.router.app import build
 from services.router.config import RouterConfig
 

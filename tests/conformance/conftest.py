@@ -8,7 +8,7 @@ import contextlib
 
 import pytest
 
-from services.protocol.weight_bus import Member, ReplicaState
+from services.protocol.weights.weight_bus import Member, ReplicaState
 from tests.router.conftest import Cluster
 from tests.router.vllm_process import MODEL
 

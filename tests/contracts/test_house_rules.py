@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-SERVICES = sorted((ROOT / "services").rglob("*.py"))
+PACKAGES = ("services", "millrace_tools")
+SERVICES = sorted(path for one in PACKAGES for path in (ROOT / one).rglob("*.py"))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_ray_serve_is_imported_only_by_apps_and_peers() -> None:
         for module in _imported_modules(path)
         if module == "ray.serve" or module.startswith("ray.serve.")
     }
-    command = {"services/cli/deployment.py", "services/cli/serve_claims.py"}
+    command = {"millrace_tools/deploy/deployment.py", "millrace_tools/capacity/serve_claims.py"}
     allowed = {"services/peers.py"} | command
     assert {path for path in importers if not path.endswith("/app.py")} <= allowed
 

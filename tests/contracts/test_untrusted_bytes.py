@@ -6,7 +6,11 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(path for top in ("services", "examples") for path in (ROOT / top).rglob("*.py"))
+SOURCES = sorted(
+    path
+    for top in ("services", "millrace_tools", "examples")
+    for path in (ROOT / top).rglob("*.py")
+)
 
 UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
 READING = {
@@ -21,15 +25,15 @@ READING = {
 }
 BETWEEN_RANKS = {
     # Inside the trainer's own process group, which is as trusted as Ray's: docs/security.md.
-    "services/trainer/agreement.py",
-    "services/trainer/frozen_base.py",
-    "services/trainer/learner.py",
-    "services/trainer/step.py",
+    "services/trainer/checkpoints/agreement.py",
+    "services/trainer/checkpoints/frozen_base.py",
+    "services/trainer/rank/learner.py",
+    "services/trainer/step/step.py",
 }
 PICKLED_METADATA = {
     # torch.distributed.checkpoint, on folders that the trainer wrote: docs/security.md.
-    "services/trainer/checkpoint.py",
-    "services/trainer/checkpoint_parameters.py",
+    "services/trainer/checkpoints/checkpoint.py",
+    "services/trainer/checkpoints/checkpoint_parameters.py",
 }
 RUNS_CODE = {
     # In the jail.
@@ -40,17 +44,17 @@ RUNS_CODE = {
 }
 IMPORTS_BY_NAME = {
     # What whoever deploys says in a deployment file.
-    "services/cli/deployment.py",
-    "services/reward_service/user_graders.py",
-    "services/reward_service/helper_main.py",
+    "millrace_tools/deploy/deployment.py",
+    "services/reward_service/graders/user_graders.py",
+    "services/reward_service/grading/helper_main.py",
     # What a run file says, where the deployment file lets it.
-    "services/orchestrator/environment_host.py",
-    "services/trainer/algorithms/user_loss.py",
+    "services/orchestrator/rollout/environment_host.py",
+    "services/trainer/algorithms/losses/user_loss.py",
     # Names that are in the code.
-    "services/cli/fork_server.py",
+    "millrace_tools/cluster/fork_server.py",
     "services/reward_service/languages/__init__.py",
-    "services/orchestrator/task_rows.py",
-    "services/orchestrator/verifiers_environment.py",
+    "services/orchestrator/tasks/task_rows.py",
+    "services/orchestrator/rollout/verifiers_environment.py",
     "services/reward_service/jailed/zygote.py",
 }
 

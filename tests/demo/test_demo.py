@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.leftovers import (
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.cluster.leftovers import (
     adopt_orphans,
     descendants,
     forgotten_segments,
     shared_memory_segments,
 )
-from services.cli.machine import free_port
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600
@@ -88,7 +88,7 @@ def forgotten_folders(before: set[Path]) -> set[Path]:
 def start_demo(port: int) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """The command, which is interrupted if its test has failed before it ended."""
     started = []
-    words = ["-m", "services.cli.main", "demo", "--steps", "2", "--port", str(port)]
+    words = ["-m", "millrace_tools.main", "demo", "--steps", "2", "--port", str(port)]
 
     def start(changes: dict[str, str] | None = None) -> "subprocess.Popen[str]":
         demo = subprocess.Popen(

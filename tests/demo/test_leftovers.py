@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.leftovers import (
+from millrace_tools.cluster.leftovers import (
     adopt_orphans,
     descendants,
     remove_segments_since,
     shared_memory_segments,
 )
-from services.cli.private_cluster import PrivateCluster
+from millrace_tools.cluster.private_cluster import PrivateCluster
 
 # Starts a child that starts a grandchild and dies at once; both ignore polite signals.
 _ORPHANING = """
 import os, subprocess, sys
-from services.cli.leftovers import adopt_orphans, descendants, end_descendants
+from millrace_tools.cluster.leftovers import adopt_orphans, descendants, end_descendants
 adopt_orphans()
 sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]])"
@@ -43,8 +43,8 @@ def test_an_orphaned_grandchild_is_found_and_killed() -> None:
 # between them ends without Python's tidying, which would reap a grandchild that was quicker.
 _REAPING = """
 import os, subprocess, sys
-from services.cli.leftovers import adopt_orphans
-from services.cli.orphan_reaper import OrphanReaper
+from millrace_tools.cluster.leftovers import adopt_orphans
+from millrace_tools.cluster.orphan_reaper import OrphanReaper
 adopt_orphans()
 reaper = OrphanReaper()
 waiting = "import sys; sys.stdin.read()"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.cli.deployment import Deployment
+from millrace_tools.deploy.deployment import Deployment
 from services.protocol.errors import InvalidInput
 
 CLUSTER = Path(__file__).parents[2] / "deploy" / "cluster.yaml"

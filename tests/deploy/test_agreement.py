@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from services.cli.agreement import check_agreement
+from millrace_tools.deploy.agreement import check_agreement
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig

@@ -12,9 +12,9 @@ import yaml
 from ray import serve
 from ray.serve._private.client import ServeControllerClient
 
-from services.cli.deployment import Deployment
-from services.cli.main import main
-from services.cli.room import Nodes, NodeType
+from millrace_tools.capacity.capacity import Nodes, NodeType
+from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.main import main
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
@@ -67,7 +67,7 @@ def test_what_was_built_is_handed_over_unless_the_file_lays_something_over_it(
     laptop: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = create_autospec(ServeControllerClient, instance=True)
-    monkeypatch.setattr("services.cli.deployment.serve_start", lambda **_: client)
+    monkeypatch.setattr("millrace_tools.deploy.deployment.serve_start", lambda **_: client)
     plain = Deployment.check(laptop, source="laptop.yaml")
     plain.start_built()
     (built,) = client.deploy_applications.call_args.args

@@ -8,10 +8,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from services.cli.deployment import Deployment
-from services.cli.main import main
-from services.cli.node_types import nodes_of_ray_service
-from services.cli.ray_service import RayServiceFile
+from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.deploy.node_types import nodes_of_ray_service
+from millrace_tools.deploy.ray_service import RayServiceFile
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

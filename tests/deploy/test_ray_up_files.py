@@ -8,8 +8,8 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from services.cli.deployment import Deployment
-from services.cli.node_types import nodes_of_file
+from millrace_tools.deploy.deployment import Deployment
+from millrace_tools.deploy.node_types import nodes_of_file
 from services.protocol.errors import InvalidInput
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.cli.claims import Claim
-from services.cli.room import Nodes, NodeType, check_room
+from millrace_tools.capacity.capacity import Nodes, NodeType, check_room
+from millrace_tools.capacity.claims import Claim
 from services.protocol.errors import InvalidInput
 
 HEAD = NodeType(name="head", count=1, resources={"CPU": 64})

@@ -9,10 +9,10 @@ from ray.scripts.scripts import cli as ray_cli
 from ray.serve.scripts import cli as serve_cli
 
 from deploy.grafana.boards import DASHBOARDS
-from services.cli.main import command_parser
+from millrace_tools.main import command_parser
 from services.orchestrator.config import OrchestratorConfig
-from services.protocol.orchestrator import RunConfig
-from services.protocol.schedule import ScheduleConfig
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.schedule import ScheduleConfig
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig

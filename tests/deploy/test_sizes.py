@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from services.cli.deployment import Deployment
-from services.cli.model_shape import ModelShape
-from services.cli.sizing import Sizing, sizing_of
+from millrace_tools.capacity.model_shape import ModelShape
+from millrace_tools.capacity.sizing import Sizing, sizing_of
+from millrace_tools.deploy.deployment import Deployment
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig
+from services.protocol.run.orchestrator import RunConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -91,6 +91,6 @@ def test_parameters_counted_from_the_shape_are_those_that_the_models_have(
 def test_parameters_of_experts_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ModelShape.of(MODELS["hf://Qwen/Qwen3-4B"] | {"num_experts": 128})
     assert shape.parameters is None
-    monkeypatch.setattr("services.cli.sizing.shape_of", lambda _: shape)
+    monkeypatch.setattr("millrace_tools.capacity.sizing.shape_of", lambda _: shape)
     with pytest.raises(InvalidInput, match="it has experts"):
         sizing_of(Deployment.read(DEPLOY / "cluster.yaml").configs, None, 80)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from examples.arithmetic import environment, make_tasks
-from services.cli.run_file import read_run_file
-from services.protocol.task import Task
+from millrace_tools.deploy.run_file import read_run_file
+from services.protocol.run.task import Task
 
 FOLDER = Path(environment.__file__).parent
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.task import Task
+from services.protocol.run.task import Task
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,9 +8,9 @@ import pytest
 
 from examples.deepcoder import prepare as deepcoder
 from examples.gsm8k import prepare as gsm8k
-from services.cli.main import main
-from services.protocol.grader import MathsGrader, PythonStdioGrader
-from services.protocol.task import load_tasks
+from millrace_tools.main import main
+from services.protocol.reward.grader import MathsGrader, PythonStdioGrader
+from services.protocol.run.task import load_tasks
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = str(ROOT / "deploy" / "cluster.yaml")

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from examples.shop import environment, tasks
-from services.cli.run_file import read_run_file
-from services.protocol.task import Task
+from millrace_tools.deploy.run_file import read_run_file
+from services.protocol.run.task import Task
 
 FOLDER = Path(tasks.__file__).parent
 

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 from examples.tiny_code import make_model, warm_start
 from examples.tiny_code.tasks import all_specs, split_specs
 from examples.tiny_code.tokenizer import answer_ids, prompt_ids
-from services.protocol.orchestrator import RunConfig
+from services.protocol.run.orchestrator import RunConfig
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,11 +12,10 @@ import pytest
 import yaml
 from pydantic_core import PydanticUndefined
 
-from services.cli.run_file import read_run_file
+from millrace_tools.deploy.run_file import read_run_file
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig
-from services.protocol.reward_service import (
+from services.protocol.reward.reward_service import (
     FunctionTest,
     Limits,
     PythonFunctionGrader,
@@ -24,8 +23,9 @@ from services.protocol.reward_service import (
     StdioTest,
     Verdict,
 )
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import Message, Task, TaskSource, load_tasks
 from services.protocol.strict import StrictModel
-from services.protocol.task import Message, Task, TaskSource, load_tasks
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
 from services.weight_bus.config import WeightBusConfig

@@ -1,10 +1,10 @@
 """What the report of a campaign says was lost, and how fast each fault was over."""
 
-from services.chaos.account import account
-from services.chaos.draw import MENU, Draw
-from services.chaos.observation import Audit, Call, Leases, Observation, Progress, Struck
-from services.chaos.script import Deed, Fault, Target
-from services.protocol.orchestrator import LedgerCounts, RunState
+from millrace_tools.chaos.account import account
+from millrace_tools.chaos.draw import MENU, Draw
+from millrace_tools.chaos.observation import Audit, Call, Leases, Observation, Progress, Struck
+from millrace_tools.chaos.script import Deed, Fault, Target
+from services.protocol.run.orchestrator import LedgerCounts, RunState
 
 KILL = Deed(at=10.0, fault=Fault.KILL, target=Target.REPLICA)
 

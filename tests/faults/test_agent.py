@@ -1,7 +1,7 @@
 import asyncio
 
-from services.chaos.agent import Agent
-from services.chaos.observation import Call
+from millrace_tools.chaos.agent import Agent
+from millrace_tools.chaos.observation import Call
 
 
 async def test_a_call_that_waits_until_the_end_of_a_campaign_is_told() -> None:

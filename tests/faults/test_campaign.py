@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.chaos.campaign import Campaign, clock
-from services.chaos.observation import Leases, Observation, Struck
-from services.chaos.script import Deed
+from millrace_tools.chaos.campaign import Campaign, clock
+from millrace_tools.chaos.observation import Leases, Observation, Struck
+from millrace_tools.chaos.script import Deed
 
 
 async def test_where_nobody_calls_nobody_waits_for_an_answer() -> None:
@@ -25,7 +25,7 @@ async def test_where_nobody_calls_nobody_waits_for_an_answer() -> None:
 async def test_nothing_is_whole_before_every_fault_is_over_and_lost_leases_are_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.chaos.campaign._SHOWN_S", 0.2)
+    monkeypatch.setattr("millrace_tools.chaos.campaign._SHOWN_S", 0.2)
     whole = Leases(at_s=0.0, leased=frozenset({"r"}), newest_version=1, bus_id="a")
     freeze = {"at": 0, "fault": "freeze", "target": "rank", "for": 0.1}
     struck = Struck(at_s=0.0, deed=Deed.model_validate(freeze), victim="rank 1")

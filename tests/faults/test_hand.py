@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from services.chaos import hand, keeper
-from services.chaos.hand import Hand
-from services.chaos.lifelines import Lifelines
-from services.chaos.processes import Life, Victim
-from services.chaos.script import Deed, Fault, Target
-from services.chaos.start_time import started
+from millrace_tools.chaos import hand, keeper
+from millrace_tools.chaos.hand import Hand
+from millrace_tools.chaos.lifelines import Lifelines
+from millrace_tools.chaos.processes import Life, Victim
+from millrace_tools.chaos.script import Deed, Fault, Target
+from millrace_tools.chaos.start_time import started
 
 FREEZE = Deed.model_validate({"at": 0, "fault": "freeze", "target": "rank", "for": 600})
 

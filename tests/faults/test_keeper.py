@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from services.chaos import keeper
-from services.chaos.faults import cut
-from services.chaos.start_time import started
+from millrace_tools.chaos import keeper
+from millrace_tools.chaos.faults import cut
+from millrace_tools.chaos.start_time import started
 
 LONG_S = 600.0
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from services.chaos.processes import own_raylet, victims
-from services.chaos.script import Target
+from millrace_tools.chaos.processes import own_raylet, victims
+from millrace_tools.chaos.script import Target
 
 # What `ps` shows of a cluster, each with what is below it; all wait for the same input to end.
 TREE = """

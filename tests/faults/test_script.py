@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.chaos.script import Fault, Script, Target
+from millrace_tools.chaos.script import Fault, Script, Target
 from services.protocol.errors import InvalidInput
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from services.orchestrator import api as runs_api
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.runs import Runs
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.page.http_app import page_app
 from services.page.run_shelf import FolderShelf
 from services.reward_service.http_api import http_api as reward_api

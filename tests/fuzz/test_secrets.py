@@ -18,8 +18,8 @@ from services.access.access_control import protect
 from services.access.config import AccessConfig
 from services.observability.log import JsonFormatter
 from services.orchestrator.api import http_api as runs_api
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.runs import Runs
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.reward_service.http_api import http_api as reward_api
 from tests.orchestrator.fakes import world
 from tests.reward_service.conftest import start_scoring

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
-from services.trainer.learner import Learner, join_group, open_store
+from services.trainer.rank.learner import Learner, join_group, open_store
 
 pytestmark = [
     pytest.mark.gpu,

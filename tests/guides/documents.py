@@ -7,16 +7,16 @@ import yaml
 from pydantic import TypeAdapter
 from ray.serve.schema import ServeDeploySchema
 
+from millrace_tools.chaos.script import Script
+from millrace_tools.deploy.unknown_keys import unknown_keys
 from services.access.key_ring import ApiKey
-from services.chaos.script import Script
-from services.cli.unknown_keys import unknown_keys
 from services.orchestrator.config import OrchestratorConfig
 from services.page.config import PageConfig
-from services.protocol.code_tests import CodeTest
-from services.protocol.grader import CodeGrader, Grader
-from services.protocol.orchestrator import RunConfig
+from services.protocol.reward.code_tests import CodeTest
+from services.protocol.reward.grader import CodeGrader, Grader
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import Task
 from services.protocol.strict import StrictModel
-from services.protocol.task import Task
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig

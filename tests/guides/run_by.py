@@ -45,7 +45,7 @@ NOT_RUN = {
     "python -m venv /tmp/peers": "it makes an environment for a peer",
     "/tmp/peers/bin/pip install": "it fetches a peer's packages",
     "python benchmarks/": "it measures, for minutes to hours; its options are tested",
-    "python -m services.orchestrator.verifiers_environment": "it needs an environment of the hub",
+    "python -m services.orchestrator.rollout.verifiers_environment": "it needs the hub",
     "docker": "no Docker in the tests",
     "kubectl": "no Kubernetes in the tests; tests/deploy checks the files",
     "ray get-auth-token": "it writes a token into the home folder",

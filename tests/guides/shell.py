@@ -16,7 +16,7 @@ from ray.scripts.scripts import cli as ray_cli
 from ray.serve.scripts import cli as serve_cli
 
 from docs.site.reference import pages
-from services.cli.main import command_parser
+from millrace_tools.main import command_parser
 
 ROOT = Path(__file__).parents[2]
 TREE = ("benchmarks/", "deploy/", "docs/", "examples/", "services/", "tests/")
@@ -60,7 +60,10 @@ def _python(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         spec = importlib.util.find_spec(arguments[1])
         assert spec is not None, f"no module {arguments[1]}"
-        own, source = arguments[1].startswith(("services", "examples")), spec.origin
+        own, source = (
+            arguments[1].startswith(("services", "millrace_tools", "examples")),
+            spec.origin,
+        )
     else:
         own, source = True, str(ROOT / arguments[0])
     if own and source:

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 import yaml
 
-from services.orchestrator.ledger import Ending
-from services.orchestrator.open_groups import Stage
-from services.protocol.weight_bus import (
+from services.orchestrator.core.open_groups import Stage
+from services.orchestrator.ledger.ledger import Ending
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     Phase,
     ReplicaState,

@@ -11,7 +11,7 @@ import pytest
 
 from services.observability import tracing
 from services.observability.tracing import TracingConfig
-from services.orchestrator.events import (
+from services.orchestrator.core.events import (
     BatchTaken,
     BatchTrained,
     GroupClosed,
@@ -19,9 +19,9 @@ from services.orchestrator.events import (
     GroupStarted,
     VersionLive,
 )
-from services.orchestrator.group_traces import GroupTraces
+from services.orchestrator.observers.group_traces import GroupTraces
 from services.protocol.errors import InvalidInput
-from services.protocol.reward_service import (
+from services.protocol.reward.reward_service import (
     FunctionTest,
     Limits,
     PythonFunctionGrader,

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 
-from services.cli.deployment import Deployment
-from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import RunConfig, RunState, RunStatus
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.deploy.deployment import Deployment
+from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from tests.cluster.conftest import Cluster
 
 ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED)

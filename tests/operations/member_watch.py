@@ -10,7 +10,7 @@ import ray
 
 from services.peers import BusPeer
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import NAMESPACE
+from services.protocol.weights.weight_bus import NAMESPACE
 
 _WAIT_S = 2.0
 

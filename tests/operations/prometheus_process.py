@@ -13,7 +13,7 @@ import ray
 import yaml
 from ray._private.metrics_agent import PrometheusServiceDiscoveryWriter
 
-from services.cli.machine import free_port
+from millrace_tools.capacity.machine import free_port
 from tests.cluster.conftest import ROOT
 
 SHIPPED = ROOT / "deploy" / "prometheus"

@@ -16,9 +16,9 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from services.cli.api_key import API_KEY
-from services.cli.runs_client import RunsClient
-from services.cli.served import Served
+from millrace_tools.client.api_key import API_KEY
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.served import Served
 from tests.operations.agent import Agent
 from tests.operations.network import Machine, Network, wait_for
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.chaos import keeper
-from services.chaos.lifelines import Lifelines
+from millrace_tools.chaos import keeper
+from millrace_tools.chaos.lifelines import Lifelines
 from tests.operations.network import Machine, Network, why_not
 
 pytestmark = [
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
 HAND = """
 import socket, sys
-from services.chaos.hand import _begun
+from millrace_tools.chaos.hand import _begun
 line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
 print(_begun([sys.executable, "-m", *sys.argv[3:]], line))
 """

@@ -9,8 +9,8 @@ import pytest
 from ray import serve
 from rich.console import Console
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.yaml_text import load_yaml
 
 READY_S, SCALE_S, ANSWER_S = 120.0, 400.0, 900.0

@@ -13,12 +13,12 @@ import pytest
 from ray import serve
 from rich.console import Console
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.wiring import move_to
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.wiring import move_to
 from services.protocol.errors import NotReady
-from services.protocol.grader import ExactGrader
-from services.protocol.reward_service import ScoreJob
+from services.protocol.reward.grader import ExactGrader
+from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.yaml_text import load_yaml
 from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, model_dir
 from tests.operations.live_cluster import ENDED, LiveCluster, assert_nothing_was_lost

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy.grafana.boards import DASHBOARDS
-from services.cli.runs_client import RunsClient
+from millrace_tools.client.runs_client import RunsClient
 from tests.cluster.conftest import MODEL_NAME, Cluster, model_dir, started_cluster
 from tests.deploy.test_prometheus import filled_in, rules
 from tests.operations.prometheus_process import Prometheus

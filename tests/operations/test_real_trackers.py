@@ -12,8 +12,8 @@ import pytest
 
 from services.orchestrator.trackers.kinds import open_tracker
 from services.orchestrator.trackers.tracker import TrackedRun
-from services.protocol.orchestrator import RunState
-from services.protocol.tracker import MlflowTracker, TensorBoardTracker, WandbTracker
+from services.protocol.run.orchestrator import RunState
+from services.protocol.run.tracker import MlflowTracker, TensorBoardTracker, WandbTracker
 
 INSTALL = "pip install 'millrace[trackers]'"
 WRITTEN_S = 30.0

@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from services.chaos import keeper
-from services.protocol.orchestrator import RunState
+from millrace_tools.chaos import keeper
+from services.protocol.run.orchestrator import RunState
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
 LIBRARY = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from services.cli.run_file import read_run_file
-from services.cli.runs_client import RunsClient
-from services.protocol.orchestrator import RunConfig, RunState, RunStatus
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.deploy.run_file import read_run_file
+from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.yaml_text import load_yaml
 from tests.operations.network import Machine, Network, wait_for, why_not
 from tests.operations.several_nodes import KEYS, PORT, ROOT, ROUTER_KEY, SETTLE_S, RayNodes

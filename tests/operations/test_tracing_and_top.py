@@ -14,12 +14,12 @@ import pytest
 import ray
 from rich.console import Console
 
-from services.cli.machine import free_port
-from services.cli.private_cluster import PrivateCluster
-from services.cli.run_file import read_run_file
-from services.cli.runs_client import RunsClient
-from services.cli.wiring import move_to
-from services.protocol.orchestrator import RunConfig, RunState
+from millrace_tools.capacity.machine import free_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wiring import move_to
+from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.yaml_text import load_yaml
 from tests.observability.collector import Collector, receiving
 
@@ -139,7 +139,7 @@ def test_one_trajectorys_spans_of_all_services_are_one_trace(traced: Traced) -> 
 
 
 def test_top_shows_the_cluster_as_it_is(traced: Traced) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "top", "--once"]
+    command = [sys.executable, "-m", "millrace_tools.main", "top", "--once"]
     done = subprocess.run(
         [*command, "--url", traced.url, "--address", traced.address],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

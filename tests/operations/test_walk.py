@@ -12,7 +12,16 @@ from tests.operations.shell_walk import walk, why_no_namespaces, write_files
 
 pytestmark = pytest.mark.timeout(1800)
 MOST_S = 1700.0
-TREE = ("benchmarks", "deploy", "docs", "examples", "services", "README.md", "pyproject.toml")
+TREE = (
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "services",
+    "millrace_tools",
+    "README.md",
+    "pyproject.toml",
+)
 
 
 @pytest.fixture

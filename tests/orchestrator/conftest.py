@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from services.orchestrator.ledger import LedgerGroup, Prompt
-from services.orchestrator.results import Graded, GroupResult
-from services.orchestrator.run_directory import RunDirectory
-from services.protocol.reward_service import Score, Verdict
-from services.protocol.task import Task
+from services.orchestrator.core.results import Graded, GroupResult
+from services.orchestrator.ledger.ledger import LedgerGroup, Prompt
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.reward.reward_service import Score, Verdict
+from services.protocol.run.task import Task
 from services.protocol.trajectory import PolicySpan, Trajectory
 
 

@@ -14,13 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.peers import Peers
-from services.orchestrator.runs import Runs
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.evaluation import Evaluation
-from services.protocol.orchestrator import RunConfig, RunRequest, RunStatus
-from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.router import RouterLoad
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunStatus
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
@@ -29,8 +29,8 @@ from services.protocol.trainer import (
     TrainerState,
     TrainReport,
 )
-from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from tests.orchestrator.fake_sessions import FakeSessions
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from services.orchestrator.schedule import Schedule, Selection
-from services.protocol.schedule import ScheduleConfig
+from services.orchestrator.core.schedule import Schedule, Selection
+from services.protocol.run.schedule import ScheduleConfig
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ from unittest import mock
 from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.peers import Peers
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.router import RouterLoad
-from services.protocol.schedule import SCHEDULE_PRESETS, ScheduleConfig
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
+from services.protocol.run.schedule import SCHEDULE_PRESETS, ScheduleConfig
 from services.protocol.trainer import RunStart, TrainBatch, TrainerState, TrainReport
 from tests.orchestrator.fakes import write_tasks
 from tests.orchestrator.plain_schedule import CheckedSchedule
@@ -214,8 +214,8 @@ class Life:
         losses = asyncio.create_task(self._bus.lose_replicas())
         try:
             with (
-                mock.patch("services.orchestrator.run.Ledger", self.witness.ledger),
-                mock.patch("services.orchestrator.run.Schedule", CheckedSchedule),
+                mock.patch("services.orchestrator.lifecycle.run.Ledger", self.witness.ledger),
+                mock.patch("services.orchestrator.lifecycle.run.Schedule", CheckedSchedule),
             ):
                 status = await self._until_killed(None)
                 while self._killed:

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.orchestrator.rollout import Arrived, RolloutFailed, RolloutRequest
+from services.orchestrator.rollout.rollout import Arrived, RolloutFailed, RolloutRequest
 from services.protocol.errors import NotReady
-from services.protocol.reward_service import Score, ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,

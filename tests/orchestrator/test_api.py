@@ -13,11 +13,11 @@ import httpx
 import pytest
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator import run as run_module
 from services.orchestrator.api import http_api
-from services.orchestrator.run import Run
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunRequest
+from services.orchestrator.lifecycle import run as run_module
+from services.orchestrator.lifecycle.run import Run
+from services.orchestrator.lifecycle.runs import Runs
+from services.protocol.run.orchestrator import RunRequest
 from tests.orchestrator.fakes import World, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
@@ -204,7 +204,7 @@ async def test_of_an_ended_run_only_its_last_status_is_kept(tmp_path: Path) -> N
 async def test_the_newest_of_the_runs_that_are_over_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.orchestrator.runs._MOST_ENDED", 1)
+    monkeypatch.setattr("services.orchestrator.lifecycle.runs._MOST_ENDED", 1)
     async with world(tmp_path) as cluster:
         runs = Runs(cluster.config, lambda: cluster.peers)
         for _ in range(2):

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.curriculum import Curriculum, PassRates
-from services.orchestrator.prompts import Mixture
-from services.protocol.curriculum import CurriculumConfig
+from services.orchestrator.tasks.curriculum import Curriculum, PassRates
+from services.orchestrator.tasks.prompts import Mixture
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig, RunState
+from services.protocol.run.curriculum import CurriculumConfig
+from services.protocol.run.orchestrator import RunConfig, RunState
 from tests.orchestrator.fakes import run_to_end, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

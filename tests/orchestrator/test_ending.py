@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from services.observability.metrics import Gauge, RunMetrics
-from services.orchestrator.groups import Groups
-from services.orchestrator.ledger import LedgerError
-from services.orchestrator.record import RunRecord
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.runs import Runs
+from services.orchestrator.ledger.ledger import LedgerError
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.loop.groups import Groups
+from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.trackers.trackers import Trackers
-from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
 from tests.orchestrator.fakes import World, run_to_end, world
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator import environment_process
-from services.orchestrator.episodes import EpisodeSampler
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.rollout import RolloutFailed, RolloutRequest
-from services.orchestrator.runs import Runs
+from services.orchestrator.ledger.ledger import Ledger
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.rollout import environment_process
+from services.orchestrator.rollout.episodes import EpisodeSampler
+from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunRequest, RunState
-from services.protocol.task import Task
+from services.protocol.run.orchestrator import RunRequest, RunState
+from services.protocol.run.task import Task
 from tests.orchestrator.fakes import World, run_to_end, trajectories, world, write_tasks
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.evaluation import Evaluator
-from services.orchestrator.pass_at import pass_at_k, pass_rates
-from services.orchestrator.rollout import Arrived, RolloutClient, RolloutRequest
-from services.orchestrator.run_directory import RunDirectory
+from services.orchestrator.evaluation.evaluation import Evaluator
+from services.orchestrator.evaluation.pass_at import pass_at_k, pass_rates
+from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.trainer import TrainBatch, TrainReport
 from services.protocol.trajectory import Trajectory
 from tests.orchestrator.fakes import (

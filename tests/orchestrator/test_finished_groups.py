@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger import Ledger, Prompt
-from services.orchestrator.results import GroupResult
-from services.orchestrator.run import Run
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.orchestrator.lifecycle.run import Run
+from services.orchestrator.lifecycle.runs import Runs
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.orchestrator.fakes import Asked, World, run_to_end, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

@@ -9,7 +9,7 @@ from services.orchestrator import fleet as fleet_module
 from services.orchestrator.changes import Changes
 from services.orchestrator.fleet import Fleet
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import MemberTable
+from services.protocol.weights.weight_bus import MemberTable
 from tests.orchestrator.fakes import FakeBus
 
 

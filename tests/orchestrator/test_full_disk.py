@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator.group_record import GroupRecord
-from services.orchestrator.journal import Journal
-from services.orchestrator.ledger import Ledger, LedgerError, Prompt
-from services.orchestrator.results import GroupResult
-from services.orchestrator.run import Run
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.ledger.ledger import Ledger, LedgerError, Prompt
+from services.orchestrator.lifecycle.run import Run
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.observers.group_record import GroupRecord
+from services.orchestrator.run_folder.journal import Journal
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
 from tests.filling import fill
 from tests.orchestrator.fakes import World, run_to_end, world

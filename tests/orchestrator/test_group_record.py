@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.group_record import GroupRecord
-from services.orchestrator.journal import Journal
-from services.orchestrator.results import GroupResult
-from services.protocol.orchestrator import RunState
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.observers.group_record import GroupRecord
+from services.orchestrator.run_folder.journal import Journal
+from services.protocol.run.orchestrator import RunState
 from services.protocol.trainer import CheckpointReport, TrainReport
 from tests.orchestrator.fakes import run_to_end, world
 

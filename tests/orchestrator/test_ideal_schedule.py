@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from schedules_hardware import Hardware, Trace, Work
 from schedules_oracle import ideal
 
-from services.protocol.schedule import ScheduleConfig
+from services.protocol.run.schedule import ScheduleConfig
 
 
 class Told(Trace):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.orchestrator import idle_times
-from services.orchestrator.idle_times import IdleTimes, idle_slots
-from services.orchestrator.length_bias import LengthBias
-from services.orchestrator.schedule import Slots
+from services.orchestrator.core import idle_times
+from services.orchestrator.core.idle_times import IdleTimes, idle_slots
+from services.orchestrator.core.length_bias import LengthBias
+from services.orchestrator.core.schedule import Slots
 
 
 def slots(**used: int) -> Slots:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger import Ledger, LedgerError, Prompt
-from services.orchestrator.prompts import PromptOrder
+from services.orchestrator.ledger.ledger import Ledger, LedgerError, Prompt
+from services.orchestrator.tasks.prompts import PromptOrder
 
 
 def prompts(count: int, start: int = 0) -> list[Prompt]:

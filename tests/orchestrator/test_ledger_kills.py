@@ -5,7 +5,7 @@ import random
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from services.orchestrator.ledger import Ledger, Prompt
+from services.orchestrator.ledger.ledger import Ledger, Prompt
 
 _KILLS = 12
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from services.orchestrator.ledger import Ledger
-from services.orchestrator.run import Run
-from services.orchestrator.runs import Runs
-from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.orchestrator.ledger.ledger import Ledger
+from services.orchestrator.lifecycle.run import Run
+from services.orchestrator.lifecycle.runs import Runs
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.orchestrator.fakes import metric_lines, run_to_end, trajectories, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator import group_traces
-from services.protocol.orchestrator import RunState
+from services.orchestrator.observers import group_traces
+from services.protocol.run.orchestrator import RunState
 from tests.orchestrator.random_schedule import draw, play
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.open_run import OpenRun
-from services.orchestrator.runs import RunActive, Runs
+from services.orchestrator.lifecycle.open_run import OpenRun
+from services.orchestrator.lifecycle.runs import RunActive, Runs
 from services.protocol.errors import NotReady
-from services.protocol.orchestrator import RunRequest, RunState, RunStatus
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from tests.filling import fill
 from tests.orchestrator.fakes import World, world
 

@@ -1,9 +1,9 @@
 import json
 from pathlib import Path
 
-from services.orchestrator.push_record import PushRecord
-from services.orchestrator.timeline import Timeline
-from services.protocol.version_ledger import VersionOutcome, VersionRecord
+from services.orchestrator.observers.push_record import PushRecord
+from services.orchestrator.observers.timeline import Timeline
+from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord
 
 
 def told(*times: float) -> tuple[VersionRecord, ...]:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger import Prompt
-from services.orchestrator.rollout import RolloutRequest
-from services.protocol.orchestrator import RunConfig, RunState
+from services.orchestrator.ledger.ledger import Prompt
+from services.orchestrator.rollout.rollout import RolloutRequest
+from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
 from tests.orchestrator.random_schedule import draw, play
 from tests.orchestrator.simulated_cluster import answer

@@ -9,17 +9,17 @@ import pytest
 from aiohttp import web
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.ledger import LedgerGroup, Prompt
-from services.orchestrator.no_signal_streak import NoSignalStreak
-from services.orchestrator.progress import Progress
-from services.orchestrator.recovery import RunFailed
-from services.orchestrator.results import Graded, GroupResult
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.runs import Runs
+from services.orchestrator.core.progress import Progress
+from services.orchestrator.core.results import Graded, GroupResult
+from services.orchestrator.ledger.ledger import LedgerGroup, Prompt
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.loop.no_signal_streak import NoSignalStreak
+from services.orchestrator.loop.recovery import RunFailed
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import NotReady
-from services.protocol.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
-from services.protocol.reward_service import Score, ScoreJob, Verdict
-from services.protocol.task import load_tasks
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
+from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
+from services.protocol.run.task import load_tasks
 from services.protocol.trajectory import PolicySpan, Trajectory
 from tests.orchestrator.fakes import Asked, World, evaluation, run_to_end, world, write_tasks
 

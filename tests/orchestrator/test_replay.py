@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from services.cli.decision_replay import show_replay
-from services.orchestrator.decisions import DecisionLog
-from services.orchestrator.replay import replay
-from services.orchestrator.schedule import Schedule
+from millrace_tools.run.decision_replay import show_replay
+from services.orchestrator.core.decisions import DecisionLog
+from services.orchestrator.core.replay import replay
+from services.orchestrator.core.schedule import Schedule
 from services.protocol.errors import InvalidInput
-from services.protocol.schedule import ScheduleConfig
+from services.protocol.run.schedule import ScheduleConfig
 from tests.orchestrator.random_schedule import draw, play
 
 SYNC = {"schedule": {"preset": "sync"}, "batch_groups": 1}

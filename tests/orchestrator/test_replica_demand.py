@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from services.orchestrator.changes import Changes
+from services.orchestrator.core.idle_times import IdleTimes
+from services.orchestrator.core.schedule import Slots
 from services.orchestrator.fleet import Fleet
-from services.orchestrator.idle_times import IdleTimes
-from services.orchestrator.replica_demand import ReplicaDemand, follow
-from services.orchestrator.schedule import Slots
+from services.orchestrator.observers.replica_demand import ReplicaDemand, follow
 from tests.orchestrator.fakes import FakeBus
 
 STARVED, FED = {"waited": 0.8, "ready": 0}, {"waited": 0.0, "ready": 4}

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout import (
+from services.orchestrator.rollout.rollout import (
     RolloutClient,
     RolloutFailed,
     RolloutRequest,

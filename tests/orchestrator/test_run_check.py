@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.runs import Runs
+from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.orchestrator import RunRequest, RunState
 from services.protocol.router import RouterLoad
+from services.protocol.run.orchestrator import RunRequest, RunState
 from tests.orchestrator.fakes import World, run_to_end, world
 
 LOAD = RouterLoad(

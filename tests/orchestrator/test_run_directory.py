@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from services.orchestrator.run_directory import RunDirectory
-from services.protocol.orchestrator import RunConfig
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunConfig
 from tests.orchestrator.fakes import metric_lines, run_to_end, world
 
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from services.orchestrator.schedule import Schedule, Selection
-from services.protocol.schedule import ScheduleConfig
+from services.orchestrator.core.schedule import Schedule, Selection
+from services.protocol.run.schedule import ScheduleConfig
 from tests.orchestrator.plain_schedule import CheckedSchedule
 
 PRESETS = [

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.scoring import Scorer
+from services.orchestrator.rollout.scoring import Scorer
 from services.protocol.errors import NotReady, ReplicaLost
-from services.protocol.reward_service import (
+from services.protocol.reward.reward_service import (
     FunctionTest,
     PythonFunctionGrader,
     Score,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.prompts import WINDOW, BlockOrder
-from services.orchestrator.task_table import TaskTable
+from services.orchestrator.tasks.prompts import WINDOW, BlockOrder
+from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig, RunState
+from services.protocol.run.orchestrator import RunConfig, RunState
 from tests.orchestrator.fakes import run_to_end, world
 from tests.orchestrator.test_task_table import COLUMNS, GRADER, RUN, rows, write
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.protocol.orchestrator import RunState
+from services.protocol.run.orchestrator import RunState
 from tests.orchestrator.fakes import metric_lines, run_to_end, trajectories, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.prompts import Mixture, PromptOrder
-from services.orchestrator.task_table import TaskTable
+from services.orchestrator.tasks.prompts import Mixture, PromptOrder
+from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
-from services.protocol.orchestrator import RunConfig
+from services.protocol.run.orchestrator import RunConfig
 
 datasets = pytest.importorskip("datasets")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.ledger import Ending, Ledger
-from services.protocol.orchestrator import RunConfig
+from services.orchestrator.ledger.ledger import Ending, Ledger
+from services.protocol.run.orchestrator import RunConfig
 from services.protocol.trainer import TrainBatch
 from services.protocol.trajectory import Trajectory
 

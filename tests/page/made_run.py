@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from services.orchestrator.ledger import Ledger, Prompt
-from services.orchestrator.run_directory import RunDirectory
-from services.orchestrator.timeline import Timeline
-from services.protocol.evaluation import Evaluation
-from services.protocol.orchestrator import RunConfig
+from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.orchestrator.observers.timeline import Timeline
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunConfig
 
 STEPS = 4
 TOKENS = {

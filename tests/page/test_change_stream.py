@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from services.page.change_stream import ChangeStream
 from services.page.http_app import page_app
-from services.page.run_folder import RunFolder
+from services.page.reading.run_folder import RunFolder
 from services.page.run_shelf import FolderShelf
 from tests.page.made_run import add_step
 

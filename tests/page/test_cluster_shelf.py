@@ -13,7 +13,7 @@ from services.page.cluster_shelf import ClusterShelf
 from services.page.config import PageConfig
 from services.page.open_folders import NoSuchRun
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 
 KEY = "a-key-of-some-length"
 MEMBER = Member(

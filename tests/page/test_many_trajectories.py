@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.page.json_lines import JsonLines
-from services.page.trajectory_index import TrajectoryIndex, TrajectoryQuery
+from services.page.reading.json_lines import JsonLines
+from services.page.reading.trajectory_index import TrajectoryIndex, TrajectoryQuery
 
 MANY = 100_000
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from services.orchestrator.ledger import Ledger, Prompt
-from services.page import ledger_reading
+from services.orchestrator.ledger.ledger import Ledger, Prompt
 from services.page.http_app import open_paths, page_app
-from services.page.ledger_reading import LedgerReading
 from services.page.open_folders import OpenFolders
-from services.page.run_folder import RunFolder
+from services.page.reading import ledger_reading
+from services.page.reading.ledger_reading import LedgerReading
+from services.page.reading.run_folder import RunFolder
+from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_shelf import FolderShelf
-from services.page.trajectory_index import TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from services.page.revision_cache import RevisionCache
+from services.page.reading.revision_cache import RevisionCache
 
 
 def test_what_is_asked_again_before_something_changes_is_found_out_once() -> None:

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.schedule import Slots
-from services.orchestrator.timeline import Timeline
-from services.page.json_lines import JsonLines
-from services.page.timeline_reading import TimelineReading
+from services.orchestrator.core.schedule import Slots
+from services.orchestrator.observers.timeline import Timeline
+from services.page.reading.json_lines import JsonLines
+from services.page.reading.timeline_reading import TimelineReading
 
 
 def reading(path: Path) -> TimelineReading:

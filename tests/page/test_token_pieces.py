@@ -3,7 +3,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from services.page.token_pieces import TokenPieces
+from services.page.reading.token_pieces import TokenPieces
 
 
 def with_bytes(run: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cli.main import main
+from millrace_tools.main import main
 from services.page.local_server import local_app
 from services.page.run_shelf import FolderShelf
 

@@ -7,7 +7,7 @@ Compiling is what costs, so a service runs all of them as the tests of one answe
 
 from dataclasses import dataclass
 
-from services.protocol.reward_service import Verdict
+from services.protocol.reward.reward_service import Verdict
 from tests.redteam.attack import SECRET
 
 _WRONG = frozenset({Verdict.WRONG_ANSWER})

@@ -1,6 +1,6 @@
 """Attacks on time, memory and space, each with the limit that stops it."""
 
-from services.protocol.reward_service import Verdict
+from services.protocol.reward.reward_service import Verdict
 from tests.redteam.attack import FAILS, Attack
 
 _TIME = frozenset({Verdict.TIME_LIMIT})

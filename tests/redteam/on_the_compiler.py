@@ -4,7 +4,7 @@
 
 from dataclasses import dataclass
 
-from services.protocol.reward_service import Verdict
+from services.protocol.reward.reward_service import Verdict
 from tests.redteam.attack import SECRET
 
 _ERROR = frozenset({Verdict.COMPILE_ERROR})

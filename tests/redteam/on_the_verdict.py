@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - an attack a line
 
-from services.protocol.reward_service import Verdict
+from services.protocol.reward.reward_service import Verdict
 from tests.redteam.attack import Attack
 
 _WRONG = frozenset({Verdict.WRONG_ANSWER})

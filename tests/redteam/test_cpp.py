@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from services.protocol.grader import CodeGrader
-from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 from tests.redteam.attack import CANARIES, SECRET
 from tests.redteam.on_cpp_programs import CPP_ATTACKS, CppAttack, program

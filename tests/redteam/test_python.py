@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.protocol.reward_service import ScoreJob, Verdict
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 from tests.redteam.attack import CANARIES, SECRET, Attack
 from tests.redteam.on_resources import ON_RESOURCES

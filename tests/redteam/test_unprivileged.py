@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from services.protocol.reward_service import Verdict
-from services.reward_service.bubblewrap import Bubblewrap
-from services.reward_service.jail import BUILD, SLOT, Jail, jailed_sources
+from services.protocol.reward.reward_service import Verdict
+from services.reward_service.isolation.bubblewrap import Bubblewrap
+from services.reward_service.isolation.jail import BUILD, SLOT, Jail, jailed_sources
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 from tests.redteam.test_cpp import chosen, got_through, left_on_disk, program_attacks

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from services.cli.main import main
+from millrace_tools.main import main
 
 ROOT = Path(__file__).parents[2]
-STARTER = "services/cli/starter_files/"
+STARTER = "millrace_tools/starter_files/"
 PACKED = {
     "services/": "services/",
     "deploy/": f"{STARTER}deploy/",
@@ -51,7 +51,7 @@ def test_the_wheel_has_every_file_of_the_services_and_of_the_starter(
 
 def test_the_wheel_names_its_command_and_its_licence(wheel: zipfile.ZipFile) -> None:
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "millrace = services.cli.main:main" in wheel.read(entry).decode()
+    assert "millrace = millrace_tools.main:main" in wheel.read(entry).decode()
     assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
 
 

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from services.protocol.errors import InvalidInput
-from services.protocol.reward_service import (
+from services.protocol.reward.reward_service import (
     FunctionTest,
     Limits,
     PythonFunctionGrader,

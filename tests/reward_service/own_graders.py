@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from services.reward_service.user_graders import grader
+from services.reward_service.graders.user_graders import grader
 
 
 @grader("length")

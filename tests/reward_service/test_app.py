@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.reward_service import ScoreJob, Verdict
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service import app
 from services.reward_service.config import RewardServiceConfig
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from services.protocol.assert_tests import called_function, known_definitions, read_asserts
-from services.protocol.grader import CodeGrader, PythonAssertsGrader
-from services.protocol.reward_service import Score, ScoreJob, Verdict
-from services.reward_service.assertion import taken_apart
+from services.protocol.reward.assert_tests import called_function, known_definitions, read_asserts
+from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.jailed.codec import as_plain, encode
+from services.reward_service.judging.assertion import taken_apart
 from services.reward_service.scoring import Scoring
 
 service = pytest.mark.asyncio(loop_scope="session")

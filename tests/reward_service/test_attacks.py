@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from services.protocol.reward_service import ScoreJob, Verdict
-from services.reward_service import seat
+from services.protocol.reward.reward_service import ScoreJob, Verdict
+from services.reward_service.sandbox import seat
 from services.reward_service.scoring import Scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -9,10 +9,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from services.protocol.errors import InvalidInput
-from services.reward_service import bubblewrap
-from services.reward_service.bubblewrap import PACKAGE, Bubblewrap, NoBubblewrap
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.sandbox import Sandbox
+from services.reward_service.isolation import bubblewrap
+from services.reward_service.isolation.bubblewrap import PACKAGE, Bubblewrap, NoBubblewrap
+from services.reward_service.sandbox.sandbox import Sandbox
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.protocol.grader import CodeGrader
-from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

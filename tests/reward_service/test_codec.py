@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward_service import jail
-from services.reward_service.jail import SLOT, jailed_sources
+from services.reward_service.isolation import jail
+from services.reward_service.isolation.jail import SLOT, jailed_sources
 from services.reward_service.jailed.codec import MAX_DEPTH, NotAText, NoText, decode, encode
 
 
@@ -136,7 +136,7 @@ def test_a_cycle_has_no_text() -> None:
 
 def test_the_jail_needs_only_the_standard_library_and_itself() -> None:
     allowed = sys.stdlib_module_names | {"services.reward_service.jailed"}
-    probe = Path(jail.__file__).parent / "jailed" / "probe.py"
+    probe = Path(jail.__file__).parents[1] / "jailed" / "probe.py"
     for name, source in [*jailed_sources(SLOT), ("probe", probe.read_text())]:
         for node in ast.walk(ast.parse(source)):
             modules = []

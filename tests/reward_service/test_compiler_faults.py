@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.protocol.grader import CodeGrader
-from services.protocol.reward_service import Score, ScoreJob, Verdict
-from services.reward_service import compiler
-from services.reward_service.compiler import Compiler
-from services.reward_service.jail import Jail, jailed_sources
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
+from services.reward_service.isolation.jail import Jail, jailed_sources
+from services.reward_service.sandbox import compiler
+from services.reward_service.sandbox.compiler import Compiler
 from services.reward_service.scoring import Scoring
 
 NewScoring = Callable[..., Any]

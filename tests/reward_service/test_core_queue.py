@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.reward_service.core_queue import CoreQueue, QueueFull, caller
+from services.reward_service.sandbox.core_queue import CoreQueue, QueueFull, caller
 
 
 async def work(queue: CoreQueue, who: str, estimate_s: float, done: list[str]) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.protocol.reward_service import Limits, Score, ScoreJob, Verdict
-from services.reward_service import seat
-from services.reward_service.core_queue import QueueFull
-from services.reward_service.execution import Execution, Outcome, SlotLost
-from services.reward_service.jail import Jail
-from services.reward_service.program import Program
+from services.protocol.reward.reward_service import Limits, Score, ScoreJob, Verdict
+from services.reward_service.isolation.jail import Jail
+from services.reward_service.judging.program import Program
+from services.reward_service.sandbox import seat
+from services.reward_service.sandbox.core_queue import QueueFull
+from services.reward_service.sandbox.execution import Execution, Outcome, SlotLost
+from services.reward_service.sandbox.slot import Slot
 from services.reward_service.scoring import Scoring
-from services.reward_service.slot import Slot
 
 JobMaker = Callable[..., ScoreJob]
 NewScoring = Callable[..., Any]

@@ -11,8 +11,8 @@ import pytest_asyncio
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from services.protocol.grader import Grader, MathsGrader
-from services.protocol.reward_service import Score, ScoreJob, Verdict
+from services.protocol.reward.grader import Grader, MathsGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders import registry
 from services.reward_service.graders.maths import decide

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.reward_service.compiler import Compiler
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.header_cache import HeaderCache
-from services.reward_service.jail import Jail
+from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import languages
+from services.reward_service.sandbox.compiler import Compiler
+from services.reward_service.sandbox.header_cache import HeaderCache
 
 NAME, CONTENT = "a" * 64, b"precompiled"
 

@@ -2,9 +2,9 @@ import signal
 
 import pytest
 
-from services.protocol.reward_service import Limits, Verdict
-from services.reward_service.execution import Outcome
-from services.reward_service.judge import judge_calls, judge_program
+from services.protocol.reward.reward_service import Limits, Verdict
+from services.reward_service.judging.judge import judge_calls, judge_program
+from services.reward_service.sandbox.execution import Outcome
 
 LIMITS = Limits(cpu_s=1.0, memory_mb=64, output_kb=1)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.protocol.code_tests import (
+from services.protocol.reward.code_tests import (
     CallChecker,
     CodeTest,
     ExactChecker,
@@ -15,10 +15,10 @@ from services.protocol.code_tests import (
     TrailingSpaceChecker,
     UnorderedChecker,
 )
-from services.reward_service import policies, values
-from services.reward_service.checkers import output_is_right, result_is_right
-from services.reward_service.estimates import Estimates
+from services.reward_service.grading.estimates import Estimates
 from services.reward_service.jailed.codec import encode
+from services.reward_service.judging import policies, values
+from services.reward_service.judging.checkers import output_is_right, result_is_right
 
 TESTS = [
     CodeTest(stdin="", expected="", weight=1, group="small"),

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from services.protocol.grader import CodeGrader
-from services.protocol.reward_service import ScoreJob, Verdict
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 
 FILES = sorted((Path(__file__).parent / "problems").glob("*.yaml"))

@@ -19,8 +19,8 @@ import pytest_asyncio
 import uvicorn
 import yaml
 
-from services.cli.grade import read_job
-from services.protocol.reward_service import Verdict
+from millrace_tools.grade import read_job
+from services.protocol.reward.reward_service import Verdict
 from services.reward_service import languages as table
 from services.reward_service.http_api import http_api
 from services.reward_service.scoring import Scoring

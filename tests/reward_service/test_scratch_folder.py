@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.reward_service.scratch_folder import ScratchFolder
+from services.reward_service.sandbox.scratch_folder import ScratchFolder
 
 _HOLDS = """
-from services.reward_service.scratch_folder import ScratchFolder
+from services.reward_service.sandbox.scratch_folder import ScratchFolder
 folder = ScratchFolder("scratch-")
 print(folder.path, flush=True)
 input()

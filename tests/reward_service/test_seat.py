@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.reward_service.execution import SlotFailed
-from services.reward_service.seat import Seat
+from services.reward_service.sandbox.execution import SlotFailed
+from services.reward_service.sandbox.seat import Seat
 
 
 class Weak:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.reward_service.bpf import Assembler, argument_at
-from services.reward_service.seccomp_filter import GUARDED, PLAIN, build_filter
+from services.reward_service.isolation.bpf import Assembler, argument_at
+from services.reward_service.isolation.seccomp_filter import GUARDED, PLAIN, build_filter
 
 X86, ARM = 0xC000003E, 0xC00000B7
 ALLOW, KILL = 0x7FFF0000, 0x80000000

@@ -9,11 +9,11 @@ import pytest_asyncio
 
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.jail import BOOT, Jail
-from services.reward_service.sandbox import Sandbox
-from services.reward_service.seccomp_filter import SeccompFilter, build_filter
-from services.reward_service.self_test import SelfTestFailed, find_tier
-from services.reward_service.slot import Slot
+from services.reward_service.isolation.jail import BOOT, Jail
+from services.reward_service.isolation.seccomp_filter import SeccompFilter, build_filter
+from services.reward_service.sandbox.sandbox import Sandbox
+from services.reward_service.sandbox.self_test import SelfTestFailed, find_tier
+from services.reward_service.sandbox.slot import Slot
 
 ALLOW_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
 
@@ -79,7 +79,9 @@ async def test_a_service_whose_self_test_fails_refuses_to_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     open_filter = SeccompFilter(program=ALLOW_ALL * 2, own_pid_at=12)
-    monkeypatch.setattr("services.reward_service.self_test.build_filter", lambda: open_filter)
+    monkeypatch.setattr(
+        "services.reward_service.sandbox.self_test.build_filter", lambda: open_filter
+    )
     with pytest.raises(InvalidInput, match="attacks got through") as refusal:
         await Sandbox(RewardServiceConfig()).start()
     assert "Landlock" in refusal.value.fix
@@ -94,7 +96,7 @@ async def test_a_kernel_without_landlock_is_named_in_the_refusal(
         "sys.modules['services.reward_service.jailed.confine'].LANDLOCK_CREATE_RULESET = 9999\n"
         "module.main(control)",
     )
-    monkeypatch.setattr("services.reward_service.jail.BOOT", no_landlock)
+    monkeypatch.setattr("services.reward_service.isolation.jail.BOOT", no_landlock)
     with pytest.raises(InvalidInput, match="Function not implemented"):
         await Sandbox(RewardServiceConfig()).start()
 

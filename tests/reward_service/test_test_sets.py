@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.tools import Tools
+from services.reward_service.grading.tools import Tools
 
 
 def test_a_replica_has_the_test_sets_that_another_was_given(

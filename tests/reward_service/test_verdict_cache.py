@@ -2,9 +2,9 @@ import asyncio
 
 import pytest
 
-from services.protocol.reward_service import Verdict
-from services.reward_service.grade import Grade
-from services.reward_service.verdict_cache import REMEMBERED, VerdictCache
+from services.protocol.reward.reward_service import Verdict
+from services.reward_service.grading.grade import Grade
+from services.reward_service.grading.verdict_cache import REMEMBERED, VerdictCache
 
 
 def grade(verdict: Verdict = Verdict.ACCEPTED) -> Grade:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.protocol.reward_service import (
+from services.protocol.reward.reward_service import (
     FunctionTest,
     PythonFunctionGrader,
     Score,

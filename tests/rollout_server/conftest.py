@@ -21,8 +21,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from services.protocol.weight_bus import Link, StageWeights
-from services.protocol.weights import (
+from services.protocol.weights.weight_bus import Link, StageWeights
+from services.protocol.weights.weights import (
     Adapter,
     Dtype,
     TensorSpec,

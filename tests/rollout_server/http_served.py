@@ -48,8 +48,8 @@ class HttpServed:
 async def serve_http(folder: Path, **settings: Any) -> AsyncIterator[HttpServed]:
     """`serve`, with the HTTP server of a replica on a port of its own."""
     async with serve(folder, **settings) as served:
-        from services.rollout_server.engine_arguments import server_arguments
-        from services.rollout_server.http_server import HttpServer
+        from services.rollout_server.engine.engine_arguments import server_arguments
+        from services.rollout_server.http.http_server import HttpServer
 
         server = HttpServer("127.0.0.1")
         await server.start(

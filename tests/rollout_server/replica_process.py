@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from services.observability.garbage import heavy_imports
-from services.protocol.weight_bus import Orders, ReplicaHello
+from services.protocol.weights.weight_bus import Orders, ReplicaHello
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.rollout_server.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import environment
+from services.rollout_server.engine.engine_sockets import engine_sockets
 
 
 class QuietBus:

@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedModel
 
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_environment import environment
-from services.rollout_server.engine_loader import EngineLoader
-from services.trainer.checkpoint_names import CheckpointNames
+from services.rollout_server.engine.engine_environment import environment
+from services.rollout_server.weights.engine_loader import EngineLoader
+from services.trainer.checkpoints.checkpoint_names import CheckpointNames
 
 from .conftest import HOST, Fault, Sender, policy
 
@@ -136,8 +136,8 @@ async def serve(folder: Path, **settings: Any) -> AsyncIterator[Served]:
     os.environ.update(environment(config) | {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from services.rollout_server.engine_arguments import engine_arguments, server_arguments
-    from services.rollout_server.version_spans import put_spans_on_every_output
+    from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+    from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 
     put_spans_on_every_output()
     with patch("vllm.v1.engine.utils.get_mp_context", _forks):

@@ -13,17 +13,17 @@ import torch
 from transformers import PreTrainedModel
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import SendWeights
-from services.protocol.weights import Adapter
-from services.rollout_server import adapter_load
-from services.rollout_server.adapter_requests import AdapterRequests
-from services.rollout_server.canary import CanaryProver
+from services.protocol.weights.weight_bus import SendWeights
+from services.protocol.weights.weights import Adapter
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import server_arguments
-from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
+from services.rollout_server.control.replica_control import why_sleepless
+from services.rollout_server.engine.adapter_requests import AdapterRequests
+from services.rollout_server.engine.engine_arguments import server_arguments
+from services.rollout_server.engine.vllm_patches import adapter_load
 from services.rollout_server.preflight import check_model
-from services.rollout_server.replica_control import why_sleepless
-from services.rollout_server.weight_staging import StagedVersion
+from services.rollout_server.weights.canary import CanaryProver
+from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
+from services.rollout_server.weights.weight_staging import StagedVersion
 from services.transport.base_digest import base_digest
 from services.weight_bus.canary import largest_gap
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import NotReady
-from services.protocol.replica_control import (
+from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
     Link,
@@ -26,10 +26,10 @@ from services.protocol.weight_bus import (
     SendWeights,
     StageWeights,
 )
-from services.protocol.weights import WeightManifest
-from services.rollout_server import bus_member
-from services.rollout_server.bus_member import BusMember
-from services.rollout_server.canary import Proof
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.control import bus_member
+from services.rollout_server.control.bus_member import BusMember
+from services.rollout_server.weights.canary import Proof
 
 Sequences = tuple[tuple[int, ...], ...]
 DEADLINE_S = 60.0

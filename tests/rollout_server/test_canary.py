@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.protocol.weights import WeightManifest
-from services.rollout_server.canary import CanaryProver
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.weights.canary import CanaryProver
 
 SEQUENCES = ((5, 6, 7), (8, 9))
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from services.cli.engine_arguments import check_engine_arguments
+from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import engine_arguments, server_arguments
-from services.rollout_server.engine_environment import environment
+from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.engine_environment import environment
 
 
 def arguments(**engine_args: Any) -> Any:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.protocol.weight_bus import StageWeights
-from services.protocol.weights import WeightManifest
-from services.rollout_server import engine_loader
-from services.rollout_server.engine_loader import EngineLoader, NothingStaged
+from services.protocol.weights.weight_bus import StageWeights
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.weights import engine_loader
+from services.rollout_server.weights.engine_loader import EngineLoader, NothingStaged
 
 
 class ScriptedEngine:

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from services.rollout_server import engine_environment, numa_library
 from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine import engine_environment
+from services.rollout_server.engine.vllm_patches import numa_library
 
 CONFIG = RolloutServerConfig(model="models/any", served_model_name="any")
 WITHOUT_LIBNUMA = """
@@ -44,7 +45,7 @@ import torch
 print("kernels", hasattr(torch.ops._C, "init_cpu_memory_env"))
 with open("/proc/self/maps") as maps:
     print("system's", any("libnuma" in line and "memfd" not in line for line in maps))
-from services.rollout_server import numa_library
+from services.rollout_server.engine.vllm_patches import numa_library
 (library,) = numa_library._kept
 print("available", library.numa_available())
 """
@@ -57,7 +58,7 @@ def test_the_machines_own_libnuma_comes_first_and_once():
 own = object()
 asked = []
 ctypes.CDLL = lambda name: asked.append(name) or own
-from services.rollout_server import numa_library
+from services.rollout_server.engine.vllm_patches import numa_library
 numa_library.provide()
 numa_library.provide()
 print(asked, numa_library._kept == [own])

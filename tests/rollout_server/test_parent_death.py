@@ -7,7 +7,7 @@ from pathlib import Path
 
 PARENT = """
 import multiprocessing, os, signal
-from services.rollout_server.parent_death import die_with_parent
+from services.rollout_server.engine.parent_death import die_with_parent
 
 def child():
     die_with_parent()

@@ -4,7 +4,7 @@ from prometheus_client import generate_latest
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 from vllm.v1.metrics.stats import SchedulerStats
 
-from services.rollout_server.pressure_gauges import PressureGauges
+from services.rollout_server.engine.vllm_patches.pressure_gauges import PressureGauges
 from services.router.placement.probes import read_pressure
 
 

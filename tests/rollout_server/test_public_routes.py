@@ -9,9 +9,9 @@ import pytest
 import vllm
 
 from services.protocol.errors import InvalidInput
-from services.protocol.replica_control import ControlAction, ControlReplica, Hold
+from services.protocol.weights.replica_control import ControlAction, ControlReplica, Hold
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.replica_control import EngineControl, why_sleepless
 
 from .conftest import Sender
 from .http_served import MODEL, HttpServed

@@ -9,9 +9,9 @@ import pytest_asyncio
 import torch
 from transformers import LlamaConfig, PreTrainedModel
 
-from services.protocol.weights import CanaryLogprobs, WeightManifest
-from services.rollout_server.canary import CanaryProver
-from services.rollout_server.engine_loader import EngineLoader, OtherModel, StageFailed
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.rollout_server.weights.canary import CanaryProver
+from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.weight_bus.canary import largest_gap
 
 from .conftest import HOST, SMALL, Fault, Sender, build_model, policy

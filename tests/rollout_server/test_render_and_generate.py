@@ -8,7 +8,7 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from services.protocol.rollout_server import HISTORY_DEPENDENT, GenerationOrder
-from services.rollout_server.render_and_generate import prepare
+from services.rollout_server.http.render_and_generate import prepare
 
 
 def prepared(

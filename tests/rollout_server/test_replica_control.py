@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.replica_control import (
+from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_loader import Asleep, EngineLoader
-from services.rollout_server.replica_control import EngineControl, why_sleepless
+from services.rollout_server.control.replica_control import EngineControl, why_sleepless
+from services.rollout_server.weights.engine_loader import Asleep, EngineLoader
 
 from .test_engine_loader import ScriptedEngine, loader, no_vllm, stage
 

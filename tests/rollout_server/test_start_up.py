@@ -5,7 +5,7 @@ import time
 import pytest
 
 from services.observability.metrics import RolloutMetrics
-from services.rollout_server.start_up import StartPhase, StartUp
+from services.rollout_server.control.start_up import StartPhase, StartUp
 
 
 def test_phases_add_up_and_none_is_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,9 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 from services.rollout_server.preflight import CPU_HEAD_DIMS
-from services.rollout_server.version_spans import put_spans_on_every_output
 
 
 def test_an_unfinished_output_carries_the_spans_of_all_tokens_so_far() -> None:

@@ -4,7 +4,7 @@ import pytest
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.params import TokenizeParams
 
-from services.cli.chat import TOO_LONG
+from millrace_tools.chat import TOO_LONG
 
 
 def test_vllm_still_says_that_a_prompt_is_too_long_in_these_words() -> None:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from services.protocol.weight_bus import Link, SendWeights, StageWeights
-from services.rollout_server.peer_sender import PeerSender
-from services.rollout_server.weight_staging import StagedVersion
+from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
+from services.rollout_server.weights.peer_sender import PeerSender
+from services.rollout_server.weights.weight_staging import StagedVersion
 from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
 

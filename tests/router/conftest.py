@@ -22,7 +22,7 @@ import uvicorn
 from aiohttp import web
 
 from services.protocol.rollout_server import HISTORY_DEPENDENT, RENDER_AND_GENERATE
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 

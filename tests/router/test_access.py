@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import ReplicaState
+from services.protocol.weights.weight_bus import ReplicaState
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.protocol.weight_bus import ReplicaState
+from services.protocol.weights.weight_bus import ReplicaState
 
 ASK = [{"role": "user", "content": "hello, and a little more"}]
 WHOLE = "ahello, and a little more"

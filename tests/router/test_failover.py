@@ -6,7 +6,7 @@ import json
 import openai
 import pytest
 
-from services.protocol.weight_bus import ReplicaState
+from services.protocol.weights.weight_bus import ReplicaState
 
 LINE = "grüße 世界! tail"
 ASK = [{"role": "user", "content": LINE}]

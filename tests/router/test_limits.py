@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
-from services.protocol.weight_bus import ReplicaState
+from services.protocol.weights.weight_bus import ReplicaState
 from services.router.answering.attempts import Attempts
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.placement.membership import Membership
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from aiohttp import web
 
-from services.protocol.weight_bus import Member, ReplicaState
+from services.protocol.weights.weight_bus import Member, ReplicaState
 from tests.router.request_table import TOOLS, cases, forced
 from tests.router.sameness import comparable
 from tests.router.vllm_process import MODEL

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from services.cli.machine import free_port
+from millrace_tools.capacity.machine import free_port
 
 MODEL = "tiny"
 ALIAS = "policy"
@@ -73,7 +73,10 @@ def _command(model, port, *more):
         *("--model", str(model), "--served-model-name", MODEL, ALIAS),
         *("--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512"),
         # As in a replica: vLLM's own keeps a second process busy with waiting.
-        *("--distributed-executor-backend", "services.rollout_server.engine_process.OneWorker"),
+        *(
+            "--distributed-executor-backend",
+            "services.rollout_server.engine.engine_process.OneWorker",
+        ),
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),
         *("--enable-prompt-tokens-details", "--structured-outputs-config", _GRAMMARS),

@@ -23,9 +23,9 @@ with heavy_imports():
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from services.rollout_server.engine_fork import fork_engine_processes
-    from services.rollout_server.render_and_generate import RenderAndGenerate
-    from services.rollout_server.version_spans import put_spans_on_every_output
+    from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
+    from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
+    from services.rollout_server.http.render_and_generate import RenderAndGenerate
 
 
 async def _serve(args, ports):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.protocol.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig

@@ -18,8 +18,8 @@ with heavy_imports():
     from torch.distributed import TCPStore
 
     from services.trainer.config import TrainerConfig
-    from services.trainer.learner import Learner, join_group, open_store
-    from services.trainer.lora import adapter_off
+    from services.trainer.model.lora import adapter_off
+    from services.trainer.rank.learner import Learner, join_group, open_store
 
 
 class RankProcess:

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from services.protocol.algorithm import AlgorithmConfig
-from services.trainer.advantages import group_advantages
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.advantages.advantages import group_advantages
 
 
 def test_grpo_divides_by_the_unbiased_standard_deviation() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
-from services.trainer.batching import (
+from services.trainer.batch.batching import (
     Row,
     left_out,
     plan_microbatches,

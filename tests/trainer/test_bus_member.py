@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     DropLinks,
     Link,
     Order,
@@ -19,8 +19,8 @@ from services.protocol.weight_bus import (
     SendWeights,
     TrainerHello,
 )
-from services.trainer.bus_member import SUPERSEDED, BusMember
-from services.trainer.snapshot import Snapshot, SnapshotShelf, SnapshotSource
+from services.trainer.snapshot.bus_member import SUPERSEDED, BusMember
+from services.trainer.snapshot.snapshot import Snapshot, SnapshotShelf, SnapshotSource
 from services.transport.gloo import LinkBroken
 from services.transport.shared_memory import Place
 

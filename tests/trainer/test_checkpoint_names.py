@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weights import Dtype
-from services.trainer import checkpoint_names
-from services.trainer.checkpoint_names import CheckpointNames
-from services.trainer.snapshot import tensor_specs
-from services.trainer.wire_layout import WireLayout
+from services.protocol.weights.weights import Dtype
+from services.trainer.checkpoints import checkpoint_names
+from services.trainer.checkpoints.checkpoint_names import CheckpointNames
+from services.trainer.snapshot.snapshot import tensor_specs
+from services.trainer.snapshot.wire_layout import WireLayout
 
 SMALL = {
     "vocab_size": 32,

@@ -3,8 +3,8 @@
 import torch
 
 from services.protocol.trajectory import Trajectory
-from services.trainer.batching import Row
-from services.trainer.collate import collate, collate_sequences
+from services.trainer.batch.batching import Row
+from services.trainer.batch.collate import collate, collate_sequences
 
 
 def row(trajectory: Trajectory, advantage: float = 1.0) -> Row:

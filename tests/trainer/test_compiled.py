@@ -11,10 +11,14 @@ import torch._dynamo
 from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
-from services.trainer.compiled import compile_layers
-from services.trainer.model import decoder_layers
-from services.trainer.packed_attention import packed_hidden, padded_hidden, use_packed_attention
-from services.trainer.packing import PackedRows
+from services.trainer.batch.packing import PackedRows
+from services.trainer.model.compiled import compile_layers
+from services.trainer.model.model import decoder_layers
+from services.trainer.model.packed_attention import (
+    packed_hidden,
+    padded_hidden,
+    use_packed_attention,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

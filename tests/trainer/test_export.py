@@ -10,14 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 
-from services.cli.main import main
+from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
-from services.protocol.weights import Dtype
-from services.trainer import export as export_module
-from services.trainer.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoint_manifest import MANIFEST
+from services.protocol.weights.weights import Dtype
+from services.trainer.checkpoints import export as export_module
+from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
+from services.trainer.checkpoints.checkpoint_manifest import MANIFEST
+from services.trainer.checkpoints.export import export
 from services.trainer.config import LoraConfig
-from services.trainer.export import export
 from tests.rollout_server.conftest import SMALL, build_model, policy
 from tests.rollout_server.served import serve
 

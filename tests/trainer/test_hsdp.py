@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import TrainerHello
-from services.trainer import rank as rank_module
+from services.protocol.weights.weight_bus import TrainerHello
 from services.trainer.config import LoraConfig, TrainerConfig
-from services.trainer.rank import TrainerRank
+from services.trainer.rank import rank as rank_module
+from services.trainer.rank.rank import TrainerRank
 from tests.trainer.sent import sent_tensors
 from tests.trainer.test_learner import assert_same_steps, assert_same_weights, run_steps
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import RunStart, TrainBatch
-from services.trainer.advantages import group_advantages
+from services.trainer.algorithms.advantages.advantages import group_advantages
 
 ONE_PASS = 100_000
 

@@ -17,14 +17,14 @@ from vllm.lora.peft_helper import PEFTHelper
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.trajectory import Trajectory
-from services.protocol.weights import Adapter
-from services.trainer.adapter_export import export_adapter
-from services.trainer.advantages import group_advantages
-from services.trainer.checkpoint_parameters import CheckpointParameters
+from services.protocol.weights.weights import Adapter
+from services.trainer.algorithms.advantages.advantages import group_advantages
+from services.trainer.checkpoints.adapter_export import export_adapter
+from services.trainer.checkpoints.checkpoint_parameters import CheckpointParameters
+from services.trainer.checkpoints.export import main
 from services.trainer.config import LoraConfig, TrainerConfig
-from services.trainer.export import main
-from services.trainer.lora import LoraLinear, adapter_off, add_lora, lora_layers
-from services.trainer.model import decoder_layers
+from services.trainer.model.lora import LoraLinear, adapter_off, add_lora, lora_layers
+from services.trainer.model.model import decoder_layers
 from services.transport.base_digest import base_digest
 from tests.trainer.sent import sent_tensors
 

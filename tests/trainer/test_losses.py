@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig
-from services.trainer.algorithms.clip import clipped_surrogate
-from services.trainer.algorithms.correction import correct
-from services.trainer.algorithms.kl import kl_from_sampled
-from services.trainer.algorithms.tokens import ScoredTokens
-from services.trainer.losses import policy_losses
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.losses.clip import clipped_surrogate
+from services.trainer.algorithms.losses.correction import correct
+from services.trainer.algorithms.losses.kl import kl_from_sampled
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 
 def ratios(*values: float) -> torch.Tensor:

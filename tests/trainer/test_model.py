@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from services.trainer.model import remove_dropout
+from services.trainer.model.model import remove_dropout
 
 MODELS = {
     "llama": LlamaConfig(

@@ -20,9 +20,13 @@ from transformers import (
 )
 
 from services.protocol.errors import InvalidInput
-from services.trainer.model import remove_dropout
-from services.trainer.packed_attention import packed_hidden, padded_hidden, use_packed_attention
-from services.trainer.packing import PackedRows
+from services.trainer.batch.packing import PackedRows
+from services.trainer.model.model import remove_dropout
+from services.trainer.model.packed_attention import (
+    packed_hidden,
+    padded_hidden,
+    use_packed_attention,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,

@@ -9,10 +9,10 @@ import pytest
 from ray.exceptions import RayActorError
 
 from services.protocol.errors import InvalidInput, NotReady
-from services.trainer import rank_group, rank_placement
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_group import RankGroup
-from services.trainer.rank_placement import RankPlacement
+from services.trainer.lead import rank_group, rank_placement
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.lead.rank_placement import RankPlacement
 
 
 class FakeRank:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
 from services.trainer.config import LoraConfig
 
 LORA = LoraConfig(rank=3, alpha=12.0, targets=("q_proj", "down_proj"))

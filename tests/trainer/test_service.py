@@ -8,14 +8,14 @@ import pytest
 
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import CheckpointReport, TrainBatch
-from services.protocol.version_ledger import VersionRecord
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
-from services.protocol.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
-from services.trainer import publisher
-from services.trainer import service as service_module
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer.config import TrainerConfig
-from services.trainer.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
-from services.trainer.service import TrainerService
+from services.trainer.lead import service as service_module
+from services.trainer.lead.service import TrainerService
+from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+from services.trainer.snapshot import publisher
 
 CONFIG = TrainerConfig(model="model", world_size=2, bus_timeout_s=2.0)
 MODEL = RankModel(

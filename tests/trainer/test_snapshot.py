@@ -2,7 +2,7 @@
 
 import torch
 
-from services.trainer.snapshot import Snapshot, SnapshotShelf
+from services.trainer.snapshot.snapshot import Snapshot, SnapshotShelf
 from services.transport.bucket import Kind, apply_changes
 from services.transport.shared_memory import Place
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.trainer.advantages import group_advantages
+from services.trainer.algorithms.advantages.advantages import group_advantages
 
 
 def test_details_cover_every_trained_token_of_the_groups_asked_for(

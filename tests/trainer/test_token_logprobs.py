@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.trainer.token_logprobs import token_logprobs
+from services.trainer.model.token_logprobs import token_logprobs
 
 N, HIDDEN, VOCABULARY = 23, 8, 37
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
-from services.protocol.weight_bus import Link
+from services.protocol.weights.weight_bus import Link
 from services.transport.bucket import Encoded, Kind, whole
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
 from services.transport.header import FIELDS, MAGIC

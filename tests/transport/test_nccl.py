@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from services.protocol.weight_bus import Link, Transport
+from services.protocol.weights.weight_bus import Link, Transport
 from services.transport import ends
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
 from services.transport.nccl import NcclLink

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from services.protocol.weight_bus import Transport
+from services.protocol.weights.weight_bus import Transport
 from services.transport.bucket import Encoded, whole
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.shared_memory import BufferPool, Mappings, SharedBuffer, memory_domain

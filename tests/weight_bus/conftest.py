@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     MemberTable,
     Order,
     Phase,
@@ -16,7 +16,7 @@ from services.protocol.weight_bus import (
     StageWeights,
     TrainerHello,
 )
-from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 

@@ -6,14 +6,14 @@ import pytest
 
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
     Phase,
     Report,
     StageWeights,
 )
-from services.protocol.weights import Dtype, TensorSpec, WeightManifest
+from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 
 from .conftest import Replica, World, manifest
 

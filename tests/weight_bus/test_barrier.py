@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.protocol.weight_bus import CommitWeights, DropLinks, StageWeights
+from services.protocol.weights.weight_bus import CommitWeights, DropLinks, StageWeights
 from services.weight_bus.config import WeightBusConfig
 
 from .conftest import DEADLINE_S, Replica, World, manifest

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     DistrustWeights,
     MemberTable,
@@ -14,7 +14,7 @@ from services.protocol.weight_bus import (
     ReplicaState,
     StageWeights,
 )
-from services.protocol.weights import CanaryLogprobs
+from services.protocol.weights.weights import CanaryLogprobs
 
 from .conftest import DEADLINE_S, SCORES, Replica, World, manifest
 

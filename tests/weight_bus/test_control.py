@@ -7,14 +7,14 @@ import pytest
 
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
-from services.protocol.replica_control import (
+from services.protocol.weights.replica_control import (
     ControlAction,
     ControlFailed,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
-from services.protocol.weight_bus import CommitWeights, ReplicaState, StageWeights
+from services.protocol.weights.weight_bus import CommitWeights, ReplicaState, StageWeights
 
 from .conftest import DEADLINE_S, Replica, World, hello, manifest
 

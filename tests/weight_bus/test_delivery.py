@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
     Phase,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.protocol.weight_bus import CommitWeights
+from services.protocol.weights.weight_bus import CommitWeights
 from services.weight_bus.mailbox import CAPACITY, Mailbox, MailboxFull
 
 

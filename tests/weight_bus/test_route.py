@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.protocol.weight_bus import (
+from services.protocol.weights.weight_bus import (
     CommitWeights,
     DistrustWeights,
     DropLinks,

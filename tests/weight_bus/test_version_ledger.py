@@ -1,7 +1,7 @@
 """What the bus remembers of the versions that went through it."""
 
-from services.protocol.version_ledger import VersionRecord, digest_of
-from services.protocol.weight_bus import CommitWeights, DropLinks, StageWeights
+from services.protocol.weights.version_ledger import VersionRecord, digest_of
+from services.protocol.weights.weight_bus import CommitWeights, DropLinks, StageWeights
 from services.weight_bus.version_ledger import VersionLedger
 
 from .conftest import Clock, Replica, World, manifest

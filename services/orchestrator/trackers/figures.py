@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from services.protocol.evaluation import Evaluation
+from services.protocol.run.evaluation import Evaluation
 
 _ELSEWHERE = ("step", "evaluations", "heldout_pass_rate", "heldout_step")
 """Of a step's line: the step itself, and what `of_evaluation` gives at the step it is of."""

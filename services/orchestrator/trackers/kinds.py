@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 from services.orchestrator.trackers.tracker import TrackedRun, Tracker
 from services.protocol.errors import InvalidInput
-from services.protocol.tracker import (
+from services.protocol.run.tracker import (
     MlflowTracker,
     TensorBoardTracker,
     TrackerConfig,

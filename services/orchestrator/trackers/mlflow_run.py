@@ -11,8 +11,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from services.orchestrator.trackers.tracker import TrackedRun
-from services.protocol.orchestrator import RunState
-from services.protocol.tracker import MlflowTracker
+from services.protocol.run.orchestrator import RunState
+from services.protocol.run.tracker import MlflowTracker
 
 _ID_TAG = "millrace.run_id"
 _ROLLED_BACK_TAG = "millrace.rolled_back_to"

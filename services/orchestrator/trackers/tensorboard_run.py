@@ -9,8 +9,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from services.orchestrator.trackers.tracker import TrackedRun
-from services.protocol.orchestrator import RunState
-from services.protocol.tracker import TensorBoardTracker
+from services.protocol.run.orchestrator import RunState
+from services.protocol.run.tracker import TensorBoardTracker
 
 
 class TensorBoardRun:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from services.protocol.orchestrator import RunState
+from services.protocol.run.orchestrator import RunState
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.trackers.figures import of_evaluation, of_step
 from services.orchestrator.trackers.kinds import open_tracker
 from services.orchestrator.trackers.tracker import TrackedRun, Tracker
-from services.protocol.evaluation import Evaluation
-from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.tracker import LOGIN, TrackerConfig
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunConfig, RunState
+from services.protocol.run.tracker import LOGIN, TrackerConfig
 
 CLOSE_S = 20.0
 _QUEUE = 1024

@@ -6,8 +6,8 @@ from typing import Any
 import wandb
 
 from services.orchestrator.trackers.tracker import TrackedRun
-from services.protocol.orchestrator import RunState
-from services.protocol.tracker import WandbTracker
+from services.protocol.run.orchestrator import RunState
+from services.protocol.run.tracker import WandbTracker
 
 _STEP = "train_step"
 _INIT_S = 60.0

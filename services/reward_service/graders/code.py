@@ -8,30 +8,30 @@ from typing import Any, get_args
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.assert_tests import called_function, read_asserts
-from services.protocol.code_tests import CodeTest
-from services.protocol.grader import (
+from services.protocol.reward.assert_tests import called_function, read_asserts
+from services.protocol.reward.code_tests import CodeTest
+from services.protocol.reward.grader import (
     CodeGrader,
     PythonAssertsGrader,
     PythonFunctionGrader,
     PythonStdioGrader,
     check_tests,
 )
-from services.protocol.reward_service import CompileRecord, Verdict
-from services.reward_service import policies
-from services.reward_service.compiler import Compiled
-from services.reward_service.core_queue import QueueFull
-from services.reward_service.execution import SlotFailed
-from services.reward_service.extraction import extract_code
-from services.reward_service.grade import Grade, failure, infra_failure
+from services.protocol.reward.reward_service import CompileRecord, Verdict
+from services.reward_service.graders.extraction import extract_code
 from services.reward_service.graders.registry import grades
+from services.reward_service.grading.grade import Grade, failure, infra_failure
+from services.reward_service.grading.tools import Tools
 from services.reward_service.jailed.codec import NoText
-from services.reward_service.judge import printable
+from services.reward_service.judging import policies
+from services.reward_service.judging.judge import printable
+from services.reward_service.judging.program import Program
+from services.reward_service.judging.trial import Trial
 from services.reward_service.languages import Language, languages
-from services.reward_service.program import Program
-from services.reward_service.seat import SandboxCrashed, Seat
-from services.reward_service.tools import Tools
-from services.reward_service.trial import Trial
+from services.reward_service.sandbox.compiler import Compiled
+from services.reward_service.sandbox.core_queue import QueueFull
+from services.reward_service.sandbox.execution import SlotFailed
+from services.reward_service.sandbox.seat import SandboxCrashed, Seat
 
 _log = Log("reward_service")
 

@@ -1,13 +1,13 @@
 """Grades mathematical answers: exact, then numeric, then symbolic."""
 
-from services.protocol.grader import MathsGrader
-from services.protocol.reward_service import Verdict
-from services.reward_service.extraction import without_thinking
-from services.reward_service.grade import Grade, failure, infra_failure, right_or_wrong
+from services.protocol.reward.grader import MathsGrader
+from services.protocol.reward.reward_service import Verdict
+from services.reward_service.graders.extraction import without_thinking
 from services.reward_service.graders.numbers import is_reduced, last_boxed, number, plain
 from services.reward_service.graders.registry import grades
-from services.reward_service.helper_process import HelperFailed, HelperTimeout
-from services.reward_service.tools import Tools
+from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
+from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.grading.tools import Tools
 
 _SYMBOLIC = "services.reward_service.graders.symbolic:same"
 _MOST_CHARACTERS = 2048

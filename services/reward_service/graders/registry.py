@@ -1,14 +1,14 @@
 """Which function grades which kind of grader.
 
-A new kind is a model in `services.protocol.grader` and a function here under `@grades`. What
-users add themselves needs neither: see `services.reward_service.user_graders`.
+A new kind is a model in `services.protocol.reward.grader` and a function here under `@grades`. What
+users add themselves needs neither: see `services.reward_service.graders.user_graders`.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from services.reward_service.grade import Grade
-from services.reward_service.tools import Tools
+from services.reward_service.grading.grade import Grade
+from services.reward_service.grading.tools import Tools
 
 GradeFunction = Callable[[str, Any, Tools], Awaitable[Grade]]
 

@@ -6,14 +6,14 @@ killed: a pattern may take for ever on a text made for it.
 
 from typing import Any
 
-from services.protocol.grader import ExactGrader, FormatGrader, RegexGrader
-from services.protocol.reward_service import Verdict
-from services.reward_service.extraction import blocks, without_thinking
-from services.reward_service.grade import Grade, failure, infra_failure, right_or_wrong
+from services.protocol.reward.grader import ExactGrader, FormatGrader, RegexGrader
+from services.protocol.reward.reward_service import Verdict
+from services.reward_service.graders.extraction import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
 from services.reward_service.graders.registry import grades
-from services.reward_service.helper_process import HelperFailed, HelperTimeout
-from services.reward_service.tools import Tools
+from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
+from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.grading.tools import Tools
 
 _TIMEOUT_S = 2.0
 _PATTERNS = "services.reward_service.graders.patterns"

@@ -6,15 +6,15 @@ import json
 import aiohttp
 
 from services.observability.metrics import RewardMetrics
-from services.protocol.grader import HttpGrader, PythonGrader
-from services.protocol.reward_service import Verdict
-from services.reward_service.grade import Grade, infra_failure
+from services.protocol.reward.grader import HttpGrader, PythonGrader
+from services.protocol.reward.reward_service import Verdict
 from services.reward_service.graders.registry import grades
-from services.reward_service.helper_process import HelperFailed, HelperTimeout
-from services.reward_service.tools import Tools
-from services.reward_service.user_graders import finite
+from services.reward_service.graders.user_graders import finite
+from services.reward_service.grading.grade import Grade, infra_failure
+from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.grading.tools import Tools
 
-_CALL = "services.reward_service.user_graders:call_named"
+_CALL = "services.reward_service.graders.user_graders:call_named"
 _MOST_REPLY_BYTES = 1 << 20
 _ATTEMPTS = 2
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from services.protocol.grader import WeightedGrader
-from services.protocol.reward_service import Verdict
-from services.reward_service.grade import Grade, infra_failure
+from services.protocol.reward.grader import WeightedGrader
+from services.protocol.reward.reward_service import Verdict
 from services.reward_service.graders.registry import grade_completion, grades
-from services.reward_service.tools import Tools
+from services.reward_service.grading.grade import Grade, infra_failure
+from services.reward_service.grading.tools import Tools
 
 
 @grades(WeightedGrader)

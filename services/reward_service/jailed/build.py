@@ -1,4 +1,4 @@
-"""Runs a compiler, once, under limits of its own. See `services.reward_service.compiler`."""
+"""Runs a compiler, once, under limits of its own. See `sandbox/compiler.py`."""
 
 import json
 import os

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from services.protocol.router import RouterLoad
-from services.protocol.weight_bus import Member
+from services.protocol.weights.weight_bus import Member
 from services.router.replicas import Replicas
 
 

@@ -17,7 +17,7 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.answering.upstream import Upstream
 from services.router.config import BackendConfig, RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken, bad_request

@@ -12,7 +12,7 @@ from typing import Protocol
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 
 _LOG = Log("router")
@@ -24,7 +24,7 @@ class TableSource(Protocol):
     """The one call of the weight bus that the router makes."""
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weight_bus.WeightBus`."""
+        """See `services.protocol.weights.weight_bus.WeightBus`."""
 
 
 class Membership:

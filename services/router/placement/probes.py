@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.weight_bus import Member
+from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.placement.seats import Seats
 from services.router.placement.sequence_cap import Pressure

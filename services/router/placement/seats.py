@@ -10,7 +10,7 @@ from typing import Self
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.router import MIN_VERSION_HEADER, RouterLoad
-from services.protocol.weight_bus import Member
+from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser

@@ -7,7 +7,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from services.protocol.errors import NotReady
-from services.protocol.weight_bus import NAMESPACE
+from services.protocol.weights.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.placement.shared_table import SharedTable, SyncRequest, SyncResponse
 

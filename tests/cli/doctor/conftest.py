@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.cli.doctor.facts import (
+from millrace_tools.doctor.facts import (
     Clock,
     Disk,
     Gpu,

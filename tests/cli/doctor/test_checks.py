@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from services.cli.doctor import across
-from services.cli.doctor.checks import CHECKS
-from services.cli.doctor.facts import (
+from millrace_tools.doctor import across
+from millrace_tools.doctor.checks import CHECKS
+from millrace_tools.doctor.facts import (
     Clock,
     Disk,
     Gpus,
@@ -19,7 +19,7 @@ from services.cli.doctor.facts import (
     Port,
     Sandbox,
 )
-from services.cli.doctor.finding import Grade
+from millrace_tools.doctor.finding import Grade
 from tests.cli.doctor.conftest import GIB, no_gpus, two_gpus
 
 ROOMY = Disk(path="/models", purpose="models", size=100 * GIB, free=50 * GIB)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.doctor import probes
-from services.cli.doctor.gpu_probe import rdma_ports, read_gpus, read_links
-from services.cli.doctor.nodes import clock_of
-from services.cli.main import main
+from millrace_tools.doctor import probes
+from millrace_tools.doctor.gpu_probe import rdma_ports, read_gpus, read_links
+from millrace_tools.doctor.nodes import clock_of
+from millrace_tools.main import main
 
 TOPOLOGY = """\
 \t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\x1b[0m

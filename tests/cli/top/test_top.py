@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from services.cli.main import main
-from services.cli.top.alarms import alarms
-from services.cli.top.cluster_feed import ClusterFeed
-from services.cli.top.metric_pages import Rates, by_label, series, total
-from services.cli.top.observer import Observer, pushes, replicas
-from services.cli.top.screen import RewardHistory, draw
-from services.cli.top.snapshot import Push, Replica, Rewards, Snapshot
-from services.protocol.orchestrator import LedgerCounts, RunState
+from millrace_tools.main import main
+from millrace_tools.top.alarms import alarms
+from millrace_tools.top.cluster_feed import ClusterFeed
+from millrace_tools.top.metric_pages import Rates, by_label, series, total
+from millrace_tools.top.observer import Observer, pushes, replicas
+from millrace_tools.top.screen import RewardHistory, draw
+from millrace_tools.top.snapshot import Push, Replica, Rewards, Snapshot
+from services.protocol.run.orchestrator import LedgerCounts, RunState
 from tests.cli.conftest import Orchestra
 
 LOAD = {
@@ -213,7 +213,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ClusterFeed]]:
     """A feed whose process tells of one replica and dies."""
     table = {"newest_version": 1, "members": []}
     word = json.dumps({"table": table, "versions": [], "pages": []})
-    monkeypatch.setattr("services.cli.top.cluster_feed._AGAIN_S", 0.01)
+    monkeypatch.setattr("millrace_tools.top.cluster_feed._AGAIN_S", 0.01)
     torn = word[: len(word) // 2]
     script = f"import sys; print({torn!r}); print({word!r}, flush=True); sys.stdin.readline()"
     begin = ClusterFeed.__init__

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator.record import RunRecord
+from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.trackers import kinds, trackers
 from services.orchestrator.trackers.figures import of_evaluation, of_step
 from services.orchestrator.trackers.kinds import missing_packages
 from services.orchestrator.trackers.tracker import TrackedRun
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.errors import InvalidInput
-from services.protocol.evaluation import Evaluation
-from services.protocol.orchestrator import RunConfig, RunState
-from services.protocol.tracker import MlflowTracker, TensorBoardTracker
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunConfig, RunState
+from services.protocol.run.tracker import MlflowTracker, TensorBoardTracker
 
 ROOT = Path(__file__).parents[3]
 LINE = {"step": 3, "reward": 0.5, "evaluations": [], "idle_seconds": {"trainer": {"rollout": 2}}}

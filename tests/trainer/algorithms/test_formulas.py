@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig
-from services.trainer.algorithms.aggregation import denominator, token_shares
-from services.trainer.algorithms.tokens import ScoredTokens
-from services.trainer.losses import policy_losses
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.losses.aggregation import denominator, token_shares
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 Sequences = list[list[float]]
 LENGTHS = (3, 1, 5, 2, 4)

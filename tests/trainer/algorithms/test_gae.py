@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer.algorithms.gae import gae
+from services.trainer.algorithms.advantages.gae import gae
 
 LENGTHS = (4, 1, 6, 2)
 

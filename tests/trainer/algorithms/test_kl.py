@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig, KlConfig
-from services.trainer.algorithms.kl import kl_in_reward
-from services.trainer.algorithms.tokens import ScoredTokens
-from services.trainer.losses import policy_losses
+from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.trainer.algorithms.losses.kl import kl_in_reward
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 
 def drawn() -> dict[str, np.ndarray]:

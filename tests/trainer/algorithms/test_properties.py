@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.protocol.algorithm import AlgorithmConfig
-from services.trainer.advantages import batch_advantages, group_advantages
-from services.trainer.algorithms.aggregation import token_shares
-from services.trainer.algorithms.dapo import overlong_penalty
-from services.trainer.algorithms.kl import k1, k2, k3
-from services.trainer.algorithms.log_ratio import ratio_of
-from services.trainer.algorithms.tokens import ScoredTokens
-from services.trainer.losses import policy_losses
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
+from services.trainer.algorithms.advantages.dapo import overlong_penalty
+from services.trainer.algorithms.losses.aggregation import token_shares
+from services.trainer.algorithms.losses.kl import k1, k2, k3
+from services.trainer.algorithms.losses.log_ratio import ratio_of
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 REWARDS = st.lists(st.integers(-40, 40).map(lambda n: n / 4), min_size=2, max_size=9)
 KINDS = ("grpo", "dr_grpo", "rloo")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.run_file import read_run_file
+from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.errors import InvalidInput
-from services.trainer.algorithms.user_loss import load_user_loss
+from services.trainer.algorithms.losses.user_loss import load_user_loss
 
 RUN = "task_file: tasks.jsonl\nmodel: tiny\nsteps: 1\nbatch_groups: 1\ngroup_size: 2\nname: mine\n"
 TASK = (

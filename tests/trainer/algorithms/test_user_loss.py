@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig
 from services.protocol.errors import InvalidInput
-from services.trainer.algorithms.tokens import ScoredTokens
-from services.trainer.algorithms.user_loss import load_user_loss
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
+from services.trainer.algorithms.losses.user_loss import load_user_loss
 from services.trainer.config import TrainerConfig
-from services.trainer.losses import policy_losses
 
 GOOD = """def mine(tokens, algorithm):
     return -(tokens.current - tokens.behaviour) * tokens.advantage

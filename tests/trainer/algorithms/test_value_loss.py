@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.protocol.algorithm import AlgorithmConfig
-from services.trainer.algorithms.value_loss import value_loss
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.trainer.algorithms.losses.value_loss import value_loss
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])

@@ -1,0 +1,1 @@
+"""What a deployment asks for beside what the machines have."""

@@ -1,0 +1,122 @@
+"""An outside client while faults happen: the plain openai package and its own habits."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import openai
+
+from millrace_tools.chaos.observation import Call
+
+ASK_AGAIN = (
+    openai.APIConnectionError,
+    openai.InternalServerError,
+    openai.NotFoundError,  # of a session that ended with its router: the agent makes another
+    httpx.HTTPError,
+)
+"""What says nothing about the request itself: a client may ask again."""
+
+PATIENCE_S = 180.0
+LONG_S = 60.0
+_PAUSE_S = 0.5
+_TOKENS = 12
+_TURNS = 2
+
+
+class Agent:
+    """Calls the router one kind of call after another, and notes how each ended.
+
+    Whole answers, streams, and sessions of two turns that it finishes with a reward.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, clock: Callable[[], float], calls: list[Call]
+    ) -> None:
+        self._client = openai.AsyncOpenAI(
+            base_url=f"{url}/v1",
+            api_key=key or "none",
+            timeout=PATIENCE_S,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+        )
+        self._url, self._clock, self._calls = url, clock, calls
+        self._model = ""
+
+    async def run(self, pause_s: float) -> None:
+        """Call until cancelled, with a pause after each."""
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "whole": self._whole,
+            "stream": self._stream,
+            "session": self._session,
+        }
+        for kind in itertools.cycle(kinds):
+            self._calls.append(await self._insist(kind, kinds[kind]))
+            await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Let its connections go."""
+        await self._client.close()
+
+    async def _insist(self, kind: str, ask: Callable[[], Awaitable[None]]) -> Call:
+        sent, again, problem = self._clock(), 0, ""
+        while True:
+            try:
+                await ask()
+            except ASK_AGAIN as error:
+                if self._clock() - sent < PATIENCE_S:
+                    again += 1
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                problem = f"{type(error).__name__}: {error}"
+            except (openai.APIError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            except asyncio.CancelledError:
+                self._note_unanswered(kind, sent, again)
+                raise
+            return Call(sent_s=sent, ended_s=self._clock(), kind=kind, again=again, problem=problem)
+
+    def _note_unanswered(self, kind: str, sent: float, again: int) -> None:
+        """The campaign is over; a call that waits for long by then has been lost."""
+        ended = self._clock()
+        if ended - sent > LONG_S:
+            problem = f"no answer in {ended - sent:.0f} s, until the end"
+            call = Call(sent_s=sent, ended_s=ended, kind=kind, again=again, problem=problem)
+            self._calls.append(call)
+
+    async def _whole(self) -> None:
+        answer = await self._client.chat.completions.create(**await self._question())
+        if answer.choices[0].finish_reason is None:
+            raise ValueError("an answer without an end")
+
+    async def _stream(self) -> None:
+        ended = False
+        pieces = await self._client.chat.completions.create(**await self._question(), stream=True)
+        async for piece in pieces:
+            ended = ended or any(choice.finish_reason for choice in piece.choices)
+        if not ended:
+            raise ValueError("a stream without an end")
+
+    async def _session(self) -> None:
+        session = (await self._post("/v1/sessions", {}))["id"]
+        headers = {"x-session-id": session}
+        question = await self._question()
+        for _ in range(_TURNS):
+            answer = await self._client.chat.completions.create(**question, extra_headers=headers)
+            turns = question["messages"]
+            said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
+            question["messages"] = [*turns, said, {"role": "user", "content": "again"}]
+        finished = await self._post(f"/v1/sessions/{session}/finish", {"reward": 1.0})
+        if sum(finished["calls"].values()) < _TURNS:
+            raise ValueError(f"a session of {_TURNS} calls recorded {finished['calls']}")
+
+    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._client.post(self._url + path, body=body, cast_to=httpx.Response)
+        found: dict[str, Any] = answer.json()
+        return found
+
+    async def _question(self) -> dict[str, Any]:
+        if not self._model:
+            self._model = (await self._client.models.list()).data[0].id
+        turn = {"role": "user", "content": "a plus b"}
+        return {"model": self._model, "messages": [turn], "max_tokens": _TOKENS}

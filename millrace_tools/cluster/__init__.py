@@ -1,0 +1,1 @@
+"""A private Ray cluster, and commands about members and versions."""

@@ -1,0 +1,232 @@
+"""A Ray of one's own for the length of a command, in a folder that goes with it."""
+
+import contextlib
+import io
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from rich.console import Console
+
+from millrace_tools.cluster import guardian
+from millrace_tools.cluster.fork_server import ForkServers
+from millrace_tools.cluster.leftovers import (
+    adopt_orphans,
+    end_descendants,
+    kill_those_with,
+    remove_segments_since,
+    shared_memory_segments,
+)
+from millrace_tools.cluster.orphan_reaper import OrphanReaper
+from millrace_tools.cluster.ray_parameters import ray_parameters
+from millrace_tools.deploy.bring_up import wait_until_leased, wait_until_running
+from millrace_tools.deploy.deployment import Deployment, shut_down_serve
+from services.protocol.errors import NotReady
+from services.protocol.weights.weight_bus import NAMESPACE
+
+_OBJECT_STORE_BYTES = 128 << 20
+_SERVE_S = 15.0
+_GRACE_S = 5.0
+_ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",  # a token would be left in the home folder
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Of every call, at 3 KiB each, up to 100,000 of them; nobody asks this Ray for them.
+    "RAY_task_events_report_interval_ms": "0",
+    # Three looks in a row must miss a proxy before Serve starts another: 30 s by default.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    # A proxy that is not up in time is killed, and whoever waits for it gets its death: 5 s by
+    # default, which a busy machine needs for its imports alone.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_PARAMETERS = {
+    "include_log_monitor": False,  # it sends logs to drivers, and `log_to_driver` is off
+    "no_monitor": True,  # the autoscaler's, and there are no nodes to be had
+}
+
+
+class PrivateCluster:
+    """A context manager: nothing of the cluster is left after it, whatever happened in it.
+
+    Processes, their temporary files, sockets and logs live in one short folder below /tmp
+    (socket paths may have 107 characters at most).
+
+    Args:
+        num_cpus: that Ray counts with.
+        engine: environment of engines; where it is given, workers are forked from processes that
+            have imported their modules, else each imports its own.
+    """
+
+    def __init__(self, *, num_cpus: int, engine: Mapping[str, str] | None = None) -> None:
+        self._engine = engine
+        self._forks: ForkServers | None = None
+        self._num_cpus = num_cpus
+        self._segments: set[Path] = set()
+        self._environment: dict[str, str] = {}
+        self.folder = Path()
+        self.metrics_url = ""
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._reaper = OrphanReaper()
+        self._serves = self._adopted_before = False
+
+    def __enter__(self) -> Self:
+        self._adopted_before = adopt_orphans()
+        tempfile.gettempdir()  # which remembers its first answer: this process's own files stay
+        self._segments = shared_memory_segments()
+        self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
+        self.folder.chmod(0o755)  # sandboxes run as another user and pass through it
+        # By its path and without site packages: it starts in milliseconds.
+        command = [sys.executable, "-I", "-S", guardian.__file__, str(self.folder)]
+        self._guardian = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        scratch = self.folder / "tmp"
+        scratch.mkdir()
+        scratch.chmod(0o1777)
+        self._environment = dict(os.environ)
+        os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
+        os.environ.pop("RAY_ADDRESS", None)
+        if self._engine is not None:
+            self._forks = ForkServers(self.folder / "forks", self._engine)
+            os.environ.update(self._forks.start())
+        self._reaper.start()
+        return self
+
+    def start(self) -> None:
+        """Start Ray and connect to it.
+
+        Raises:
+            NotReady: Ray does not come up.
+        """
+        on_terminate = signal.getsignal(signal.SIGTERM)
+        try:
+            self._start_ray()
+        except NotReady:  # what it loads is in memory by now
+            kill_those_with(f"{self.folder}/session_")
+            self._start_ray()
+        signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        node = ray.nodes()[0]  # type: ignore[no-untyped-call]
+        address = node["NodeManagerAddress"]
+        self.metrics_url = f"http://{address}:{node['MetricsExportPort']}/metrics"
+
+    def _start_ray(self) -> None:
+        parameters = _PARAMETERS | (self._forks.parameters if self._forks is not None else {})
+        try:
+            with ray_parameters(**parameters):
+                self._init()
+        except Exception as error:
+            # Ray has no class of its own for a node that takes more than its 30 s to come up, as
+            # it may after an installation, when nothing has been read from the disk before.
+            raise NotReady(f"Ray does not come up: {error}") from error
+
+    def _init(self) -> None:
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=self._num_cpus,
+            num_gpus=0,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(self.folder),
+        )
+
+    def deploy(
+        self, content: Any, console: Console, *, timeout_s: float, changing: bool = False
+    ) -> int:
+        """Check a deployment file's content, deploy it and wait until it runs.
+
+        Args:
+            content: of the file.
+            console: shows how far it is.
+            timeout_s: to wait.
+            changing: whether it will be deployed again with changes, which are then all that
+                Serve changes.
+
+        Returns:
+            How many rollout servers it has.
+
+        Raises:
+            InvalidInput: the content cannot be used.
+            NotReady: an application does not come up in time.
+        """
+        deployment = Deployment.check(content, source="deployment")
+        deployment.start() if changing else deployment.start_built()
+        wait_until_running(deployment, console, timeout_s=timeout_s)
+        self._serves = True
+        return deployment.replicas_of("rollout_server")
+
+    def wait_for_leases(self, url: str, replicas: int, *, timeout_s: float) -> None:
+        """Wait until the router at `url` may use so many rollout servers.
+
+        Raises:
+            NotReady: not in time.
+        """
+        wait_until_leased(url, replicas, timeout_s=timeout_s)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy what Ray and the services logged, for after the cluster is gone."""
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(self.folder / "session_latest" / "logs", folder, dirs_exist_ok=True)
+
+    def close(self) -> None:
+        """End everything, signals or not; a second call does nothing.
+
+        Serve waits for replicas that are still starting before it stops them. Where not all
+        of them ever ran there is nothing to end gently, and they are killed instead.
+        """
+        if not self.folder.name:
+            return
+        # Ray tells the terminal that the controller died when it has ended itself.
+        with _uninterrupted(), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                if self._serves:
+                    shut_down_serve(timeout_s=_SERVE_S)
+            finally:
+                ray.shutdown()
+                self._remove_everything()
+
+    def _remove_everything(self) -> None:
+        assert self._guardian is not None
+        grace_s = _GRACE_S if self._serves else 0.0
+        self._reaper.stop()
+        if self._forks is not None:
+            self._forks.stop()
+        end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
+        adopt_orphans(self._adopted_before)
+        remove_segments_since(self._segments)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder = Path()
+        os.environ.clear()
+        os.environ.update(self._environment)
+        self._guardian.communicate()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals that would leave a shutdown half-done; each of its steps is bounded."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in signals]
+    try:
+        yield
+    finally:
+        for number, action in zip(signals, before, strict=True):
+            signal.signal(number, action)

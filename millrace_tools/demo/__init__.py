@@ -1,0 +1,1 @@
+"""`millrace demo` and `millrace init`."""

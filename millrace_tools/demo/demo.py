@@ -1,0 +1,231 @@
+"""`millrace demo`: everything on one machine, from nothing to a model that has learned."""
+
+import contextlib
+import copy
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+
+from millrace_tools.capacity.machine import check_folder, check_memory, check_port
+from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.demo.phases import Phases
+from millrace_tools.demo.starter import is_clone, workplace, write_starter
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wiring import move_to
+from millrace_tools.run.follow import follow
+from millrace_tools.run.run_summary import near, show_summary
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
+from services.protocol.yaml_text import load_yaml
+from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine.engine_environment import environment
+
+if TYPE_CHECKING:
+    from millrace_tools.cluster.private_cluster import PrivateCluster
+
+ROOT = workplace()
+DEPLOY_FILE = ROOT / "deploy" / "laptop.yaml"
+RUN_FILE = ROOT / "examples" / "tiny_code" / "run.yaml"
+MEMORY_GIB = 4.0
+TEMPORARY = "/tmp"
+_TEMPORARY_MIB, _KEPT_MIB = 256, 64
+MODEL_S = SERVICES_S = 600.0
+"""Far more than it takes, for machines that are busy with other work as well."""
+_SHOWN_TRAJECTORIES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the command line chose.
+
+    Attributes:
+        seed: of the model, the engines and the run.
+        port: of the HTTP API.
+        steps: train steps, None for the run file's.
+    """
+
+    seed: int
+    port: int
+    steps: int | None
+
+    @property
+    def url(self) -> str:
+        """Where the router answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def model(self) -> Path:
+        """Where the example's model is."""
+        return ROOT / "models" / f"tiny_code-seed{self.seed}"
+
+
+def demo(options: DemoOptions, console: Console) -> int:
+    """Run the example on a private cluster; returns the exit status.
+
+    Raises:
+        InvalidInput: something about the machine or the arguments is in the way.
+        NotReady: a service does not come up.
+    """
+    _check(options)
+    content = resolved(load_yaml(DEPLOY_FILE), options)
+    phases = Phases(console)
+    with terminated_like_interrupted(), model_maker(options) as maker:
+        # Importing Ray takes seconds, in which the model is already being made.
+        from millrace_tools.cluster.private_cluster import PrivateCluster
+
+        cores = max(2, os.cpu_count() or 2)
+        with PrivateCluster(num_cpus=cores, engine=_engine_environment(content)) as cluster:
+            try:
+                status = _train(options, content, maker, cluster, phases, console)
+            except (KeyboardInterrupt, SystemExit):
+                console.print("Interrupted: shutting everything down.")
+                raise
+            except (NotReady, InvalidInput):
+                logs = ROOT / "runs" / time.strftime("demo-failed-%Y%m%d-%H%M%S")
+                cluster.keep_logs(logs)
+                console.print(f"The services' logs are in {near(logs)}")
+                raise
+            with phases.phase("shutting everything down"):
+                cluster.close()
+    _say_what_next(options, status, phases, console)
+    return 0 if status.state == RunState.FINISHED else 1
+
+
+def resolved(data: Any, options: DemoOptions) -> Any:
+    """The deployment file's content with this demo's model, seed and port."""
+    content = copy.deepcopy(data)
+    move_to(content, options.port)
+    arguments = {
+        application["name"]: application["args"] for application in content["applications"]
+    }
+    for name in ("trainer", "rollout_server"):
+        arguments[name] |= {"model": str(options.model), "seed": options.seed}
+    return content
+
+
+def _check(options: DemoOptions) -> None:
+    """Everything that can be known before anything is started."""
+    if options.seed < 0:
+        raise InvalidInput("--seed", options.seed, "Give 0 or more.")
+    if not is_clone():
+        write_starter(ROOT)
+    RunConfig.from_yaml(RUN_FILE)
+    check_port(options.port)
+    check_memory(MEMORY_GIB)
+    check_folder(TEMPORARY, _TEMPORARY_MIB, "Ray's session")
+    for name in ("models", "runs"):
+        check_folder(ROOT / name, _KEPT_MIB, "the demo")
+
+
+def _engine_environment(content: Any) -> dict[str, str] | None:
+    """Of the rollout servers; None where the file is wrong, as its check is going to say."""
+    try:
+        (arguments,) = (
+            application["args"]
+            for application in content["applications"]
+            if application["name"] == "rollout_server"
+        )
+        return environment(RolloutServerConfig.model_validate(arguments))
+    except ValidationError:
+        return None
+
+
+def _train(
+    options: DemoOptions,
+    content: Any,
+    maker: subprocess.Popen[str],
+    cluster: "PrivateCluster",
+    phases: Phases,
+    console: Console,
+) -> RunStatus:
+    with phases.phase("starting Ray, and making the model and its tasks"):
+        cluster.start()
+        finish_model(maker)
+    with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
+        replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
+        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
+    console.print(f"          chat at {options.url}/v1", highlight=False)
+    console.print(f"          watch it at {options.url}/", highlight=False)
+    console.print(f"          metrics at {cluster.metrics_url}", highlight=False, soft_wrap=True)
+    config = read_run_file(RUN_FILE, seed=options.seed, steps=options.steps)
+    with RunsClient(options.url) as client, phases.phase(f"running {near(RUN_FILE)}"):
+        status = client.start(config)
+        (Path(status.run_dir) / "deploy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        status = follow(client, status, console)
+        show_summary(status, client.trajectories(status.run_id, _SHOWN_TRAJECTORIES), console)
+    return status
+
+
+@contextlib.contextmanager
+def model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
+    """The example's own command, in a process of its own."""
+    command = [sys.executable, "-m", "examples.tiny_code.make_model"]
+    command += ["--seed", str(options.seed), "--out", str(options.model)]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish_model(maker: subprocess.Popen[str]) -> None:
+    """Wait until the maker's model is there.
+
+    Raises:
+        NotReady: not in time, or it cannot be made.
+    """
+    try:
+        said, _ = maker.communicate(timeout=MODEL_S)
+    except subprocess.TimeoutExpired:
+        raise NotReady(f"the model is not made after {MODEL_S:g} s") from None
+    if maker.returncode != 0:
+        lines = said.strip().splitlines() or [f"exit status {maker.returncode}"]
+        raise NotReady(f"the model cannot be made: {lines[-1]}")
+
+
+@contextlib.contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind the stack, so that everything is shut down."""
+
+    def unwind(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    signals = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, unwind) for number in signals]
+    try:
+        yield
+    finally:
+        for number, action in zip(signals, before, strict=True):
+            signal.signal(number, action)
+
+
+def _say_what_next(
+    options: DemoOptions, status: RunStatus, phases: Phases, console: Console
+) -> None:
+    console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
+    following = options.seed + 1
+    again = f"make demo SEED={following}" if is_clone() else f"millrace demo --seed {following}"
+    for command, why in (
+        (again, "another model from the start"),
+        (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page"),
+        (
+            f"less {near(RUN_FILE.with_name('README.md'))}",
+            "the pieces by hand: serve run, millrace run, chat",
+        ),
+    ):
+        console.print(f"  {command:60} [dim]{why}[/]", highlight=False, soft_wrap=True)

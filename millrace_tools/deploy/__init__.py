@@ -1,0 +1,1 @@
+"""Deployment files: checks, wiring, `serve run`."""

@@ -1,0 +1,108 @@
+"""Waits until a deployment serves, and says what each application is doing meanwhile."""
+
+import os
+import time
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from millrace_tools.client.app_state import AppState
+from millrace_tools.client.served import Served
+from services.protocol.errors import NotReady
+
+_STATES_S, _LEASES_S = 1.0, 0.25
+"""Serve takes much CPU to say how far it is, which those that start need more."""
+_BUSY = 3.0
+"""Load a core from which starting takes several times as long: alone it takes about one."""
+_STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
+
+
+class Deploying(Protocol):
+    """What is waited for: `Deployment` on its own cluster, `Served` from outside."""
+
+    def states(self) -> list[AppState]:
+        """How far each application is."""
+
+
+def wait_until_running(deployment: Deploying, console: Console, *, timeout_s: float) -> None:
+    """Return when every application runs.
+
+    Raises:
+        NotReady: one has failed or the time is over; says which and why.
+    """
+    began = time.monotonic()
+    said: set[str] = set()
+    with Live(console=console, transient=True) as live:
+        while True:
+            states = deployment.states()
+            live.update(_table(states))
+            for state in states:
+                if state.status == "RUNNING" and state.name not in said:
+                    said.add(state.name)
+                    live.console.print(
+                        f"    {state.name:16} {state.running} up after "
+                        f"{time.monotonic() - began:.1f} s",
+                        highlight=False,
+                    )
+                if state.failed or "InvalidInput" in state.message:
+                    raise NotReady(f"{state.name} does not start: {reason(state.message)}")
+            late = [state for state in states if state.status != "RUNNING"]
+            if not late:
+                return
+            if time.monotonic() - began > timeout_s:
+                missing = "; ".join(_lateness(state) for state in late)
+                raise NotReady(f"not all services are up after {timeout_s:g} s: {missing}{_busy()}")
+            time.sleep(_STATES_S)
+
+
+def wait_until_leased(url: str, replicas: int, *, timeout_s: float) -> None:
+    """Return when the router says that so many replicas hold a lease.
+
+    Raises:
+        NotReady: the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    with Served(url) as served:
+        while (leased := served.leased()) < replicas:
+            if time.monotonic() > deadline:
+                raise NotReady(f"{leased} of {replicas} replicas have weights and a lease in time")
+            time.sleep(_LEASES_S)
+
+
+def reason(message: str) -> str:
+    """The line of Serve's message that people need: the error at the end of a traceback."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    named = [line for line in lines if "InvalidInput: " in line]
+    if named:
+        return named[-1].partition("InvalidInput: ")[2]
+    errors = [line for line in lines if "Error: " in line]
+    return (errors or lines or [""])[-1]
+
+
+def _lateness(state: AppState) -> str:
+    status = state.status.lower().replace("_", " ")
+    why = reason(state.message)
+    if "taken more than" in why:  # Serve's guesses at the cause follow, the same for each
+        why = why.partition(". ")[0]
+    return f"{state.name} is {status}" + (f" ({why})" if why else "")
+
+
+def _busy() -> str:
+    """What else may be the matter with a machine that has far more to run than cores."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load < _BUSY * cores:
+        return ""
+    return f". This machine is busy: a load of {load:.0f} on {cores} cores"
+
+
+def _table(states: list[AppState]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for state in states:
+        style = _STYLES.get(state.status, "dim")
+        why = "" if state.status == "RUNNING" else reason(state.message)
+        row = (Text(state.status.lower(), style=style), Text(why, style="dim", overflow="ellipsis"))
+        table.add_row("   ", state.name, *row)
+    return table

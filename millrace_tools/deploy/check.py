@@ -1,0 +1,133 @@
+"""`millrace check`: whether a deployment file can work, before anything starts."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from millrace_tools.capacity.capacity import Nodes
+from millrace_tools.capacity.claims import Claim, in_words, total
+from millrace_tools.capacity.sizing import sizing_of
+from millrace_tools.deploy.dry_run import cluster_of
+from millrace_tools.deploy.engine_arguments import check_engine_arguments
+from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
+from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.run_plan import Cluster, RunPlan
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.yaml_text import load_yaml
+
+_COMPARED = ("CPU", "GPU")
+
+
+def add_check_command(commands: Any) -> None:
+    """Declare it."""
+    check = commands.add_parser(
+        "check", help="check a deployment file, alone or against the nodes it is for"
+    )
+    check.add_argument("file", help="such as deploy/cluster.yaml, or a RayService manifest")
+    against = check.add_mutually_exclusive_group()
+    against.add_argument(
+        "--nodes", metavar="FILE", help="the nodes that this `ray up` or RayService file makes"
+    )
+    against.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        nargs="?",
+        const="",
+        help="the nodes of the Ray cluster at this address (RAY_ADDRESS, or the one here)",
+    )
+    check.add_argument("--run", metavar="FILE", help="also a run file that is meant for it")
+    check.add_argument("--figures", action="store_true", help="print memory, sequences, cores")
+    check.add_argument(
+        "--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"
+    )
+    check.set_defaults(command=check_command)
+
+
+def check_command(arguments: argparse.Namespace, console: Console) -> int:
+    """Check a file; 0 if nothing in it is wrong."""
+    # Ray Serve takes seconds to import.
+    from millrace_tools.deploy.deployment import Deployment
+    from millrace_tools.deploy.node_types import nodes_of_ray_service
+    from millrace_tools.deploy.ray_service import RayServiceFile
+    from millrace_tools.deploy.wiring import missing
+
+    data = load_yaml(arguments.file)
+    own: Nodes | None = None
+    if kind_of(data) == KUBERNETES:
+        manifest = RayServiceFile.check(data, source=arguments.file)
+        deployment = Deployment.check(manifest.serve, source=arguments.file)
+        own = nodes_of_ray_service(manifest)
+    else:
+        deployment = Deployment.read(arguments.file)
+    nodes = _nodes(arguments)
+    nodes = own if nodes is None else nodes
+    later = deployment.check_nodes(nodes) if nodes is not None else []
+    run = None
+    if arguments.run is not None:
+        run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
+    asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
+    _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
+    if left_out := missing(deployment.names):
+        _say(console, f"not in this file: {', '.join(left_out)}")
+    if nodes is not None:
+        _say(console, _compared(deployment.claims, nodes))
+    for sentence in later:
+        _say(console, f"note: {sentence}")
+    if not asked:
+        _say(console, "note: engine_args are unchecked, for there is no vLLM on this machine")
+    if arguments.figures:
+        _show_figures(deployment.configs, run, arguments.gpu_gib, console)
+    return 0
+
+
+def _compared(claims: Sequence[Claim], nodes: Nodes) -> str:
+    asked = total([part for claim in claims for part in claim.all_bundles])
+    have = in_words({name: nodes.most_of(name) for name in _COMPARED})
+    wanted = in_words({name: asked.get(name, 0.0) for name in _COMPARED})
+    return f"asks for {wanted}; the nodes have {have}"
+
+
+def _checked_run(path: str, cluster: Cluster) -> RunConfig:
+    """The run file, if it can go well on this deployment.
+
+    Raises:
+        InvalidInput: the first thing that cannot.
+    """
+    run = read_run_file(path)
+    for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=cluster).problems():
+        raise InvalidInput(f"{path}: {problem.field}", problem.value, problem.fix)
+    return run
+
+
+def _show_figures(
+    configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float, console: Console
+) -> None:
+    sizing = sizing_of(configs, run, gpu_gib)
+    for name, value in sizing.figures():
+        _say(console, f"{name}: {value}")
+    for problem in sizing.problems():
+        _say(console, f"note: {problem}")
+
+
+def _nodes(arguments: argparse.Namespace) -> Nodes | None:
+    from millrace_tools.deploy.node_types import live_nodes, nodes_of_file
+
+    if arguments.nodes is not None:
+        return nodes_of_file(arguments.nodes)
+    if arguments.cluster is None:
+        return None
+    from millrace_tools.client.joined_cluster import JoinedCluster
+
+    with JoinedCluster(arguments.cluster or None):
+        nodes = live_nodes()
+    if not nodes.types:
+        raise InvalidInput("--cluster", arguments.cluster, "It has no node that is alive.")
+    return nodes
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,290 @@
+"""A deployment file: checked without a cluster, then given to Serve.
+
+All of Serve's private interfaces that the command line needs are here, but for what a built
+deployment asks of Ray, which is in `serve_claims.py`. Serve itself lets
+unknown keys pass at every level and finds bad arguments only on the cluster.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ValidationError
+from ray import serve
+from ray.serve._private.api import serve_start
+from ray.serve._private.build_app import BuiltApplication, build_app
+from ray.serve.context import _check_cached_client_alive, _disconnect
+from ray.serve.schema import LoggingConfig, ServeApplicationSchema, ServeDeploySchema
+
+from millrace_tools.capacity.capacity import Nodes, check_room
+from millrace_tools.capacity.claims import Claim
+from millrace_tools.capacity.serve_claims import rank_claims, replica_claims
+from millrace_tools.client.app_state import AppState
+from millrace_tools.deploy.agreement import check_agreement
+from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
+from millrace_tools.deploy.unknown_keys import unknown_keys
+from millrace_tools.deploy.wiring import (
+    check_place,
+    check_ports,
+    check_router_url,
+    check_several_nodes,
+)
+from services.access.config import AccessConfig
+from services.protocol.errors import InvalidInput
+from services.protocol.strict import first_problem
+from services.protocol.yaml_text import load_yaml
+
+Builder = Callable[[Any], Any]
+_FRONT = ("router", "orchestrator")
+_BUILT_IN = {"name", "route_prefix", "import_path", "args"}
+"""Keys of an application that are in it once it is built; others are laid over it by Serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """A checked deployment file.
+
+    Attributes:
+        source: its path, for messages.
+        schema: as Serve takes it.
+        built: each application, built here.
+        configs: each application's arguments, by its name; `replicas` as `deployments` of the
+            file has it, where it does.
+        claims: what Ray is asked for.
+    """
+
+    source: str
+    schema: ServeDeploySchema
+    built: tuple[BuiltApplication, ...]
+    configs: Mapping[str, BaseModel]
+    claims: tuple[Claim, ...]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a file and check it.
+
+        Raises:
+            InvalidInput: see `check`.
+        """
+        data = load_yaml(path)
+        refuse_other_kind(data, SERVE, str(path))
+        return cls.check(data, source=str(path))
+
+    @classmethod
+    def check(cls, data: Any, *, source: str) -> Self:
+        """Check everything that can be known without a cluster.
+
+        Raises:
+            InvalidInput: an unknown or missing key, a bad value, a builder that cannot be
+                imported, arguments that it does not take, a deployment it does not make, or
+                services that would not find each other.
+        """
+        if not isinstance(data, dict):
+            raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
+        for path, value, fix in unknown_keys(data, ServeDeploySchema):
+            raise InvalidInput(f"{source}: {path}", value, f"{fix}.")
+        try:
+            schema = ServeDeploySchema.model_validate(data)
+        except ValidationError as error:
+            raise first_problem(error, source, ServeDeploySchema) from None
+        configs: dict[str, BaseModel] = {}
+        built = []
+        claims: list[Claim] = []
+        for application in schema.applications:
+            name, route = application.name, application.route_prefix
+            check_place(name, application.import_path, route, source=source)
+            builder, config = _configured(application, source)
+            made = _build(application, builder, config, source, schema.logging_config)
+            asked = replica_claims(application, made, config)
+            claims += asked
+            configs[name] = _scaled(config, asked)
+            built.append(made)
+        for name, config in configs.items():
+            _check_access(name, config, schema.http_options.host, source)
+        _check_addresses(configs, schema, source)
+        check_agreement(configs, source=source)
+        claims += rank_claims(configs.get("trainer"))
+        return cls(
+            source=source,
+            schema=schema,
+            built=tuple(built),
+            configs=configs,
+            claims=tuple(claims),
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the applications, in the order of the file."""
+        return [application.name for application in self.schema.applications]
+
+    def replicas_of(self, name: str) -> int:
+        """Replicas that the application `name` wants, over its deployments."""
+        return sum(
+            claim.count for claim in self.claims if claim.application == name and claim.deployment
+        )
+
+    def check_nodes(self, nodes: Nodes) -> list[str]:
+        """Check that all applications have room on these nodes together.
+
+        Returns:
+            What Serve would not be able to do later, a sentence each.
+
+        Raises:
+            InvalidInput: something is larger than every node, or not all have room.
+        """
+        url = getattr(self.configs.get("orchestrator"), "router_url", None)
+        if url is not None and "router" in self.configs and nodes.count > 1:
+            check_several_nodes(
+                url,
+                self.schema.proxy_location.value,
+                {one: getattr(self.configs[one], "node_resource", None) for one in _FRONT},
+                serve=self.schema.http_options.port,
+                source=self.source,
+            )
+        return check_room(self.claims, nodes, source=self.source)
+
+    def start(self) -> None:
+        """Start Serve on the connected cluster if need be and hand the file over.
+
+        What differs from it in a later one is all that Serve changes then.
+        """
+        self._serve().deploy_apps(self.schema, _blocking=False)
+
+    def start_built(self) -> None:
+        """Do so with the applications as they were built here, if the file changes none of them.
+
+        For a cluster whose deployment nobody changes. Serve itself builds each application in a
+        process that ends with that: as much work as to start another service.
+        """
+        if any(one.model_fields_set - _BUILT_IN for one in self.schema.applications):
+            self.start()
+        else:
+            self._serve().deploy_applications(
+                self.built,
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
+
+    def _serve(self) -> Any:
+        return serve_start(
+            http_options=self.schema.http_options.model_dump(),
+            proxy_location=self.schema.proxy_location,
+            global_logging_config=self.schema.logging_config,
+        )
+
+    def states(self) -> list[AppState]:
+        """How far the cluster is with each application."""
+        applications = serve.status().applications
+        return [_state(name, applications.get(name)) for name in self.names]
+
+
+def shut_down_serve(*, timeout_s: float) -> None:
+    """Stop Serve and all applications on the connected cluster, if there are any.
+
+    What is not down in time is left to the end of the cluster.
+    """
+    client, _ = _check_cached_client_alive()  # type: ignore[no-untyped-call]
+    if client is not None:
+        client.shutdown(timeout_s)
+    _disconnect()  # type: ignore[no-untyped-call]
+
+
+def _state(name: str, overview: Any) -> AppState:
+    if overview is None:
+        return AppState(name=name, status="NOT_STARTED")
+    replicas = [deployment.replica_states for deployment in overview.deployments.values()]
+    details = [deployment.message for deployment in overview.deployments.values()]
+    return AppState(
+        name=name,
+        status=str(getattr(overview.status, "value", overview.status)),
+        running=sum(states.get("RUNNING", 0) for states in replicas),
+        message="\n".join(filter(None, [overview.message, *details])),
+    )
+
+
+def _configured(application: ServeApplicationSchema, source: str) -> tuple[Builder, BaseModel]:
+    """The application's builder and what it is to be called with."""
+    field = f"{source}: {application.name}"
+    builder = _builder(application, field)
+    (parameter,) = inspect.signature(builder).parameters.values()
+    config = parameter.annotation
+    if not (inspect.isclass(config) and issubclass(config, BaseModel)):
+        fix = "Its parameter must be annotated with a configuration class."
+        raise InvalidInput(f"{field}.import_path", application.import_path, fix)
+    try:
+        return builder, config.model_validate(application.args)
+    except ValidationError as error:
+        problem = first_problem(error, "args", config)
+        name = problem.field.removeprefix("args: ")
+        raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+
+
+def _check_addresses(
+    configs: Mapping[str, BaseModel], schema: ServeDeploySchema, source: str
+) -> None:
+    if "router" not in configs:
+        return
+    http, own = schema.http_options, getattr(configs["router"], "listen", None)
+    check_ports(http.port, own and own.port, source=source)
+    router_url = getattr(configs.get("orchestrator"), "router_url", None)
+    if router_url is not None:
+        ports = {http.port} | ({own.port} if own is not None else set())
+        check_router_url(router_url, http.host, ports, source=source)
+
+
+def _scaled(config: BaseModel, claims: Sequence[Claim]) -> BaseModel:
+    """The arguments with the number of replicas that Serve is told, which `deployments` of the
+    file may change while the application runs."""
+    if not hasattr(config, "replicas"):
+        return config
+    return config.model_copy(update={"replicas": claims[0].count})
+
+
+def _check_access(name: str, config: BaseModel, host: str | None, source: str) -> None:
+    """Say now what a service that others reach without a key would say on the cluster."""
+    access = getattr(config, "access", None)
+    if not isinstance(access, AccessConfig):
+        return
+    try:
+        access.check(host, service=f"{name}.args")
+    except InvalidInput as problem:
+        raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix) from None
+
+
+def _build(
+    application: ServeApplicationSchema,
+    builder: Builder,
+    config: BaseModel,
+    source: str,
+    logging: LoggingConfig | None,
+) -> BuiltApplication:
+    field = f"{source}: {application.name}"
+    try:
+        app = builder(config)
+    except InvalidInput as problem:
+        name = problem.field.rsplit(".", 1)[-1]  # services say `field` or `service.field`
+        raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
+    name, route = application.name, application.route_prefix
+    built = build_app(app, name=name, route_prefix=route, logging_config=logging)
+    made = {deployment.name for deployment in built.deployments}
+    for deployment in application.deployments:
+        if deployment.name not in made:
+            fix = f"{application.import_path} makes {', '.join(sorted(made))}."
+            raise InvalidInput(f"{field}.deployments", deployment.name, fix)
+    return built
+
+
+def _builder(application: ServeApplicationSchema, field: str) -> Builder:
+    path = application.import_path
+    module_name, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        builder = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"{field}.import_path", path, f"Importing it fails: {error}.") from None
+    if not inspect.isfunction(builder) or len(inspect.signature(builder).parameters) != 1:
+        fix = "Name a function of one parameter that returns a Serve application."
+        raise InvalidInput(f"{field}.import_path", path, fix)
+    return builder

@@ -1,0 +1,135 @@
+"""The nodes of a cluster: one that runs, or the one that a file would make."""
+
+import json
+import shlex
+from collections.abc import Iterator
+from math import ceil, floor
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from millrace_tools.capacity.capacity import Nodes, NodeType
+from millrace_tools.deploy.file_kind import KUBERNETES, RAY_UP, kind_of
+from millrace_tools.deploy.ray_service import HeadGroup, RayServiceFile, WorkerGroup
+from services.protocol.errors import InvalidInput
+from services.protocol.yaml_text import load_yaml
+
+_UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGT", start=1)}
+_DETECTED = (
+    "Ray finds out on the nodes what they have: check with --cluster once they run, or give "
+    "each node type its `resources`."
+)
+
+
+def live_nodes() -> Nodes:
+    """Those of the cluster that this process has joined, by equal resources."""
+    counts: dict[str, tuple[int, dict[str, float]]] = {}
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            resources = {k: v for k, v in node["Resources"].items() if not k.startswith("node:")}
+            key = json.dumps(resources, sort_keys=True)
+            counts[key] = counts.get(key, (0, {}))[0] + 1, resources
+    return Nodes(
+        types=tuple(
+            NodeType(name="node", count=count, resources=resources)
+            for count, resources in counts.values()
+        )
+    )
+
+
+def nodes_of_file(path: str | Path) -> Nodes:
+    """Those that a `ray up` file or a RayService file would make, at most.
+
+    Raises:
+        InvalidInput: it is another file, or does not say what its nodes have.
+    """
+    data = load_yaml(path)
+    kind = kind_of(data)
+    if kind == RAY_UP:
+        try:
+            return _of_ray_up(data, str(path))
+        except InvalidInput:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            fix = f"Its nodes are not written as `ray up` reads them: {error}."
+            raise InvalidInput("--nodes", str(path), fix) from None
+    if kind == KUBERNETES:
+        return nodes_of_ray_service(RayServiceFile.check(data, source=str(path)))
+    fix = "Give a `ray up` file such as deploy/ray/aws.yaml, or a RayService manifest."
+    raise InvalidInput("--nodes", str(path), fix)
+
+
+def nodes_of_ray_service(file: RayServiceFile) -> Nodes:
+    """Those that the file's own Ray cluster has at most."""
+    return Nodes(types=tuple(_of_ray_service(file)))
+
+
+def _of_ray_up(data: Any, source: str) -> Nodes:
+    workers = data.get("max_workers", 2)  # Ray's own default; the head is none of them
+    return Nodes(types=tuple(_types_of_ray_up(data, workers, source)), most=workers + 1)
+
+
+def _types_of_ray_up(data: Any, workers: int, source: str) -> Iterator[NodeType]:
+    types = data.get("available_node_types")
+    if not types:
+        provider = data.get("provider", {}).get("type")
+        raise InvalidInput(f"{source}: provider.type", provider, _DETECTED)
+    for name, node in types.items():
+        if not node.get("resources"):
+            raise InvalidInput(f"{source}: available_node_types.{name}.resources", None, _DETECTED)
+        head = name == data.get("head_node_type")
+        most = min(node.get("max_workers", 0 if head else workers), workers)  # as Ray has it
+        always = min(node.get("min_workers", 0), most) + head
+        resources = {one: float(amount) for one, amount in node["resources"].items()}
+        yield NodeType(name=name, count=most + head, resources=resources, always=always)
+
+
+def _of_ray_service(file: RayServiceFile) -> Iterator[NodeType]:
+    cluster = file.manifest.spec.ray_cluster_config
+    yield _of_pods("head", 1, cluster.head_group_spec, file.source)
+    for group in cluster.worker_group_specs:
+        most = max(group.replicas, group.max_replicas or 0) * group.num_of_hosts
+        yield _of_pods(group.group_name, most, group, file.source)
+
+
+def _of_pods(name: str, count: int, group: HeadGroup | WorkerGroup, source: str) -> NodeType:
+    """What KubeRay tells `ray start`: its own parameters first, else the container's limits."""
+    field = f"{source}: {name}"
+    try:
+        limits = group.template["spec"]["containers"][0]["resources"]["limits"]
+    except (KeyError, IndexError, TypeError):
+        fix = "Give its first container resources.limits with cpu and memory."
+        raise InvalidInput(f"{field}.template", None, fix) from None
+    told = group.ray_start_params
+    resources = {
+        "CPU": float(told.get("num-cpus", ceil(_quantity(limits.get("cpu", 0), field)))),
+        "GPU": float(told.get("num-gpus", limits.get("nvidia.com/gpu", 0))),
+        "memory": float(floor(_quantity(limits.get("memory", 0), field))),
+    }
+    return NodeType(name=name, count=count, resources=resources | _of_user(told, field))
+
+
+def _of_user(told: dict[str, str], field: str) -> dict[str, float]:
+    """Custom resources: JSON, in quotes that the shell of the pod takes off."""
+    text = told.get("resources")
+    if text is None:
+        return {}
+    try:
+        (word,) = shlex.split(text)
+        return {name: float(amount) for name, amount in json.loads(word).items()}
+    except (ValueError, AttributeError, TypeError):
+        fix = """Write it like '"{\\\\"trainer\\\\": 8}"': JSON, quoted for a shell."""
+        raise InvalidInput(f"{field}.rayStartParams.resources", text, fix) from None
+
+
+def _quantity(value: Any, field: str) -> float:
+    """A Kubernetes quantity, such as 500m or 64Gi, as a number."""
+    text = str(value)
+    unit = text.lstrip("0123456789.")
+    try:
+        return float(text.removesuffix(unit)) * _UNITS[unit]
+    except (KeyError, ValueError):
+        fix = "Write a Kubernetes quantity such as 8, 500m or 64Gi."
+        raise InvalidInput(f"{field}.resources.limits", value, fix) from None

@@ -1,0 +1,145 @@
+"""What a run file would do on a deployment: the arithmetic, and what cannot go well."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from millrace_tools.capacity.model_size import parameters_of
+from services.disk import free_bytes
+from services.orchestrator.checks.run_check import DeploymentFacts, problems, trajectories
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.trainer import checkpoint_bytes
+from services.rollout_server.config import RolloutServerConfig
+from services.router.config import RouterConfig
+from services.trainer.config import TrainerConfig
+
+_GB = 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """What a deployment file says of the services that a run meets."""
+
+    orchestrator: OrchestratorConfig
+    rollout: RolloutServerConfig
+    router: RouterConfig
+    trainer: TrainerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """A run file, its tasks, and the cluster it is meant for, if that is known."""
+
+    run: RunConfig
+    tasks: TaskTable
+    cluster: Cluster | None
+
+    @property
+    def trajectories(self) -> int:
+        """Of one train step."""
+        return trajectories(self.run)
+
+    @property
+    def groups_in_flight(self) -> int:
+        """Sample groups that may be open at a time."""
+        return self.run.schedule.groups_in_flight(self.run.batch_groups)
+
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """Of one checkpoint; None where the model is not known here, or is frozen."""
+        trainer = self.cluster.trainer if self.cluster else None
+        parameters = parameters_of(trainer.model) if trainer and not trainer.lora else None
+        return None if parameters is None else checkpoint_bytes(parameters)
+
+    def figures(self) -> Iterator[tuple[str, str]]:
+        """Name and value of what the run amounts to, for people."""
+        run, schedule = self.run, self.run.schedule
+        prompts, known = run.steps * run.batch_groups, len(self.tasks.train)
+        yield "tasks", f"{known:,} to learn from, {len(self.tasks.heldout):,} held out"
+        yield (
+            "prompts",
+            f"{run.steps:,} steps x {run.batch_groups} = {prompts:,}, {prompts / known:.2f} "
+            "times the tasks",
+        )
+        yield (
+            "train step",
+            f"{run.batch_groups} groups x {run.group_size} = {self.trajectories:,} "
+            f"trajectories, at most {self.trajectories * run.sampling.max_tokens:,} sampled tokens",
+        )
+        yield "schedule", f"{schedule.preset}: unfinished {schedule.unfinished}"
+        open_now = self.groups_in_flight
+        yield (
+            "in flight",
+            f"at most {open_now} groups = {open_now * run.group_size:,} answers at a time",
+        )
+        worst = schedule.max_staleness
+        yield "worst staleness", f"{worst} versions, on_stale: {schedule.on_stale}"
+        yield "evaluation", "; ".join(self._sets())
+        if self.cluster is not None:
+            yield from self._on(self.cluster)
+        yield "checkpoints", self._checkpoints()
+        yield "run directory", f"below {run.run_root}"
+
+    def _sets(self) -> Iterator[str]:
+        for name, ids in self.tasks.sets.items():
+            plan = self.run.evaluation.of(name)
+            asked = min(plan.tasks, len(ids))
+            often = f", every {plan.every} steps" if plan.every else ""
+            answers = f"{asked} tasks x {plan.samples}" if plan.samples > 1 else f"{asked} tasks"
+            yield f"{name}: {answers} at temperature {plan.temperature:g}{often}"
+
+    def _on(self, cluster: Cluster) -> Iterator[tuple[str, str]]:
+        rollout, trainer = cluster.rollout, cluster.trainer
+        ranks, gpus = trainer.world_size, trainer.gpus_per_rank * trainer.world_size
+        devices = f"{ranks} ranks on {trainer.device}" + (f" ({gpus:g} GPUs)" if gpus else "")
+        yield "trainer", f"{devices}, {self._passes(cluster)}"
+        serving = rollout.replicas * rollout.gpus
+        yield (
+            "rollout servers",
+            f"{rollout.replicas} on {rollout.device}"
+            + (f" ({serving} GPUs)" if serving else "")
+            + f", {rollout.replicas * rollout.max_num_seqs:,} answers at a time, prompt and "
+            f"answer at most {rollout.max_model_len:,} tokens",
+        )
+
+    def _passes(self, cluster: Cluster) -> str:
+        trainer, updates = cluster.trainer, self.run.algorithm.minibatches
+        rows = ceil(self.trajectories / updates / trainer.world_size)
+        longest = cluster.rollout.max_model_len
+        together = max(1, trainer.micro_batch_tokens // longest)
+        passes = ceil(rows / together)
+        return f"{updates} optimizer steps, each of at most {passes} micro-batches a rank"
+
+    def _checkpoints(self) -> str:
+        often = f"every {self.run.checkpoint.every} steps and at the end"
+        if self.checkpoint_bytes is None or self.cluster is None:
+            return f"{often}; how large is not known here"
+        kept = self.cluster.trainer.checkpoints_kept
+        return (
+            f"{often}, {kept} kept, {self.checkpoint_bytes / _GB:.2f} GB each; "
+            f"{free_bytes(self.run.run_root) / _GB:.1f} GB are free"
+        )
+
+    def problems(self) -> Iterator[InvalidInput]:
+        """What would fail or do nothing, each with the field to change."""
+        return problems(self.run, self.tasks, self._surroundings)
+
+    @property
+    def _surroundings(self) -> DeploymentFacts:
+        if self.cluster is None:
+            return DeploymentFacts()
+        rollout, trainer = self.cluster.rollout, self.cluster.trainer
+        return DeploymentFacts(
+            environments=self.cluster.orchestrator.environments,
+            tracker_addresses=self.cluster.orchestrator.tracker_addresses,
+            score_queue=self.cluster.orchestrator.score_queue,
+            models=(rollout.served_model_name,),
+            max_model_len=rollout.max_model_len,
+            max_choices=self.cluster.router.max_choices,
+            ranks=trainer.world_size,
+            checkpoint_bytes=self.checkpoint_bytes,
+            checkpoints_kept=trainer.checkpoints_kept,
+        )

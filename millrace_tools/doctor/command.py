@@ -1,0 +1,94 @@
+"""`millrace doctor`: a table in a terminal, JSON elsewhere; status 1 on a fault."""
+
+import argparse
+import json
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace_tools.doctor import across, checks
+from millrace_tools.doctor.facts import Machine, Node
+from millrace_tools.doctor.finding import Finding, Grade
+
+_FAULTY = 1
+_STYLES = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.FAULT: "bold red"}
+
+Findings = dict[str, Finding]
+
+
+def add_doctor_command(commands: Any) -> None:
+    """Add the command to the parser."""
+    doctor = commands.add_parser(
+        "doctor", help="what this machine or cluster can do, and the fix for each fault"
+    )
+    doctor.add_argument("--cluster", action="store_true", help="look at every node of a cluster")
+    doctor.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
+    doctor.add_argument("--runs", default=".", help="where runs will be written (here)")
+    doctor.set_defaults(command=doctor_command)
+
+
+def doctor_command(arguments: argparse.Namespace, console: Console) -> int:
+    """`millrace doctor`; raises as `look_at_nodes` does."""
+    logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
+    # Looking needs what only this command needs, and Ray takes a second to import.
+    if arguments.cluster:
+        from millrace_tools.doctor.nodes import look_at_nodes
+
+        nodes = look_at_nodes(arguments.address, arguments.runs)
+        together = {name: check(nodes) for name, check in across.CHECKS.items()}
+    else:
+        from millrace_tools.doctor.probes import observe
+
+        machine = observe(arguments.runs)
+        nodes, together = [Node(address=machine.host, machine=machine)], {}
+    found = {node.address: examine(node.machine) for node in nodes if node.machine is not None}
+    if console.is_terminal:
+        for place, findings in ({"cluster": together} | found).items():
+            show(place, findings, console)
+    else:
+        print(json.dumps(as_json(nodes, found, together), indent=2))
+    everything = [*together.values(), *(one for each in found.values() for one in each.values())]
+    return _FAULTY if any(one.grade is Grade.FAULT for one in everything) else 0
+
+
+def examine(machine: Machine) -> Findings:
+    """Every check of one machine."""
+    return {name: check(machine) for name, check in checks.CHECKS.items()}
+
+
+def show(place: str, findings: Findings, console: Console) -> None:
+    """A line a check, and one more for each fix."""
+    if not findings:
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=place, pad_edge=False)
+    table.title_justify, table.title_style = "left", "bold"
+    for name, finding in findings.items():
+        told = Text(finding.found, overflow="fold")
+        if finding.fix:
+            told.append(f"\n{finding.fix}", style="cyan")
+        table.add_row(Text(finding.grade, style=_STYLES[finding.grade]), name, told)
+    console.print(table, highlight=False)
+
+
+def as_json(nodes: list[Node], found: dict[str, Findings], together: Findings) -> dict[str, Any]:
+    """Findings and the facts behind them."""
+    everything = [*together.values(), *(one for each in found.values() for one in each.values())]
+    return {
+        "healthy": all(one.grade is not Grade.FAULT for one in everything),
+        "cluster": {name: asdict(finding) for name, finding in together.items()},
+        "nodes": [
+            {
+                "address": node.address,
+                "problem": node.problem,
+                "findings": {
+                    name: asdict(finding) for name, finding in found.get(node.address, {}).items()
+                },
+                "facts": None if node.machine is None else asdict(node.machine),
+            }
+            for node in nodes
+        ],
+    }

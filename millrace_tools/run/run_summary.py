@@ -1,0 +1,125 @@
+"""What is shown of a run that has ended."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from millrace_tools.client.runs_client import URL
+from millrace_tools.run.run_view import evaluation_text, failures_text, ledger_text
+from services.protocol.run.orchestrator import RunState, RunStatus, RunSummary
+
+_EARLY, _LATE = 2, 4
+_WORDS = 60
+
+
+def show_summary(status: RunStatus, trajectories: list[dict[str, Any]], console: Console) -> None:
+    """Print the ending, the figures, where the files are, and answers of the model."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in _figures(status):
+        table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    good = status.state == RunState.FINISHED
+    title = f"{status.run_id} {status.state}"
+    console.print(Panel(table, title=title, border_style="green" if good else "red"))
+    if not good:
+        console.print(Text(status.detail))
+    if trajectories:
+        console.print(_answers(trajectories))
+
+
+def show_how_to_go_on(status: RunStatus, url: str, console: Console) -> None:
+    """Print the command that resumes a run; on a line of its own, whole, to be copied."""
+    config = Path(status.run_dir) / "config.yaml"
+    words = ["millrace", "run", near(config), "--resume", status.run_id]
+    words += ["--url", url] if url != URL else []
+    console.print(Text(f"To go on with it:\n  {shlex.join(words)}"), soft_wrap=True)
+
+
+def near(path: str | Path) -> str:
+    """The path from the current folder if it is below it, else as it is."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _figures(status: RunStatus) -> list[tuple[str, str]]:
+    rows = []
+    summary = status.summary
+    if summary is not None:
+        rows = [
+            ("held-out pass rate", _before_after(summary)),
+            *_evaluations(summary),
+            ("train steps", str(summary.train_steps)),
+            ("seconds", f"{summary.wall_s:.1f}"),
+            ("tokens generated", f"{summary.tokens_generated:,}"),
+            ("weight pushes", f"{summary.weight_pushes} (policy version {summary.policy_version})"),
+            ("sample groups", ledger_text(summary.ledger)),
+            ("seed", str(summary.seed)),
+        ]
+    rows += _troubles(summary or status)
+    folder = Path(status.run_dir)
+    rows.append(("run directory", near(folder)))
+    files = [
+        ("learning curve", "learning_curve.png"),
+        ("sample trajectories", "trajectories.jsonl"),
+        ("summary", "summary.json"),
+    ]
+    return rows + [(f"  {name}", file) for name, file in files if (folder / file).exists()]
+
+
+def _evaluations(summary: RunSummary) -> list[tuple[str, str]]:
+    """The newest of each held-out set, where there is more to say than the pass rate."""
+    after = summary.evaluations_after
+    if all(one.samples == 1 for one in after) and len(after) < 2:
+        return []
+    return [(f"held-out, {one.name}", evaluation_text(one)) for one in after]
+
+
+def _before_after(summary: RunSummary) -> str:
+    before, after = summary.heldout_pass_rate_before, summary.heldout_pass_rate_after
+    rates = ["not measured" if rate is None else f"{rate:.0%}" for rate in (before, after)]
+    measured = summary.heldout_step
+    early = measured is not None and measured < summary.train_steps
+    return " -> ".join(rates) + (f" (after step {measured}, the last measured)" if early else "")
+
+
+def _troubles(told: RunStatus | RunSummary) -> list[tuple[str, str]]:
+    """Why held-out tasks are missing and sample groups failed; nothing where none did."""
+    rows = []
+    if told.heldout_problem:
+        rows.append(("held-out tasks", told.heldout_problem))
+    if told.failures:
+        rows.append(("failures", failures_text(told.failures)))
+    if told.failure_example:
+        rows.append(("the first", told.failure_example))
+    return rows
+
+
+def _answers(trajectories: list[dict[str, Any]]) -> Table:
+    """Some of the first answers of the run and some of the last."""
+    shown = trajectories
+    if len(shown) > _EARLY + _LATE:
+        shown = trajectories[:_EARLY] + trajectories[-_LATE:]
+    table = Table(title="The model's own answers while it learned", title_justify="left")
+    for column in ("step", "prompt", "answer", "verdict"):
+        table.add_column(column)
+    for line in shown:
+        style = "green" if line["reward"] > 0 else "red"
+        table.add_row(
+            str(line["step"]),
+            Text(_short(line["messages"][-1]["content"])),
+            Text(_short(line["answer"])),
+            Text(line["verdict"], style=style),
+        )
+    return table
+
+
+def _short(content: object) -> str:
+    """On one line and with nothing hidden: a stray control character is why code fails."""
+    letters = str(content).strip()
+    text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in letters)
+    return text if len(text) <= _WORDS else text[: _WORDS - 3] + "..."

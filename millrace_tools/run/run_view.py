@@ -1,0 +1,159 @@
+"""A run on the terminal: a live table, or a line per train step where nothing can move."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from millrace_tools.run.step_log import Step
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 40
+
+
+class RunView:
+    """Shows one run; use as a context manager and call `show` with every new status."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True) if console.is_terminal else None
+        self._rewards: dict[int, float] = {}
+        self._heldout: float | None = None
+        self._seconds: Mapping[str, float] = {}
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: RunStatus, steps: list[Step]) -> None:
+        """Draw this status in place of the last one; `steps` are those done since then."""
+        self._rewards |= {step.number: step.reward for step in steps}
+        self._seconds = steps[-1].seconds if steps else self._seconds
+        if self._live is not None:
+            self._live.update(self._drawn(status))
+            return
+        if not self._rewards:
+            self._heldout = status.heldout_pass_rate  # measured before the first step
+        for step in steps:
+            self._heldout = self._heldout if step.heldout is None else step.heldout
+            self._say(_line(step, status.steps, self._heldout))
+        if status.state != RunState.TRAINING or not self._rewards:
+            self._say(f"{status.state}: {status.detail}")
+
+    def _say(self, line: str) -> None:
+        if line != self._said:
+            self._said = line
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _drawn(self, status: RunStatus) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        table.add_row("state", Text.assemble((status.state, "bold"), f" {status.detail}"))
+        bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
+        table.add_row("step", bar, f"{status.step}/{status.steps}")
+        table.add_row("reward", sparkline(list(self._rewards.values())), _rate(status.reward))
+        for one in status.evaluations:
+            name = Text(f"held-out, {one.name}")
+            table.add_row(name, evaluation_text(one), f"step {one.step}")
+        table.add_row(
+            "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
+        )
+        table.add_row(
+            "policy", f"version {_number(status.policy_version)}", _staleness(status.staleness)
+        )
+        for side, causes in status.idle.items():
+            if causes:
+                table.add_row(f"{side} idle", idle_text(causes))
+        table.add_row("replicas", f"{status.live_replicas} leased")
+        table.add_row("ledger", ledger_text(status.ledger))
+        if self._seconds:
+            table.add_row("last step", _phases(self._seconds))
+        if status.seconds_left is not None:
+            table.add_row("time left", duration_text(status.seconds_left))
+        if status.failures:
+            table.add_row("failures", Text(failures_text(status.failures)))
+        return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
+
+
+def idle_text(causes: Mapping[str, float]) -> str:
+    """Idle shares in one line, the largest first."""
+    parts = sorted(causes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{share:.0%} {cause}" for cause, share in parts if share >= 0.005)
+
+
+def ledger_text(counts: LedgerCounts) -> str:
+    """The ledger in one line: every admitted group, by how it ended."""
+    parts = counts.model_dump()
+    admitted = parts.pop("admitted")
+    ends = " + ".join(f"{count} {name.replace('_', ' ')}" for name, count in parts.items() if count)
+    return f"{admitted} groups = {ends}" if ends else f"{admitted} groups"
+
+
+def failures_text(reasons: Mapping[str, int]) -> str:
+    """Why sample groups failed, in one line, the most frequent reason first."""
+    often = sorted(reasons.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count} x {reason}" for reason, count in often)
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """The rates of one held-out set in one line."""
+    rates = [f"pass@{k} {_rate(rate)}" for k, rate in sorted(evaluation.pass_at.items())]
+    return "  ".join([*rates, f"avg@{evaluation.samples} {_rate(evaluation.reward)}"])
+
+
+def _phases(seconds: Mapping[str, float]) -> str:
+    """Where the time of a step went; `wait` is the trainer's idle time for want of a batch."""
+    whole = sum(seconds.values()) or 1.0
+    parts = (f"{name} {took / whole:.0%}" for name, took in seconds.items() if took)
+    return f"{whole:.1f} s: " + ", ".join(parts)
+
+
+def duration_text(seconds: float) -> str:
+    """Hours and minutes, or minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def _line(step: Step, steps: int, heldout: float | None) -> str:
+    return (
+        f"step {step.number}/{steps}  reward {_rate(step.reward)}  "
+        + (f"held-out {_rate(heldout)}  " if heldout is not None else "")
+        + f"version {_number(step.policy_version)}  {_staleness(step.staleness)}"
+    )
+
+
+def sparkline(values: list[float]) -> str:
+    """The newest values, each from 0 to 1, as bars."""
+    shown = values[-_WIDTH:]
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round(min(max(value, 0.0), 1.0) * top)] for value in shown)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _staleness(value: float | None) -> str:
+    return "" if value is None else f"staleness {value:g}"

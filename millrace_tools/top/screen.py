@@ -1,0 +1,166 @@
+"""Draws a look; every line fits 80 columns, and more where there is room."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from millrace_tools.run.run_view import duration_text, idle_text, ledger_text, sparkline
+from millrace_tools.top.alarms import alarms
+from millrace_tools.top.snapshot import Push, Replica, Rewards, Snapshot
+from services.protocol.run.orchestrator import RunState, RunStatus
+
+_OVER = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+_ENDED_SHOWN = 3
+_ALARMS_SHOWN = 6
+_REPLICAS_SHOWN = 16
+
+
+class RewardHistory:
+    """Rewards of the steps seen so far, by run."""
+
+    def __init__(self) -> None:
+        self._rewards: dict[str, dict[int, float]] = {}
+
+    def add(self, runs: Sequence[RunStatus]) -> None:
+        """Remember the newest step of each."""
+        for run in runs:
+            if run.reward is not None:
+                self._rewards.setdefault(run.run_id, {})[run.step] = run.reward
+
+    def of(self, run_id: str) -> list[float]:
+        """In the order of steps."""
+        return [reward for _, reward in sorted(self._rewards.get(run_id, {}).items())]
+
+
+def draw(look: Snapshot, history: RewardHistory) -> RenderableType:
+    """Everything, what matters most first."""
+    parts: list[RenderableType] = [_heading(look)]
+    parts += [Text(f"! {text}", style="bold red", overflow="fold") for text in _shown_alarms(look)]
+    active = [run for run in look.runs if run.state not in _OVER]
+    ended = [run for run in look.runs if run.state in _OVER][-_ENDED_SHOWN:]
+    for run in active:
+        parts += [Rule(_title("run", run.run_id), align="left"), _run(run, history)]
+    if ended or not active:
+        parts.append(Rule(_title("runs that are over"), align="left"))
+        parts += [_ended(run) for run in ended] or [Text("No runs yet.", style="dim")]
+    parts += [Rule(_title("replicas"), align="left"), _replicas(look)]
+    parts += [Rule(_title("rewards"), align="left"), _rewards(look.rewards)]
+    parts += [Rule(_title("pushes"), align="left"), _pushes(look.pushes)]
+    return Group(*parts)
+
+
+def _title(*words: str) -> Text:
+    return Text(" ".join(words), style="bold")
+
+
+def _heading(look: Snapshot) -> Text:
+    at = time.strftime("%H:%M:%S", time.localtime(look.at))
+    text = Text(f"millrace top  {at}  {look.url}", style="bold", overflow="ellipsis", no_wrap=True)
+    if look.load is not None:
+        load = look.load
+        text.append(f"  {load.in_flight} in flight, {load.waiting} waiting", style="not bold")
+    return text
+
+
+def _shown_alarms(look: Snapshot) -> list[str]:
+    found = alarms(look)
+    more = len(found) - _ALARMS_SHOWN
+    return found[:_ALARMS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _run(run: RunStatus, history: RewardHistory) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    left = "" if run.seconds_left is None else f", {duration_text(run.seconds_left)} left"
+    table.add_row("step", Text(f"{run.step}/{run.steps}{left}  {run.state}: {run.detail}"))
+    heldout = "" if run.heldout_pass_rate is None else f"  held-out {run.heldout_pass_rate:.2f}"
+    table.add_row("reward", f"{_rate(run.reward)}{heldout}  {sparkline(history.of(run.run_id))}")
+    stale = "-" if run.staleness is None else f"{run.staleness:g}"
+    version = "-" if run.policy_version is None else str(run.policy_version)
+    table.add_row("policy", f"version {version}, staleness {stale}")
+    table.add_row("tokens", f"{run.tokens_per_second:,.0f}/s, {run.tokens_generated:,} so far")
+    for side, causes in run.idle.items():
+        if shown := idle_text(causes):
+            table.add_row(f"{side} idle", shown)
+    table.add_row("ledger", ledger_text(run.ledger))
+    return table
+
+
+def _ended(run: RunStatus) -> Text:
+    rates = f"reward {_rate(run.reward)}  held-out {_rate(run.heldout_pass_rate)}"
+    return Text(f"{run.run_id}  {run.state}  {run.step}/{run.steps}  {rates}", overflow="fold")
+
+
+def _replicas(look: Snapshot) -> RenderableType:
+    if not look.replicas:
+        return Text("None is known." if "weight bus" not in look.absent else "-", style="dim")
+    table = _columns("replica", "state", "version", "lease", "in flight", "queued", "KV")
+    for one in look.replicas[:_REPLICAS_SHOWN]:
+        table.add_row(*_replica(one, look.newest_version))
+    more = len(look.replicas) - _REPLICAS_SHOWN
+    return table if more <= 0 else Group(table, Text(f"and {more} more", style="dim"))
+
+
+def _replica(one: Replica, newest: int | None) -> tuple[str | Text, ...]:
+    behind = 0 if newest is None or one.version is None else newest - one.version
+    return (
+        Text(one.replica_id, overflow="ellipsis", no_wrap=True),
+        one.state,
+        _number(one.version) + (f" (-{behind})" if behind > 0 else ""),
+        "yes" if one.leased else "no",
+        _number(one.in_flight),
+        _number(one.waiting),
+        "-" if one.kv_usage is None else f"{one.kv_usage:.0%}",
+    )
+
+
+def _rewards(found: Rewards | None) -> RenderableType:
+    if found is None:
+        return Text("-", style="dim")
+    busy = "-" if found.slots_busy is None else f"{found.slots_busy:.2f}"
+    age = f" (oldest {found.queue_age_s:.0f} s)" if found.queue else ""
+    text = Text(f"{found.queue} queued{age}, {busy} slots at work", overflow="fold")
+    text.append("\n" + (_verdicts(found.verdicts) or "no answer was graded lately"))
+    return text
+
+
+def _verdicts(rates: Mapping[str, float]) -> str:
+    often = sorted(rates.items(), key=lambda item: -item[1])
+    return ", ".join(f"{verdict} {rate:.1f}/s" for verdict, rate in often)
+
+
+def _pushes(found: Sequence[Push]) -> RenderableType:
+    if not found:
+        return Text("-", style="dim")
+    table = _columns("version", "step", "age", "took", "commits", "failures")
+    for push in reversed(found):
+        table.add_row(
+            str(push.version),
+            _number(push.train_step),
+            "-" if push.age_s is None else duration_text(push.age_s),
+            "-" if push.took_s is None else f"{push.took_s:.2f} s",
+            str(push.commits),
+            str(push.failures),
+        )
+    return table
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    first, *others = names
+    table.add_column(first, overflow="ellipsis")  # where room is short, its cells are cut
+    for name in others:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""What a run file is checked for before the run starts."""

@@ -1,0 +1,198 @@
+"""What in a run file cannot go well, with the field to change: the same before a run and at
+its start, as far as the services that it meets are known."""
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from services.disk import free_bytes
+from services.orchestrator.tasks.task_table import TaskTable
+from services.orchestrator.trackers.kinds import missing_packages
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.router import RouterLoad
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.trainer import Trainer, TrainerState
+from services.protocol.weights.weight_bus import MemberTable, WeightBus
+
+_ANSWER_S = 1.0
+_FASTEST = 500.0  # tokens a second of one answer, more than any server gives
+_GB = 1e9
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentFacts:
+    """What is known of the services that a run meets; None: nothing.
+
+    Attributes:
+        environments: the orchestrator runs Python code that run files name.
+        tracker_addresses: it goes to servers of trackers that run files name.
+        score_queue: answers that may wait to be graded.
+        models: names that the rollout servers serve.
+        max_model_len: longest prompt and answer together that they take, tokens.
+        max_choices: answers that the router takes in one request.
+        ranks: of the trainer.
+        checkpoint_bytes: of one checkpoint.
+        checkpoints_kept: at a time, but for the one that is being written.
+    """
+
+    environments: bool | None = None
+    tracker_addresses: bool | None = None
+    score_queue: int | None = None
+    models: tuple[str, ...] | None = None
+    max_model_len: int | None = None
+    max_choices: int | None = None
+    ranks: int | None = None
+    checkpoint_bytes: int | None = None
+    checkpoints_kept: int | None = None
+
+    async def asked(
+        self, bus: WeightBus, trainer: Trainer, router: Awaitable[RouterLoad | None]
+    ) -> "DeploymentFacts":
+        """With what the services say of themselves; one that is away is not waited for."""
+        table, state, load = await asyncio.gather(
+            _answer(bus.watch(-1, _ANSWER_S)), _answer(trainer.state()), router
+        )
+        return self._of_table(table)._of_trainer(state)._of_router(load)
+
+    def of_a_run_that_goes_on(self) -> "DeploymentFacts":
+        """Its checkpoints are on disk already, and make room for each other."""
+        return replace(self, checkpoint_bytes=None)
+
+    def _of_table(self, table: MemberTable | None) -> "DeploymentFacts":
+        members = table.members if table else ()
+        if not members:
+            return self
+        models = tuple(sorted({member.model for member in members}))
+        longest = min(member.max_model_len for member in members)
+        return replace(self, models=models, max_model_len=longest)
+
+    def _of_trainer(self, state: TrainerState | None) -> "DeploymentFacts":
+        if state is None:
+            return self
+        size, kept = state.checkpoint_bytes, state.checkpoints_kept
+        known = replace(self, checkpoint_bytes=size, checkpoints_kept=kept)
+        return replace(known, ranks=state.world_size)
+
+    def _of_router(self, load: RouterLoad | None) -> "DeploymentFacts":
+        return self if load is None else replace(self, max_choices=load.max_choices)
+
+
+async def _answer(call: Awaitable[_T]) -> _T | None:
+    try:
+        return await call
+    except NotReady:
+        return None  # The run itself waits for it, with a deadline.
+
+
+def refuse(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> None:
+    """Refuse a run that cannot go well.
+
+    Raises:
+        InvalidInput: the first of its `problems`.
+    """
+    for problem in problems(run, tasks, around):
+        raise problem
+
+
+def problems(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> Iterator[InvalidInput]:
+    """What would fail or do nothing, each with the field to change."""
+    yield from _of_algorithm(run)
+    yield from _of_tasks(run, tasks)
+    yield from _of_rollout(run, around)
+    yield from _of_orchestrator(run, around)
+    yield from _of_trainer(run, around)
+    yield from missing_packages(run.trackers)
+
+
+def trajectories(run: RunConfig) -> int:
+    """Of one train step."""
+    return run.batch_groups * run.group_size
+
+
+def _of_algorithm(run: RunConfig) -> Iterator[InvalidInput]:
+    algorithm, longest = run.algorithm, run.sampling.max_tokens
+    updates = run.steps * algorithm.minibatches
+    if algorithm.warmup_steps >= updates:
+        fix = f"The run has {updates} optimizer steps, so its rate is never reached: fewer."
+        yield InvalidInput("algorithm.warmup_steps", algorithm.warmup_steps, fix)
+    if algorithm.minibatches > trajectories(run):
+        fix = f"A train step has {trajectories(run)} trajectories: at most that many."
+        yield InvalidInput("algorithm.minibatches", algorithm.minibatches, fix)
+    if algorithm.overlong_limit is not None and algorithm.overlong_limit > longest:
+        fix = f"No answer has more than sampling.max_tokens = {longest} tokens: at most that."
+        yield InvalidInput("algorithm.overlong_limit", algorithm.overlong_limit, fix)
+
+
+def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
+    if run.batch_groups > len(tasks.train):
+        fix = (
+            f"There are {len(tasks.train)} tasks to learn from, so a batch would hold "
+            "some twice: fewer groups, or more tasks."
+        )
+        yield InvalidInput("batch_groups", run.batch_groups, fix)
+
+
+def _of_rollout(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+    longest = run.sampling.max_tokens
+    if longest / run.rollout_timeout_s > _FASTEST:
+        fix = (
+            f"An answer of {longest} tokens would need {longest / run.rollout_timeout_s:,.0f} "
+            "tokens a second: longer, or a smaller sampling.max_tokens."
+        )
+        yield InvalidInput("rollout_timeout_s", run.rollout_timeout_s, fix)
+    if around.models is not None and run.model not in around.models:
+        fix = f"The rollout servers serve {', '.join(around.models)}."
+        yield InvalidInput("model", run.model, fix)
+    if around.max_model_len is not None and longest >= around.max_model_len:
+        fix = (
+            f"Prompt and answer together may have {around.max_model_len} tokens (the servers' "
+            "max_model_len): less."
+        )
+        yield InvalidInput("sampling.max_tokens", longest, fix)
+    if around.max_choices is not None and run.group_size > around.max_choices:
+        fix = f"The router refuses more than its max_choices, {around.max_choices}."
+        yield InvalidInput("group_size", run.group_size, fix)
+
+
+def _of_orchestrator(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+    for environment in filter(None, run.environments):
+        if around.environments is False:
+            fix = (
+                "This deployment runs no code of run files: set `environments: true` in the "
+                "orchestrator's args, if you trust whoever may start runs."
+            )
+            yield InvalidInput("environment", environment, fix)
+    for tracker in run.trackers:
+        if tracker.address is not None and around.tracker_addresses is False:
+            fix = (
+                "This deployment shows its keys to no server that a run file names: leave it out "
+                "and set the tracker's environment variables where the orchestrator runs, or set "
+                "`tracker_addresses: true` in its args."
+            )
+            yield InvalidInput(f"trackers.{tracker.kind}", tracker.address, fix)
+    waiting = run.schedule.groups_in_flight(run.batch_groups) * run.group_size
+    if around.score_queue is not None and waiting > around.score_queue:
+        fix = f"Up to {waiting} answers may wait to be graded: at least that many."
+        yield InvalidInput("orchestrator.score_queue", around.score_queue, fix)
+
+
+def _of_trainer(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+    each = trajectories(run) // run.algorithm.minibatches
+    if around.ranks is not None and 0 < each < around.ranks:
+        fix = (
+            f"An optimizer step of {each} trajectories leaves some of the trainer's "
+            f"{around.ranks} ranks without any: more groups, or fewer minibatches."
+        )
+        yield InvalidInput("batch_groups", run.batch_groups, fix)
+    size, kept = around.checkpoint_bytes, around.checkpoints_kept
+    if size is None or kept is None:
+        return
+    together, free = size * (kept + 1), free_bytes(run.run_root)  # and one being written
+    if together > free:
+        fix = (
+            f"{kept + 1} checkpoints take {together / _GB:.1f} GB and {free / _GB:.1f} GB are "
+            "free: another folder."
+        )
+        yield InvalidInput("run_root", run.run_root, fix)

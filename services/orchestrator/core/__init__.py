@@ -1,0 +1,1 @@
+"""What every part of a run shares: the book of sample groups, its events, the schedule."""

@@ -1,0 +1,245 @@
+"""The life of every sample group: the only writer of ledger and schedule.
+
+Each method is a transition. The ledger's transaction comes first, so that a kill loses nothing
+that was decided; then the schedule; then the observers are told.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from services.orchestrator.core.events import (
+    BatchTaken,
+    BatchTrained,
+    Event,
+    GroupClosed,
+    GroupReady,
+    GroupSampled,
+    GroupScored,
+    GroupStarted,
+    Observer,
+    Observers,
+    RolledBack,
+    RunOver,
+    TrainingBegan,
+    VersionLive,
+)
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.core.schedule import Schedule, Selection
+from services.orchestrator.ledger.ledger import Ending, Ledger, LedgerGroup, Prompt
+from services.protocol.reward.reward_service import Score
+from services.protocol.trajectory import Trajectory
+
+
+class GroupBook:
+    """Of one run.
+
+    Args:
+        run_id: the run.
+        ledger: where groups are kept on disk.
+        schedule: which may start and which are trained next.
+        observers: who is told of each transition.
+
+    Attributes:
+        ledger: for questions; what changes a group is a method here.
+        schedule: for questions, too.
+    """
+
+    def __init__(
+        self, run_id: str, ledger: Ledger, schedule: Schedule, observers: Iterable[Observer]
+    ) -> None:
+        self.ledger, self.schedule = ledger, schedule
+        self._observers = Observers(run_id, observers)
+
+    def _tell(self, *events: Event) -> None:
+        for event in events:
+            self._observers.on(event)
+
+    # Admission
+
+    def begin(self) -> None:
+        """Training begins, with nothing open in the schedule."""
+        schedule = self.schedule
+        self._tell(TrainingBegan(schedule=schedule.config, batch_groups=schedule.batch_groups))
+
+    def admit(self, prompts: Sequence[Prompt], version: int) -> list[LedgerGroup]:
+        """Open a group for each prompt; leased replicas serve `version` or newer.
+
+        Raises:
+            ValueError: a group is open already.
+        """
+        groups = self.ledger.admit(prompts, version=version) if prompts else []
+        for group in groups:
+            self._begin(group, version)
+        return groups
+
+    def admit_again(self, group: LedgerGroup, version: int) -> None:
+        """A group in flight that lost its rollout gets a slot again."""
+        self.ledger.restart(group.group_id, version=version)
+        self._begin(group, version)
+
+    def _begin(self, group: LedgerGroup, version: int) -> None:
+        self.schedule.admit(group.group_id, version)
+        self._tell(_started(group))
+
+    def restore(self, result: GroupResult) -> None:
+        """A group that an earlier process finished waits for its batch again."""
+        group_id, oldest = result.group.group_id, result.oldest_version
+        self.schedule.admit(group_id, oldest)
+        self.schedule.sampled(group_id, oldest, result.newest_version)
+        self._tell(_started(result.group))
+
+    # Rollouts
+
+    def sampled(self, group_id: int, oldest: int, newest: int) -> None:
+        """A trajectory of the group has come, with tokens of these policy versions."""
+        self.schedule.sampled(group_id, oldest, newest)
+
+    def sampling_ended(
+        self, group_id: int, began_at: float, arrivals: Sequence[tuple[float, Trajectory]]
+    ) -> None:
+        """No more trajectories of the group come, whether all have come or not."""
+        self._tell(GroupSampled(group_id=group_id, began_at=began_at, arrivals=arrivals))
+
+    def rolled_out(self, group_id: int) -> None:
+        """All trajectories of the group have come; they are being scored."""
+        self.schedule.rolled_out(group_id)
+
+    def scored(self, group_id: int, scores: Sequence[Score]) -> None:
+        """The answers of the group have their scores."""
+        self._tell(GroupScored(group_id=group_id, scores=scores))
+
+    def attempt_ended(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
+        """A rollout ended, well or not; `oldest_version` is None where it made nothing of use."""
+        self.ledger.rolled_out(group_id, oldest_version=oldest_version, tokens=tokens)
+
+    def discard(self, group_id: int, *, reason: str) -> int:
+        """What a group has is of no use; the number of its next attempt."""
+        return self.ledger.retry(group_id, reason=reason)
+
+    def restart(self, group: LedgerGroup, version: int | None, *, reason: str) -> LedgerGroup:
+        """Start a group over in the slot that it holds; None: no replica serves a version now."""
+        attempt = self.discard(group.group_id, reason=reason)
+        if version is not None:
+            self.ledger.restart(group.group_id, version=version)
+            self.schedule.restart(group.group_id, version)
+        again = LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt)
+        self._tell(_started(again))
+        return again
+
+    def keep(self, result: GroupResult) -> None:
+        """Have a finished group's result on disk, so that no kill costs it."""
+        self.ledger.keep_result(result.group.group_id, result.packed())
+
+    def ready(self, result: GroupResult, *, trainable: bool) -> None:
+        """A finished group waits for its batch; `trainable`: there is something to learn."""
+        group_id = result.group.group_id
+        self.schedule.ready(group_id, result.oldest_version, trainable=trainable)
+        self._tell(GroupReady(group_id=group_id))
+
+    def refill(self, result: GroupResult) -> bool:
+        """Filter a group, and have its place in a batch filled by another prompt.
+
+        Returns:
+            False if the place was filled as often as it may be: the group stays open.
+        """
+        group_id, reason = result.group.group_id, "equal rewards"
+        if not self.schedule.refill(group_id):
+            return False
+        self.ledger.close_group(group_id, "filtered", reason=reason)
+        self._tell_filtered([result], reason)
+        return True
+
+    def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
+        """End an open group without a batch.
+
+        Raises:
+            LedgerError: it is not in flight.
+        """
+        self.ledger.close_group(group_id, ending, reason=reason)
+        self.schedule.close(group_id)
+        self._tell(GroupClosed(group_id=group_id, ending=ending, reason=reason))
+
+    # Batches
+
+    def take_batch(self, version: int) -> Selection | None:
+        """The next batch of a trainer at `version`, None while it must wait."""
+        batch = self.schedule.select(version)
+        if batch is not None:
+            at_bound = max(batch.staleness, default=0) >= self.schedule.bound > 0
+            taken, ready = batch.train + batch.filtered, self.schedule.slots.ready
+            self._tell(BatchTaken(group_ids=taken, at_bound=at_bound, ready=ready))
+        return batch
+
+    def trained(self, step: int, batch: Selection, version: int) -> None:
+        """Train step `step` made policy `version` of a batch."""
+        self.ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
+        self.schedule.published(version)
+        self._tell(BatchTrained(group_ids=batch.train, step=step, version=version))
+        self._tell(*(GroupClosed(group_id=one, ending="trained") for one in batch.train))
+        self._tell(*(GroupClosed(group_id=one, ending="filtered") for one in batch.filtered))
+
+    def filtered(self, step: int, results: Sequence[GroupResult]) -> None:
+        """A batch had nothing to learn from; `step` is the newest train step."""
+        group_ids = [result.group.group_id for result in results]
+        self.ledger.close_batch(step, train=(), filtered=group_ids)
+        self.schedule.published(None)
+        self._tell_filtered(results)
+
+    def _tell_filtered(self, results: Sequence[GroupResult], reason: str = "") -> None:
+        for result in results:
+            group_id = result.group.group_id
+            self._tell(
+                GroupClosed(group_id=group_id, ending="filtered", reason=reason, result=result)
+            )
+
+    def live(self, version: int) -> None:
+        """Every leased replica serves at least this policy version."""
+        self.schedule.live(version)
+        self._tell(VersionLive(version=version))
+
+    # Trainer losses, and the end
+
+    def resume(self, step: int, *, comparable: bool) -> None:
+        """The run goes on from a checkpoint of train step `step`, in a new process.
+
+        Args:
+            step: groups of later steps are open again.
+            comparable: policy versions are those of the process before, so that what it finished
+                is as stale as it says.
+        """
+        keep = self.ledger.finished() if comparable else frozenset()
+        self._tell(RolledBack(step=step, reopened=self.ledger.rollback(step, keep=keep)))
+
+    def trainer_lost(self) -> None:
+        """The trainer comes back with a later version and trains the batch it had first."""
+        self.schedule.lost()
+
+    def roll_back(self, step: int, version: int) -> tuple[frozenset[int], int]:
+        """The trainer went back to the checkpoint of train step `step`, with policy `version`.
+
+        Returns:
+            The groups that stay open with what they have, and how many closed ones are open again.
+        """
+        keep = self.schedule.went_back(version)
+        reopened = self.ledger.rollback(step, keep=keep)
+        self._tell(RolledBack(step=step, reopened=reopened))
+        return keep, reopened
+
+    def expire_all(self) -> None:
+        """The run has all its train steps: what is in flight is of no use.
+
+        The schedule is asked nothing more.
+        """
+        reason = "the run is over"
+        for group in self.ledger.in_flight():
+            self.ledger.close_group(group.group_id, "expired", reason=reason)
+            self._tell(GroupClosed(group_id=group.group_id, ending="expired", reason=reason))
+
+    def end(self) -> None:
+        """Nothing more happens."""
+        self._tell(RunOver())
+
+
+def _started(group: LedgerGroup) -> GroupStarted:
+    return GroupStarted(
+        group_id=group.group_id, task_id=group.prompt.task_id, attempt=group.attempt
+    )

@@ -1,0 +1,59 @@
+"""One run, and what every part of it works with."""
+
+from dataclasses import dataclass
+
+from services.orchestrator.changes import Changes
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.core.progress import Progress
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.trainer import RunStart
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunContext:
+    """The same for all parts of a run, from its start to its end.
+
+    Attributes:
+        run: what was asked for.
+        config: the orchestrator's own settings.
+        peers: the other services.
+        fleet: the rollout servers, as the weight bus shows them.
+        progress: where the run is.
+        changes: wakes parts that wait for another one.
+    """
+
+    run: RunConfig
+    config: OrchestratorConfig
+    peers: Peers
+    fleet: Fleet
+    progress: Progress
+    changes: Changes
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run."""
+        return self.progress.run_id
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Of the run's metrics and log lines."""
+        return {"run": self.run_id}
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run's folder."""
+        return RunDirectory(self.progress.run_dir)
+
+    @property
+    def start(self) -> RunStart:
+        """What the trainer needs to know of the run."""
+        return RunStart(
+            run_id=self.run_id,
+            checkpoint_dir=str(self.directory.checkpoints),
+            algorithm=self.run.algorithm,
+            temperature=self.run.sampling.temperature,
+            seed=self.run.seed,
+        )

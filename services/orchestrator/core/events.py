@@ -1,0 +1,163 @@
+"""What happens to the sample groups of a run, as `GroupBook` tells its observers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.ledger.ledger import Ending
+from services.protocol.reward.reward_service import Score
+from services.protocol.run.schedule import ScheduleConfig
+from services.protocol.trajectory import Trajectory
+
+_log = Log("orchestrator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupStarted:
+    """A rollout of a group begins; `attempt` is 1 for a group that was just admitted."""
+
+    group_id: int
+    task_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSampled:
+    """Sampling of a group ended, well or not.
+
+    Attributes:
+        began_at: Unix time of the request, seconds.
+        arrivals: when each trajectory came, likewise, and the trajectory.
+    """
+
+    group_id: int
+    began_at: float
+    arrivals: Sequence[tuple[float, Trajectory]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupScored:
+    """The answers of a group have their scores."""
+
+    group_id: int
+    scores: Sequence[Score]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupReady:
+    """A group is rolled out and scored, and waits for its batch."""
+
+    group_id: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupClosed:
+    """A group has ended; each group that is admitted closes once, but for rollbacks.
+
+    Attributes:
+        reason: of `ending`, for people.
+        result: of a group that was filtered and belongs to no train step.
+    """
+
+    group_id: int
+    ending: Ending
+    reason: str = ""
+    result: GroupResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTaken:
+    """Groups left the open ones for a train step, or to be filtered.
+
+    Attributes:
+        at_bound: one of them is as stale as it may be.
+        ready: groups that wait for the next batch already.
+    """
+
+    group_ids: tuple[int, ...]
+    at_bound: bool
+    ready: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTrained:
+    """A train step is done; `GroupClosed` of each of its groups follows."""
+
+    group_ids: tuple[int, ...]
+    step: int
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionLive:
+    """Every leased replica serves this policy version or a newer one."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolledBack:
+    """The trainer went back to `step`; `reopened` trained groups are open again."""
+
+    step: int
+    reopened: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOver:
+    """Nothing more happens: a group that is open stays in flight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBegan:
+    """The schedule has nothing open; these settings decide what it says."""
+
+    schedule: ScheduleConfig
+    batch_groups: int
+
+
+Event = (
+    TrainingBegan
+    | GroupStarted
+    | GroupSampled
+    | GroupScored
+    | GroupReady
+    | GroupClosed
+    | BatchTaken
+    | BatchTrained
+    | VersionLive
+    | RolledBack
+    | RunOver
+)
+
+
+class Observer(Protocol):
+    """Follows what happens; it cannot change it."""
+
+    def on(self, event: Event, /) -> None:
+        """An event, after ledger and schedule have changed."""
+
+
+class Observers:
+    """Several observers. One that fails is logged and counted, and costs nobody else anything.
+
+    Args:
+        run_id: the run that they observe.
+        observers: in the order in which they are told.
+    """
+
+    def __init__(self, run_id: str, observers: Iterable[Observer]) -> None:
+        self._tags, self._observers = {"run": run_id}, tuple(observers)
+
+    def on(self, event: Event) -> None:
+        """Tell all of them."""
+        for observer in self._observers:
+            try:
+                observer.on(event)
+            except Exception as error:  # noqa: BLE001  what observes must not change the run
+                name = type(observer).__name__
+                _log.exception("observer_failed", **self._tags, observer=name, error=repr(error))
+                RunMetrics.observer_failures.inc(1, self._tags | {"observer": name})

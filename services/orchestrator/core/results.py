@@ -1,0 +1,105 @@
+"""What a sample group becomes once it is rolled out and scored."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from services.orchestrator.core.stale_tokens import tokens_before, without_stale_tokens
+from services.orchestrator.ledger.ledger import LedgerGroup
+from services.protocol.reward.reward_service import Score
+from services.protocol.run.task import Task
+from services.protocol.trainer import ScoredTrajectory, TrainGroup
+from services.protocol.trajectory import Trajectory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graded:
+    """A trajectory and its score, whose reward is a number."""
+
+    trajectory: Trajectory
+    score: Score
+
+    @property
+    def reward(self) -> float:
+        """The score's number."""
+        assert self.score.reward is not None, "an infrastructure failure is never a reward"
+        return self.score.reward
+
+
+_Packed = tuple[tuple[Graded, ...], tuple[Score, ...], float, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """A sample group, rolled out and scored.
+
+    Attributes:
+        graded: trajectories with a reward, in choice order; infrastructure failures are
+            left out.
+        ungraded: scores of those left out.
+        rollout_s: wall time from request to last trajectory, seconds.
+        score_s: from there to the last score, seconds.
+    """
+
+    group: LedgerGroup
+    task: Task
+    graded: tuple[Graded, ...]
+    ungraded: tuple[Score, ...]
+    rollout_s: float
+    score_s: float
+
+    @property
+    def trainable(self) -> bool:
+        """Rewards differ: a group of equal rewards has no gradient."""
+        return len({graded.reward for graded in self.graded}) > 1
+
+    @property
+    def lengths(self) -> list[int]:
+        """Sampled tokens of each graded trajectory."""
+        return [sum(graded.trajectory.loss_mask) for graded in self.graded]
+
+    @property
+    def oldest_version(self) -> int:
+        """The smallest policy version in any graded trajectory."""
+        return min(graded.trajectory.oldest_version for graded in self.graded)
+
+    @property
+    def newest_version(self) -> int:
+        """The largest policy version in any graded trajectory."""
+        return max(graded.trajectory.newest_version for graded in self.graded)
+
+    def packed(self) -> bytes:
+        """All of it but `group` and `task`, to be kept on disk."""
+        return msgspec.msgpack.encode((self.graded, self.ungraded, self.rollout_s, self.score_s))
+
+    @classmethod
+    def unpacked(cls, packed: bytes, *, group: LedgerGroup, task: Task) -> Self:
+        """What `packed` gave.
+
+        Raises:
+            msgspec.MsgspecError: it is damaged, or another version of Millrace wrote it.
+        """
+        graded, ungraded, rollout_s, score_s = msgspec.msgpack.decode(packed, type=_Packed)
+        return cls(
+            group=group,
+            task=task,
+            graded=graded,
+            ungraded=ungraded,
+            rollout_s=rollout_s,
+            score_s=score_s,
+        )
+
+    def as_train_group(self, min_version: int) -> TrainGroup:
+        """What the trainer takes; tokens of versions before this one carry no gradient."""
+        return TrainGroup(
+            group_id=self.group.group_id,
+            trajectories=tuple(
+                ScoredTrajectory(
+                    trajectory=without_stale_tokens(graded.trajectory, min_version),
+                    reward=graded.reward,
+                    stale_tokens=tokens_before(graded.trajectory, min_version),
+                )
+                for graded in self.graded
+            ),
+        )

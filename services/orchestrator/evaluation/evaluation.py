@@ -1,0 +1,174 @@
+"""One evaluation of a held-out set, through the same router and reward service."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from services.observability.log import Log
+from services.orchestrator.evaluation.pass_at import pass_rates
+from services.orchestrator.failures import one_line
+from services.orchestrator.rollout.rollout import (
+    RolloutFailed,
+    RolloutRequest,
+    Sampler,
+    sampling_seed,
+)
+from services.orchestrator.rollout.scoring import Scorer
+from services.protocol.reward.reward_service import Score, ScoreJob
+from services.protocol.run.evaluation import Evaluation, EvaluationConfig
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import Task
+from services.protocol.trajectory import Trajectory
+
+_PRIORITY = 100
+"""Of an evaluation's requests at the router: training goes first when replicas are full."""
+_log = Log("orchestrator")
+
+
+@dataclass(kw_only=True)
+class _Asked:
+    """A task that was asked, and what came.
+
+    Attributes:
+        scores: by the index of the answer; of an episode with several trajectories the last.
+        versions: policy versions of all tokens.
+        problem: why answers are missing, empty if none is.
+    """
+
+    task: Task
+    scores: dict[int, asyncio.Future[Score]] = field(default_factory=dict)
+    versions: set[int] = field(default_factory=set)
+    tokens: int = 0
+    rewards: list[float] = field(default_factory=list)
+    problem: str = ""
+
+
+class Evaluator:
+    """Asks the tasks of held-out sets; all sets of a run share its bound on open requests."""
+
+    def __init__(
+        self, *, run: RunConfig, run_id: str, sampler: Sampler, scorer: Scorer, concurrency: int
+    ) -> None:
+        self._run = run
+        self._run_id = run_id
+        self._sampler = sampler
+        self._scorer = scorer
+        self._slots = asyncio.Semaphore(concurrency)
+
+    async def evaluate(
+        self,
+        name: str,
+        tasks: Sequence[Task],
+        *,
+        plan: EvaluationConfig,
+        step: int,
+        min_version: int | None,
+    ) -> Evaluation:
+        """Ask every task of a set; what fails is counted, not raised.
+
+        No token is older than `min_version`; newer ones come while training goes on.
+        """
+        began = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(
+                    self._ask(task, self._request(task, name, place, step, plan, min_version))
+                )
+                for place, task in enumerate(tasks)
+            ]
+        asked = [one.result() for one in asking]
+        result = _evaluation(name, asked, plan=plan, step=step, seconds=time.monotonic() - began)
+        if result.problem:
+            _log.warning("evaluation_failures", run=self._run_id, set=name, first=result.problem)
+        return result
+
+    async def _ask(self, task: Task, request: RolloutRequest) -> _Asked:
+        asked = _Asked(task=task)
+
+        def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+            asked.tokens += sum(trajectory.loss_mask)
+            asked.versions |= {span.version for span in trajectory.spans}
+            asked.scores[index] = self._score(request, index, trajectory, score)
+
+        async with self._slots:
+            try:
+                await self._sampler.sample(request, arrived)
+            except RolloutFailed as failure:
+                asked.problem = str(failure)
+        for future in asked.scores.values():
+            score = await future
+            if score.reward is not None:
+                asked.rewards.append(score.reward)
+            else:
+                asked.problem = asked.problem or f"{score.verdict}: {one_line(score.detail)}"
+        return asked
+
+    def _score(
+        self, request: RolloutRequest, index: int, trajectory: Trajectory, score: Score | None
+    ) -> asyncio.Future[Score]:
+        if score is not None:
+            known: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
+            known.set_result(score)
+            return known
+        assert request.task is not None
+        assert request.task.grader is not None, "checked when the tasks were read"
+        place = request.session.removeprefix(f"{self._run_id}-")
+        name, grader = f"{self._run_id}/{place}/{index}", request.task.grader
+        return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
+
+    def _request(
+        self,
+        task: Task,
+        name: str,
+        place: int,
+        step: int,
+        plan: EvaluationConfig,
+        min_version: int | None,
+    ) -> RolloutRequest:
+        run = self._run
+        return RolloutRequest(
+            session=f"{self._run_id}-evaluation-{name}-{step}-{place}",
+            messages=task.chat,
+            n=plan.samples,
+            temperature=plan.temperature,
+            max_tokens=run.sampling.max_tokens,
+            seed=sampling_seed(run.seed, "evaluation", task.task_id),
+            timeout_s=run.rollout_timeout_s,
+            task=task,
+            min_version=min_version,
+            priority=_PRIORITY,
+        )
+
+
+def _evaluation(
+    name: str, asked: Sequence[_Asked], *, plan: EvaluationConfig, step: int, seconds: float
+) -> Evaluation:
+    counts = [(len(one.rewards), sum(r >= 1.0 for r in one.rewards)) for one in asked]
+    graded = [one.rewards for one in asked if one.rewards]
+    versions = set[int]().union(*(one.versions for one in asked))
+    answers, wanted = sum(len(rewards) for rewards in graded), len(asked) * plan.samples
+    problem = ""
+    if answers < wanted:
+        short = [one for one in asked if len(one.rewards) < plan.samples]
+        first = next((one for one in short if one.problem), short[0])
+        missing = f"{wanted - answers} of {wanted} answers to held-out tasks got no reward"
+        why = first.problem or "an episode ended without an answer"
+        problem = f"{missing}: task {first.task.task_id}: {why}"
+    return Evaluation(
+        name=name,
+        step=step,
+        tasks=len(asked),
+        samples=plan.samples,
+        temperature=plan.temperature,
+        graded=len(graded),
+        answers=answers,
+        pass_at=pass_rates(counts, plan.samples),
+        reward=fmean(fmean(rewards) for rewards in graded) if graded else None,
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        tokens=sum(one.tokens for one in asked),
+        seconds=seconds,
+        problem=problem,
+    )

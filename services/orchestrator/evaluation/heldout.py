@@ -1,0 +1,132 @@
+"""When the held-out sets of a run are measured, and what is remembered of it."""
+
+import asyncio
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.core.context import RunContext
+from services.orchestrator.evaluation.evaluation import Evaluator
+from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.run.evaluation import Evaluation, EvaluationConfig
+from services.protocol.run.orchestrator import RunState
+from services.protocol.run.task import Task
+
+_log = Log("orchestrator")
+
+
+class HeldOut:
+    """The held-out sets of one run; as an async context it ends what it began.
+
+    Between the first and the last train step they are measured beside training: what fails
+    there is counted and costs the run nothing.
+    """
+
+    def __init__(
+        self, context: RunContext, tasks: TaskTable, *, evaluator: Evaluator, record: RunRecord
+    ) -> None:
+        self._steps, self._progress = context.run.steps, context.progress
+        self._evaluator, self._record = evaluator, record
+        self._sets: dict[str, tuple[EvaluationConfig, list[Task]]] = {}
+        for name, ids in tasks.sets.items():
+            plan = context.run.evaluation.of(name)
+            self._sets[name] = plan, [tasks[task_id] for task_id in ids[: plan.tasks]]
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Self:
+        """Nothing runs yet."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cancel what still runs."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def start_due(self) -> None:
+        """Begin what is due after the train step just done; waits for nothing."""
+        step = self._progress.step
+        if step >= self._steps:
+            return  # what comes now is the evaluation of the whole run
+        for name, (plan, _) in self._sets.items():
+            if not plan.every or step % plan.every:
+                continue
+            if name in self._running:
+                self._missed(name, "skipped", f"after step {step}: the one before goes on still")
+                continue
+            task = asyncio.create_task(self._beside(name, step), name=f"evaluation-{name}")
+            self._running[name] = task
+            task.add_done_callback(partial(self._ended, name))
+
+    def _ended(self, name: str, _: asyncio.Task[None]) -> None:
+        del self._running[name]
+
+    async def _beside(self, name: str, step: int) -> None:
+        recoveries = self._progress.recoveries
+        result = await self._evaluated(name, step)
+        if self._progress.recoveries != recoveries:
+            self._missed(name, "rolled_back", "the weights that it measured are gone")
+        elif result is not None:
+            self._take(result, f"after step {step}")
+
+    def _missed(self, name: str, reason: str, problem: str) -> None:
+        tags = {"run": self._progress.run_id, "reason": reason}
+        RunMetrics.evaluation_failures.inc(1, tags)
+        _log.warning("evaluation_missed", **tags, set=name, problem=problem)
+        self._progress.heldout_problem = f"{name}: {problem}"
+
+    @property
+    def measured(self) -> bool:
+        """Every set has a pass rate of the newest train step."""
+        newest = (self._progress.evaluations.get(name) for name in self._sets)
+        step = self._progress.step
+        return all(one and one.step == step and one.pass_rate is not None for one in newest)
+
+    async def measure(self, when: str) -> None:
+        """Measure every set now, in place of training; `when` is for people."""
+        progress = self._progress
+        if self._running:
+            await asyncio.wait(list(self._running.values()))  # each request has its deadline
+        state, tasks = progress.state, sum(len(tasks) for _, tasks in self._sets.values())
+        progress.enter(RunState.EVALUATING, f"{tasks} held-out tasks {when}")
+        async with asyncio.TaskGroup() as group:
+            for name in self._sets:
+                group.create_task(self._here(name, when))
+        progress.enter(state, progress.detail)
+
+    async def _here(self, name: str, when: str) -> None:
+        result = await self._evaluated(name, self._progress.step)
+        if result is not None:
+            self._take(result, when)
+
+    async def _evaluated(self, name: str, step: int) -> Evaluation | None:
+        plan, tasks = self._sets[name]
+        version = self._progress.policy_version
+        try:
+            return await self._evaluator.evaluate(
+                name, tasks, plan=plan, step=step, min_version=version
+            )
+        except Exception as error:  # noqa: BLE001  the outer edge of an evaluation
+            self._missed(name, "broke", repr(error))
+            return None
+
+    def _take(self, result: Evaluation, when: str) -> None:
+        progress = self._progress
+        tags = {"run": progress.run_id}
+        progress.tokens += result.tokens
+        RunMetrics.tokens.inc(result.tokens, tags)
+        if result.problem:
+            progress.heldout_problem = f"{when}: {result.problem}"
+        if result.pass_rate is not None:
+            RunMetrics.heldout.set(result.pass_rate, tags | {"set": result.name})
+        self._record.evaluated(result)
+        _log.info("evaluated", run=progress.run_id, when=when, **result.model_dump())

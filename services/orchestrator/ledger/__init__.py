@@ -1,0 +1,1 @@
+"""The run ledger: where each sample group is, in SQLite."""

@@ -1,0 +1,337 @@
+"""The account of every sample group, in SQLite.
+
+Double entry: what was admitted is kept in `account`, how it ended in `groups`, and both
+change in one transaction. So admitted = trained + filtered + expired + failed + in flight,
+in groups and in tokens, whenever the process is killed; `imbalance` compares the two.
+
+A group's result, once it is rolled out and scored, stays here until the group closes or is
+rolled out again, so that no kill costs what was finished.
+
+While there is no room on the disk the account goes on in memory: see `LedgerFile`.
+
+Of a group's `tokens`, those of its newest attempt are `kept`; the others are in `waste`, by
+the cause for which their attempt was thrown away.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from services.orchestrator.ledger.ledger_file import LedgerFile
+from services.protocol.run.orchestrator import LedgerCounts
+from services.protocol.trainer import LedgerFrontier
+
+Ending = Literal["trained", "filtered", "expired", "failed"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS groups (
+  group_id INTEGER PRIMARY KEY,
+  position INTEGER NOT NULL UNIQUE,
+  epoch INTEGER NOT NULL,
+  task_id TEXT NOT NULL,
+  status TEXT NOT NULL CHECK (status IN ('in_flight','trained','filtered','expired','failed')),
+  attempts INTEGER NOT NULL DEFAULT 1,
+  admitted_version INTEGER NOT NULL,
+  oldest_version INTEGER,
+  train_step INTEGER,
+  tokens INTEGER NOT NULL DEFAULT 0,
+  reason TEXT NOT NULL DEFAULT '',
+  kept INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS account (
+  id INTEGER PRIMARY KEY CHECK (id = 0), groups INTEGER NOT NULL, tokens INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO account VALUES (0, 0, 0);
+CREATE TABLE IF NOT EXISTS waste (cause TEXT PRIMARY KEY, tokens INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS results (group_id INTEGER PRIMARY KEY, result BLOB NOT NULL);
+CREATE TRIGGER IF NOT EXISTS forget_result AFTER UPDATE OF status, attempts ON groups
+BEGIN DELETE FROM results WHERE group_id = OLD.group_id; END;
+"""
+
+
+class LedgerError(RuntimeError):
+    """A group was asked to do what its status does not allow, such as closing twice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """A place in the prompt order.
+
+    Attributes:
+        position: 0-based, over all epochs; each is admitted once.
+        epoch: 0-based.
+        task_id: the task at that place.
+    """
+
+    position: int
+    epoch: int
+    task_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerGroup:
+    """An open sample group.
+
+    Attributes:
+        group_id: grows in the order of admission.
+        prompt: what it samples.
+        attempt: 1-based number of the rollout in progress or due.
+    """
+
+    group_id: int
+    prompt: Prompt
+    attempt: int
+
+
+class Ledger:
+    """One run's ledger; use it from one thread."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._db = LedgerFile(path)
+        self._db.connection.executescript(_SCHEMA)
+        if "kept" not in self._columns():  # a ledger from before waste was accounted for
+            self._db.connection.executescript(
+                "ALTER TABLE groups ADD COLUMN kept INTEGER NOT NULL DEFAULT 0;"
+                "UPDATE groups SET kept = tokens; DROP INDEX groups_by_status"
+            )
+        self._db.execute(
+            "CREATE INDEX IF NOT EXISTS groups_by_ending ON groups (status, reason, tokens, kept)"
+        )
+
+    def _columns(self) -> set[str]:
+        return {row[1] for row in self._db.execute("PRAGMA table_info(groups)")}
+
+    @property
+    def behind(self) -> bool:
+        """The file lacks what was told last, as there was no room: a kill would lose that."""
+        return self._db.behind
+
+    def when_behind(self, told: Callable[[], None]) -> None:
+        """Call this each time the file falls behind."""
+        self._db.fell_behind = told
+
+    def catch_up(self) -> bool:
+        """Bring to the file what it lacks; False while there is no room for it."""
+        return self._db.catch_up()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._db.transaction()
+
+    def admit(self, prompts: Sequence[Prompt], *, version: int) -> list[LedgerGroup]:
+        """Open a group for each prompt, first attempt, sampled from `version` or newer."""
+        groups = []
+        with self._transaction():
+            for prompt in prompts:
+                row = self._db.execute(
+                    "INSERT INTO groups (position, epoch, task_id, status, admitted_version)"
+                    " VALUES (?, ?, ?, 'in_flight', ?)",
+                    (prompt.position, prompt.epoch, prompt.task_id, version),
+                )
+                group_id = int(row.lastrowid or 0)
+                groups.append(LedgerGroup(group_id=group_id, prompt=prompt, attempt=1))
+            self._db.execute("UPDATE account SET groups = groups + ?", (len(groups),))
+        return groups
+
+    def restart(self, group_id: int, *, version: int) -> None:
+        """A group's next rollout begins, sampled from `version` or newer."""
+        with self._transaction():
+            self._change(group_id, "admitted_version = ?, oldest_version = NULL", version)
+
+    def rolled_out(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
+        """A rollout ended; add its response tokens, of use or not."""
+        with self._transaction():
+            change = "oldest_version = ?, tokens = tokens + ?, kept = kept + ?"
+            self._change(group_id, change, oldest_version, tokens, tokens)
+            self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
+
+    def keep_result(self, group_id: int, result: bytes) -> None:
+        """A group in flight is rolled out and scored; what for is the caller's to know."""
+        with self._transaction():
+            self._db.execute("INSERT INTO results VALUES (?, ?)", (group_id, result))
+
+    def finished(self) -> frozenset[int]:
+        """Groups in flight whose results are here."""
+        return frozenset(row[0] for row in self._db.execute("SELECT group_id FROM results"))
+
+    def result(self, group_id: int) -> bytes:
+        """What `keep_result` was given for a finished group."""
+        return bytes(self._one("SELECT result FROM results WHERE group_id = ?", group_id))
+
+    def retry(self, group_id: int, *, reason: str) -> int:
+        """A group is to be rolled out again; returns the number of the new attempt."""
+        with self._transaction():
+            self._waste(reason, "group_id = ?", group_id)
+            self._change(group_id, "attempts = attempts + 1, kept = 0, reason = ?", reason)
+        return int(self._one("SELECT attempts FROM groups WHERE group_id = ?", group_id))
+
+    def close_group(self, group_id: int, ending: Ending, *, reason: str = "") -> None:
+        """Close one group.
+
+        Raises:
+            LedgerError: it is closed already or was never admitted.
+        """
+        with self._transaction():
+            self._change(group_id, "status = ?, reason = ?", ending, reason)
+
+    def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
+        """Close the groups of a batch, all or none; `step` is the train step that it was.
+
+        Raises:
+            LedgerError: one of them is closed already or was never admitted.
+        """
+        with self._transaction():
+            for group_id in train:
+                self._change(group_id, "status = 'trained', train_step = ?", step)
+            for group_id in filtered:
+                self._change(group_id, "status = 'filtered', train_step = ?", step)
+
+    def _change(self, group_id: int, assignments: str, *values: Any) -> None:
+        """Update a group that is in flight; every transition goes through here."""
+        done = self._db.execute(
+            f"UPDATE groups SET {assignments} WHERE group_id = ? AND status = 'in_flight'",
+            (*values, group_id),
+        )
+        if done.rowcount != 1:
+            raise LedgerError(f"group {group_id} is not in flight")
+
+    def _waste(self, cause: str, which: str, *values: Any) -> None:
+        """What these groups have sampled is thrown away for this cause."""
+        query = f"SELECT COALESCE(SUM(kept), 0) FROM groups WHERE {which}"
+        if lost := self._one(query, *values):
+            self._db.execute(
+                "INSERT INTO waste VALUES (?, ?)"
+                " ON CONFLICT (cause) DO UPDATE SET tokens = tokens + excluded.tokens",
+                (cause, lost),
+            )
+
+    def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
+        """The weights went back to train step `step`: open again what later steps trained.
+
+        Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
+        Returns how many closed groups were opened again.
+        """
+        with self._transaction():
+            opened = self._db.execute(
+                "UPDATE groups SET status = 'in_flight', train_step = NULL"
+                " WHERE status = 'trained' AND train_step > ?",
+                (step,),
+            ).rowcount
+            lost = (
+                "status = 'in_flight' AND group_id NOT IN (SELECT value FROM json_each(?))",
+                json.dumps(sorted(keep)),
+            )
+            self._waste("rollback", *lost)
+            self._db.execute(
+                "UPDATE groups SET attempts = attempts + 1, oldest_version = NULL, kept = 0,"
+                f" reason = 'rollback' WHERE {lost[0]}",
+                lost[1:],
+            )
+        return opened
+
+    def in_flight(self) -> list[LedgerGroup]:
+        """Open groups in the order of admission."""
+        rows = self._db.execute(
+            "SELECT group_id, position, epoch, task_id, attempts FROM groups"
+            " WHERE status = 'in_flight' ORDER BY group_id"
+        )
+        return [
+            LedgerGroup(
+                group_id=group_id,
+                prompt=Prompt(position=position, epoch=epoch, task_id=task_id),
+                attempt=attempts,
+            )
+            for group_id, position, epoch, task_id, attempts in rows
+        ]
+
+    def next_position(self) -> int:
+        """The first position of the prompt order that was never admitted."""
+        return int(self._one("SELECT COALESCE(MAX(position) + 1, 0) FROM groups"))
+
+    def frontier(self) -> LedgerFrontier:
+        """How far the ledger is, for a checkpoint of the train step that closed last."""
+        return LedgerFrontier(next_position=self.next_position(), trained=self.counts().trained)
+
+    def reaches(self, frontier: LedgerFrontier) -> bool:
+        """Whether this is the ledger of a checkpoint, after a rollback to its train step."""
+        now = self.frontier()
+        return now.trained == frontier.trained and now.next_position >= frontier.next_position
+
+    def last_step(self) -> int:
+        """The newest train step that closed a group, 0 before the first."""
+        query = "SELECT COALESCE(MAX(train_step), 0) FROM groups WHERE status = 'trained'"
+        return int(self._one(query))
+
+    def counts(self) -> LedgerCounts:
+        """The ledger in groups."""
+        return self._counts("COUNT(*)", "groups")
+
+    def token_counts(self) -> LedgerCounts:
+        """The ledger in response tokens, those of failed attempts included."""
+        return self._counts("SUM(tokens)", "tokens")
+
+    def _counts(self, measure: str, column: str) -> LedgerCounts:
+        rows = self._db.execute(f"SELECT status, {measure} FROM groups GROUP BY status")
+        admitted = self._one(f"SELECT {column} FROM account")
+        return LedgerCounts(admitted=admitted, **dict(rows.fetchall()))
+
+    def failures(self) -> dict[str, int]:
+        """Failed groups by reason."""
+        query = "SELECT reason, COUNT(*) FROM groups WHERE status = 'failed' GROUP BY reason"
+        return dict(self._db.execute(query).fetchall())
+
+    def wasted(self) -> dict[str, int]:
+        """Response tokens that trained nothing and will not, by cause.
+
+        Those of groups that closed otherwise than trained are under `status: reason`, those
+        of attempts that were thrown away under `again: reason`.
+        """
+        rows = self._db.execute(
+            "SELECT 'again: ' || cause, tokens FROM waste UNION ALL"
+            " SELECT status || iif(reason = '', '', ': ' || reason), SUM(kept) FROM groups"
+            " WHERE status IN ('expired', 'failed') GROUP BY status, reason HAVING SUM(kept) > 0"
+            " UNION ALL SELECT status, SUM(kept) FROM groups"
+            " WHERE status = 'filtered' GROUP BY status"
+        )
+        return dict(sorted(rows.fetchall(), key=lambda row: -row[1]))
+
+    def kept(self) -> LedgerCounts:
+        """Response tokens of newest attempts; `admitted` is all that were ever sampled."""
+        return self._counts("SUM(kept)", "tokens")
+
+    def imbalance(self) -> int:
+        """Groups plus tokens by which the two sides differ; anything but 0 is a defect."""
+        kept = self.kept()
+        accounted = kept.trained + kept.in_flight + sum(self.wasted().values())
+        sides = (self.counts(), self.token_counts())
+        return sum(map(_difference, sides)) + abs(kept.admitted - accounted)
+
+    def note(self, **facts: Any) -> None:
+        """Remember facts about the run, as JSON values."""
+        with self._transaction():
+            for name, value in facts.items():
+                self._db.execute(
+                    "INSERT INTO facts VALUES (?, ?)"
+                    " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                    (name, json.dumps(value)),
+                )
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """A remembered fact."""
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return default if row is None else json.loads(row[0])
+
+    def _one(self, query: str, *values: Any) -> Any:
+        return self._db.execute(query, values).fetchone()[0]
+
+
+def _difference(side: LedgerCounts) -> int:
+    accounted = side.trained + side.filtered + side.expired + side.failed + side.in_flight
+    return abs(side.admitted - accounted)

@@ -1,0 +1,1 @@
+"""Runs from their files to their ends: start, stages, resume, stop."""

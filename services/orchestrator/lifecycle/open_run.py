@@ -1,0 +1,96 @@
+"""Which run is open, for the orchestrator that comes after this one.
+
+A process that is killed says nothing, so it is noted when a run begins and erased when the run
+has ended. A run that was asked to end does not come back; one whose orchestrator was killed,
+or was replaced, does.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+from services.observability.log import Log
+from services.orchestrator.ledger.ledger_copy import ledger_copy
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.orchestrator import RunRequest
+
+_log = Log("orchestrator")
+
+
+class Note(Protocol):
+    """A text that outlives the process; every method may raise `NotReady`."""
+
+    async def write(self, text: str) -> None:
+        """Put it in the place of what was there."""
+
+    async def read(self) -> str | None:
+        """What was written last, None for nothing."""
+
+    async def erase(self) -> None:
+        """Forget it."""
+
+
+class OpenRun:
+    """The run that a new orchestrator must go on with.
+
+    Args:
+        note: where it is kept.
+        returns: how often it comes back without a train step in between: a run that kills
+            its orchestrator would otherwise do so for ever.
+    """
+
+    def __init__(self, note: Note, *, returns: int) -> None:
+        self._note, self._most = note, returns
+
+    async def begin(self, request: RunRequest, run_id: str) -> None:
+        """A run has begun, or goes on because somebody asked for it."""
+        await self._write(request.model_copy(update={"resume": run_id}), step=-1, returns=0)
+
+    async def end(self) -> None:
+        """No run is open any more."""
+        try:
+            await self._note.erase()
+        except NotReady as error:
+            _log.warning("run_note_not_erased", why=str(error))
+
+    async def noted(self) -> RunRequest | None:
+        """What was left open; None: nothing, or it cannot be known."""
+        try:
+            request, _ = await self._read()
+        except (NotReady, InvalidInput) as error:
+            _log.warning("run_not_resumed", why=str(error))
+            return None
+        return request
+
+    async def again(self) -> RunRequest | None:
+        """What to go on with; None: nothing, or it has come back too often."""
+        try:
+            request, noted = await self._read()
+            if request is None:
+                return None
+            with ledger_copy(Path(request.config.run_root) / str(request.resume)) as ledger:
+                step = ledger.last_step()
+        except (NotReady, InvalidInput) as error:
+            _log.warning("run_not_resumed", why=str(error))
+            return None
+        returns = noted["returns"] + 1 if step <= noted["step"] else 1
+        if returns > self._most:
+            _log.warning("run_given_up", run=request.resume, step=step, returns=returns - 1)
+            await self.end()
+            return None
+        await self._write(request, step=step, returns=returns)
+        return request
+
+    async def _read(self) -> tuple[RunRequest | None, dict[str, Any]]:
+        text = await self._note.read()
+        if text is None:
+            return None, {}
+        noted = json.loads(text)
+        return RunRequest.from_data(noted["request"], source="run"), noted
+
+    async def _write(self, request: RunRequest, *, step: int, returns: int) -> None:
+        noted = {"request": request.model_dump(mode="json"), "step": step, "returns": returns}
+        try:
+            await self._note.write(json.dumps(noted))
+        except NotReady as error:
+            _log.warning("run_not_noted", run=request.resume, why=str(error))

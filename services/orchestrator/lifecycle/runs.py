@@ -1,0 +1,287 @@
+"""All runs of this orchestrator, of which one at a time is active."""
+
+import asyncio
+import builtins
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.observability.log import Log
+from services.orchestrator.checks.run_check import refuse
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.core.peers import Peers
+from services.orchestrator.lifecycle.open_run import OpenRun
+from services.orchestrator.lifecycle.pending_resume import PendingResume
+from services.orchestrator.lifecycle.run import Run
+from services.orchestrator.loop.recovery import RunFailed
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.orchestrator.run_folder.run_paths import check_environments, check_paths
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
+
+_log = Log("orchestrator")
+_MOST_ENDED = 1000
+"""Runs that are over and still told of; their folders stay."""
+
+
+class RunActive(RuntimeError):
+    """Another run uses the cluster."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            "Another run is in progress; this cluster trains one at a time. "
+            f"Wait for it or end it with `millrace stop {run_id}`."
+        )
+        self.run_id = run_id
+
+
+class NoSuchRun(KeyError):
+    """This orchestrator knows no run of that id."""
+
+
+class EndedRun:
+    """What stays of a run that is over: its last status, and its folder."""
+
+    def __init__(self, final: RunStatus) -> None:
+        self._final = final
+
+    def status(self) -> RunStatus:
+        """How it ended."""
+        return self._final
+
+    def trajectories(self, limit: int) -> list[dict[str, Any]]:
+        """The newest trajectories kept for people."""
+        return RunDirectory(self._final.run_dir).trajectories(limit)
+
+
+class Runs:
+    """Starts, lists and stops runs, and owns their tasks.
+
+    Args:
+        config: of the service.
+        peers: finds the other services for a run.
+        open_run: where the open run is noted for the next orchestrator; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        peers: Callable[[], Peers],
+        open_run: OpenRun | None = None,
+    ) -> None:
+        self._config = config
+        self._peers = peers
+        self._open_run = open_run
+        self._ended: dict[str, EndedRun] = {}
+        self._active: Run | PendingResume | None = None
+        self._life: asyncio.Task[None] | None = None
+        self._starting = asyncio.Lock()
+        self._closing = False
+
+    async def start(self, request: RunRequest) -> RunStatus:
+        """Start a run, or go on with an earlier one; nothing is left behind on an error.
+
+        Raises:
+            RunActive: another run is active.
+            InvalidInput: the request cannot be used.
+        """
+        async with self._starting:
+            self._refuse_second()
+            started = await self._begin(request)
+            if self._open_run is not None:
+                await self._open_run.begin(request, started.progress.run_id)
+            return started.status()
+
+    async def go_on(self) -> None:
+        """Go on with the run that the orchestrator before this one has left open, if it did.
+
+        Without room on its disk that cannot be: it waits then, as a run in progress would.
+        """
+        async with self._starting:
+            try:
+                noted = None if self._open_run is None else await self._open_run.noted()
+                if noted is None:
+                    return
+                pending = PendingResume(noted, self._config)
+                has_room = await pending.has_room()
+            except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+                _not_resumed(None, error)
+                return
+            if has_room:
+                await self._return()
+            else:
+                self._enter(pending, self._wait_for_room(pending))
+
+    async def _wait_for_room(self, pending: PendingResume) -> None:
+        assert self._open_run is not None
+        problem = ""
+        try:
+            await pending.wait()
+        except RunFailed as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001  the edge of its life
+            problem = _not_resumed(None, error)
+        async with self._starting:
+            if not (problem or pending.stopped):
+                problem = await self._return()
+                if not problem:
+                    if pending.stopped and self._active is not None:  # meanwhile
+                        self._active.stop(keep_progress=not self._closing)
+                    return
+            elif not self._closing:
+                await self._open_run.end()
+            stopped = "stopped while it waited for room; it can be resumed"
+            state = RunState.FAILED if problem else RunState.STOPPED
+            pending.end(state, problem or stopped)
+
+    async def _return(self) -> str:
+        """Begin the open run again; why not, if that cannot be."""
+        assert self._open_run is not None
+        request = None
+        try:
+            request = await self._open_run.again()
+            if request is None:
+                return "it cannot be gone on with; the orchestrator's log says why"
+            await self._begin(request)
+        except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+            return _not_resumed(request, error)
+        _log.info("run_resumed", run=request.resume)
+        return ""
+
+    async def _begin(self, request: RunRequest) -> Run:
+        run = request.config
+        check_paths(run)
+        tasks = await asyncio.to_thread(TaskTable, run, quote=False)
+        peers = self._peers()
+        around = await peers.surroundings(self._config)
+        refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
+        check_environments(run)
+        started = self._make(request, tasks, peers)
+        self._ended.pop(started.progress.run_id, None)
+        self._enter(started, self._live(started))
+        return started
+
+    def _enter(self, run: Run | PendingResume, life: Coroutine[None, None, None]) -> None:
+        self._active = run
+        self._life = asyncio.create_task(life, name=run.progress.run_id)
+        self._life.add_done_callback(lambda _: self._retire(run))
+
+    async def _live(self, run: Run) -> None:
+        await run.execute()
+        if self._open_run is None or self._closing:
+            return  # a run that a shutdown has cut off is still open, for whoever comes next
+        # The note of this run may be being written still, and that of the next one may be there.
+        async with self._starting:
+            if self._active in (run, None):
+                await self._open_run.end()
+
+    def _refuse_second(self) -> None:
+        if self._active is not None and not self._active.progress.active:
+            self._retire(self._active)  # it shows its end, which its task has yet to return from
+        if self._active is not None:
+            raise RunActive(self._active.progress.run_id)
+
+    def _make(self, request: RunRequest, tasks: TaskTable, peers: Peers) -> Run:
+        run = request.config
+        if request.resume is None:
+            run_id = _new_id(run.name)
+            directory = RunDirectory.create(run, run_id)
+        else:
+            run_id = request.resume
+            directory = RunDirectory.reopen(run, run_id)
+        try:
+            return Run(
+                run_id=run_id,
+                run=run,
+                config=self._config,
+                tasks=tasks,
+                peers=peers,
+                directory=directory,
+            )
+        except sqlite3.Error as error:
+            if request.resume is None:
+                directory.remove()
+            fix = f"The run's ledger cannot be opened there: {error}."
+            raise InvalidInput("run_root", run.run_root, fix) from None
+
+    def _retire(self, run: Run | PendingResume) -> None:
+        """Keep of an ended run only what is asked for: tasks and peers are let go."""
+        if self._active is not run:
+            return
+        self._active = self._life = None
+        self._ended[run.progress.run_id] = EndedRun(run.status())
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def list(self) -> builtins.list[RunStatus]:
+        """This orchestrator's runs, oldest first; of those that are over the newest 1,000."""
+        active = [] if self._active is None else [self._active.status()]
+        return [run.status() for run in self._ended.values()] + active
+
+    def get(self, run_id: str) -> Run | PendingResume | EndedRun:
+        """A run.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+        """
+        if self._active is not None and self._active.progress.run_id == run_id:
+            return self._active
+        if run_id not in self._ended:
+            raise NoSuchRun(run_id)
+        return self._ended[run_id]
+
+    async def stop(self, run_id: str) -> RunStatus:
+        """End a run and wait until it has ended, within its own deadline.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+        """
+        run = self.get(run_id)
+        if not isinstance(run, EndedRun):
+            run.stop()
+        return await self.ended(run_id)
+
+    def active(self, run_id: str) -> Run:
+        """A run that is not over.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+            InvalidInput: it is over.
+            NotReady: it has yet to go on.
+        """
+        run = self.get(run_id)
+        if isinstance(run, PendingResume):
+            raise NotReady(run.progress.no_room)
+        if not isinstance(run, Run) or not run.progress.active:
+            raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")
+        return run
+
+    async def ended(self, run_id: str) -> RunStatus:
+        """Wait until a run has ended; every stage of it has its own deadline.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+        """
+        while not isinstance(run := self.get(run_id), EndedRun) and self._life is not None:
+            await asyncio.wait({self._life})  # a run that returned lives on in another
+        return run.status()
+
+    async def close(self) -> None:
+        """End everything at once, for shutdown: the next orchestrator goes on with the run."""
+        self._closing = True
+        while self._active is not None and self._life is not None:
+            self._active.stop(keep_progress=False)
+            await asyncio.wait({self._life})
+
+
+def _not_resumed(request: RunRequest | None, error: Exception) -> str:
+    why = f"{type(error).__name__}: {error}"
+    _log.warning("run_not_resumed", run=None if request is None else request.resume, why=why)
+    return why
+
+
+def _new_id(name: str) -> str:
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -1,0 +1,1 @@
+"""The loop of a run: admit, sample, score, train, save."""

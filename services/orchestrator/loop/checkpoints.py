@@ -1,0 +1,70 @@
+"""When the trainer writes a checkpoint, and that none is ahead of the ledger's file."""
+
+import time
+
+from services.orchestrator.core.context import RunContext
+from services.orchestrator.ledger.ledger import Ledger
+from services.orchestrator.loop.disk_guard import Room
+from services.orchestrator.loop.recovery import ask, saved_step
+from services.orchestrator.observers.timeline import Timeline
+from services.protocol.trainer import CheckpointReport, TrainReport
+
+
+class Checkpoints:
+    """Of one run. One that finds no room holds the run up until there is, or fails it."""
+
+    def __init__(
+        self, context: RunContext, ledger: Ledger, *, room: Room, timeline: Timeline
+    ) -> None:
+        self._trainer, self._progress = context.peers.trainer, context.progress
+        self._every, self._steps = context.run.checkpoint.every, context.run.steps
+        self._ledger, self._room, self._timeline = ledger, room, timeline
+
+    async def after_step(self, report: TrainReport) -> float:
+        """Write the one that is due after a train step, if any is; seconds that it took.
+
+        The last one must be on disk, and so must one for which there was no room before; any
+        other is written behind the next steps.
+
+        Raises:
+            TrainerLost: in place of the trainer's errors.
+            RunFailed: the last one was not written, or one found no room within the deadline.
+        """
+        last, without_room = report.step == self._steps, report.checkpoint.no_room
+        if report.step % self._every and not last and not without_room:
+            return 0.0
+        began, began_at = time.monotonic(), time.time()
+        saved = await self._save(wait=last or without_room)
+        took = time.monotonic() - began
+        self._timeline.span("trainer", "checkpoint", began_at, began_at + took)
+        needed = report.step if last else 0
+        self._progress.saved_step = saved_step(saved, at_least=needed)
+        return took
+
+    async def last(self) -> None:
+        """Write one of the newest train step, after which there will be no other.
+
+        Raises:
+            TrainerLost: in place of the trainer's errors.
+            RunFailed: it was not written.
+        """
+        saved = await self._save(wait=True)
+        self._progress.saved_step = saved_step(saved, at_least=self._progress.step)
+
+    async def _save(self, *, wait: bool) -> CheckpointReport:
+        saved = await self._tried(wait=wait)
+
+        async def written() -> bool:
+            nonlocal saved
+            saved = await self._tried(wait=True)
+            return not saved.no_room
+
+        if saved.no_room:
+            await self._room.until(f"the checkpoint of step {self._progress.step}", written)
+        return saved
+
+    async def _tried(self, *, wait: bool) -> CheckpointReport:
+        # A kill must never leave a checkpoint of a step that the ledger does not know.
+        await self._room.ledger_written()
+        saving = self._trainer.save(self._progress.run_id, self._ledger.frontier(), wait)
+        return (await ask(saving))[0]

@@ -1,0 +1,232 @@
+"""Sample groups on their way from admission to a result."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.core.book import GroupBook
+from services.orchestrator.core.context import RunContext
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.failures import one_line
+from services.orchestrator.ledger.ledger import Ending, LedgerGroup
+from services.orchestrator.loop.attempt import Attempt, Attempts
+from services.orchestrator.loop.no_signal_streak import NoSignalStreak
+from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.rollout.rollout import RolloutFailed, RolloutRequest
+from services.orchestrator.tasks.curriculum import PassRates
+from services.protocol.run.task import Task
+
+_log = Log("orchestrator")
+
+
+class Groups:
+    """Owns the asyncio tasks of open groups; `GroupBook` hears how each ends."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        tasks: Mapping[str, Task],
+        book: GroupBook,
+        *,
+        attempts: Attempts,
+        record: RunRecord,
+        rates: PassRates,
+    ) -> None:
+        self._context, self._tasks, self._book = context, tasks, book
+        self._attempts, self._record, self._rates = attempts, record, rates
+        self._run, self._progress, self._tags = context.run, context.progress, context.tags
+        # Lengths can tell answers of equal rewards apart; the trainer takes the penalty off.
+        algorithm = context.run.algorithm
+        self._takes_all = (
+            algorithm.learns_from_equal_rewards or algorithm.overlong_limit is not None
+        )
+        self._rolling: dict[int, Attempt] = {}
+        self._results: dict[int, GroupResult] = {}
+        self._interrupting: set[asyncio.Task[None]] = set()
+        self.no_signal = NoSignalStreak(context.config, batch_groups=context.run.batch_groups)
+        self.defect: BaseException | None = None
+
+    def start(self, group: LedgerGroup) -> None:
+        """Begin a rollout of a group that the schedule has admitted."""
+        rolling = Attempt()
+        work = self._work(group, rolling)
+        rolling.task = asyncio.create_task(work, name=f"group-{group.group_id}")
+        rolling.task.add_done_callback(lambda task: self._ended(group.group_id, rolling, task))
+        self._rolling[group.group_id] = rolling
+
+    def take_up(self) -> list[LedgerGroup]:
+        """Have again what an earlier process of this run finished and nobody has trained.
+
+        Returns:
+            The other groups in flight, to be rolled out again.
+        """
+        ledger = self._book.ledger
+        finished = ledger.finished()
+        for group in ledger.in_flight():
+            if group.group_id in finished:
+                self._take_up(group)
+        return [one for one in ledger.in_flight() if one.group_id not in self._results]
+
+    def _take_up(self, group: LedgerGroup) -> None:
+        group_id, task = group.group_id, self._tasks[group.prompt.task_id]
+        packed = self._book.ledger.result(group_id)
+        try:
+            result = GroupResult.unpacked(packed, group=group, task=task)
+        except msgspec.MsgspecError as error:
+            _log.warning("result_unreadable", **self._tags, group=group_id, error=str(error))
+            self._book.discard(group_id, reason="unreadable")
+            return
+        for length in result.lengths:
+            self._progress.lengths.sampled(length)
+        self._book.restore(result)
+        self._hold(result)
+
+    def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
+        """Hand over the results of these groups."""
+        return [self._results.pop(group_id) for group_id in group_ids]
+
+    def put_back(self, results: Iterable[GroupResult]) -> None:
+        """Keep results again that were handed over and not trained."""
+        self._results |= {result.group.group_id: result for result in results}
+
+    def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
+        """End an open group without a batch, also in the middle of its rollout."""
+        rolling = self._rolling.get(group_id)
+        if rolling is not None and rolling.answers is not None:
+            lengths = rolling.answers.lengths
+            self._progress.lengths.cut_off(max(0, self._run.group_size - len(lengths)), lengths)
+        self._abandon(group_id)
+        self._book.close(group_id, ending, reason=reason)
+
+    def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
+        """Throw away what an open group has and start over in the same slot."""
+        self._abandon(group.group_id)
+        self.start(self._book.restart(group, version, reason=reason))
+
+    def interrupt(self, group_ids: Iterable[int], min_version: int) -> None:
+        """Have these groups stop where they are, and go on from this version.
+
+        Their finished siblings keep their results, the others their tokens. Of a group between
+        two attempts there is nothing to stop.
+        """
+        rolling = (self._rolling[group_id] for group_id in group_ids if group_id in self._rolling)
+        requests = [one.request for one in rolling if one.request]
+        if requests:
+            work = self._interrupt(requests, min_version)
+            task = asyncio.create_task(work, name="interrupt")
+            self._interrupting.add(task)
+            task.add_done_callback(self._interrupting.discard)
+
+    async def _interrupt(self, requests: list[RolloutRequest], min_version: int) -> None:
+        calls = (self._attempts.interrupt(request, min_version) for request in requests)
+        missed = sum(await asyncio.gather(*calls))
+        RunMetrics.interruptions.inc(len(requests), self._tags)
+        RunMetrics.interruptions_missed.inc(missed, self._tags)
+
+    async def cancel_all(self) -> None:
+        """End every rollout; the groups stay in flight in the ledger."""
+        tasks = [rolling.task for rolling in self._rolling.values() if rolling.task]
+        tasks += self._interrupting
+        for task in self._interrupting:
+            task.cancel()
+        for group_id in list(self._rolling):
+            self._abandon(group_id)
+        self._results.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _abandon(self, group_id: int) -> None:
+        self._results.pop(group_id, None)
+        rolling = self._rolling.pop(group_id, None)
+        if rolling is None or rolling.task is None or rolling.task.done():
+            return  # A task that is done has told the ledger, though `_ended` comes later.
+        rolling.task.cancel()
+        self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
+
+    def _ended(self, group_id: int, rolling: Attempt, task: asyncio.Task[None]) -> None:
+        if self._rolling.get(group_id) is rolling:
+            del self._rolling[group_id]
+        if not task.cancelled() and task.exception() is not None:
+            self.defect = task.exception()
+        self._context.changes.notify()
+
+    async def _work(self, group: LedgerGroup, rolling: Attempt) -> None:
+        """All attempts at one group."""
+        for retries_left in range(self._context.config.rollout_retries, -1, -1):
+            try:
+                result = await self._attempts.make(group, rolling)
+            except RolloutFailed as failure:
+                self._rolled_out(group, rolling, None)
+                if not self._may_retry(group, failure, retries_left):
+                    return
+                version = self._context.fleet.live_version
+                group = self._book.restart(group, version, reason=failure.reason)
+            else:
+                assert rolling.answers is not None
+                self._rolled_out(group, rolling, rolling.answers.oldest_version)
+                self._finish(result)
+                return
+
+    def _rolled_out(self, group: LedgerGroup, rolling: Attempt, oldest: int | None) -> None:
+        tokens = rolling.tokens
+        self._book.attempt_ended(group.group_id, oldest_version=oldest, tokens=tokens)
+        rolling.answers = None
+
+    def _may_retry(self, group: LedgerGroup, failure: RolloutFailed, retries_left: int) -> bool:
+        RunMetrics.rollout_failures.inc(1, self._tags | {"reason": failure.reason})
+        _log.warning(
+            "rollout_failed",
+            run=self._progress.run_id,
+            group=group.group_id,
+            attempt=group.attempt,
+            reason=failure.reason,
+            error=str(failure),
+        )
+        if retries_left and failure.retryable:
+            return True
+        self._fail(group, failure.reason, str(failure))
+        return False
+
+    def _fail(self, group: LedgerGroup, reason: str, problem: str) -> None:
+        failures = self._progress.failures
+        failures.add(reason, task_id=group.prompt.task_id, problem=problem)
+        self._book.ledger.note(failure_example=failures.example)
+        self._book.close(group.group_id, "failed", reason=reason)
+
+    def _finish(self, result: GroupResult) -> None:
+        needed = self._run.algorithm.smallest_group
+        if len(result.graded) < needed:
+            detail = one_line(result.ungraded[-1].detail)
+            problem = f"infra_error: fewer than {needed} answers could be graded: {detail}"
+            self._fail(result.group, "infra_error", problem)
+            return
+        self._progress.failures.in_row = 0
+        self._rates.note(result.task.task_id, [graded.reward for graded in result.graded])
+        if result.trainable:
+            self.no_signal.clear()
+        else:
+            self.no_signal.add(result)
+            if self.no_signal.shows_newest:
+                self._record.show([result], step=self._progress.step)
+        if not result.trainable and self._refill(result):
+            return
+        self._book.keep(result)
+        self._hold(result)
+
+    def _hold(self, result: GroupResult) -> None:
+        """Have a finished group wait for its batch."""
+        self._results[result.group.group_id] = result
+        self._book.ready(result, trainable=result.trainable or self._takes_all)
+
+    def _refill(self, result: GroupResult) -> bool:
+        """Give the place of a group of equal rewards to another prompt, if that is wanted."""
+        if not self._run.schedule.dynamic_sampling:
+            return False
+        if not self._book.refill(result):
+            RunMetrics.refills.inc(1, self._tags | {"outcome": "exhausted"})
+            return False
+        self._progress.lengths.consumed(result.lengths)
+        RunMetrics.refills.inc(1, self._tags | {"outcome": "refilled"})
+        return True

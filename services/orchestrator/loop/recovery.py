@@ -1,0 +1,83 @@
+"""Bringing the trainer back, and the run with it."""
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from services.observability.log import Log
+from services.orchestrator.core.context import RunContext
+from services.protocol.errors import NotReady
+from services.protocol.trainer import CheckpointReport, TrainerState
+
+T = TypeVar("T")
+_log = Log("orchestrator")
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message says why."""
+
+
+class TrainerLost(RuntimeError):
+    """A call to the trainer did not do what it should have, whatever the reason."""
+
+
+async def ask(call: Awaitable[T]) -> tuple[T, float]:
+    """The trainer's answer and the seconds it took.
+
+    Raises:
+        TrainerLost: in place of every error. Whether the ranks died, the service restarted
+            or refuses a step that it does not expect, the way out is the same: go back to
+            the newest checkpoint, a bounded number of times.
+    """
+    began = time.monotonic()
+    try:
+        return await call, time.monotonic() - began
+    except Exception as error:
+        raise TrainerLost(repr(error)) from error
+
+
+def saved_step(report: CheckpointReport, *, at_least: int) -> int:
+    """The train step of the newest checkpoint on disk.
+
+    Raises:
+        RunFailed: it is older than it must be.
+    """
+    if report.saved_step < at_least:
+        raise RunFailed(report.problem or f"there is no checkpoint of step {at_least}")
+    return report.saved_step
+
+
+async def start_trainer(context: RunContext) -> TrainerState:
+    """Wait until all ranks are up and load the run's newest checkpoint.
+
+    Used when a run starts, when it is resumed and whenever the trainer was lost; the run's
+    progress says what is being waited for.
+
+    Raises:
+        NotReady: it has not come back after `trainer_timeout_s`.
+        InvalidInput: the trainer refuses the run.
+    """
+    config, trainer, start = context.config, context.peers.trainer, context.start
+    waited = f"{config.trainer_timeout_s:g} s"
+    deadline = time.monotonic() + config.trainer_timeout_s
+    pause = config.backoff_s
+    while True:
+        try:
+            if (await trainer.state()).ready:
+                state = await trainer.start_run(start)
+                for why in state.refused_checkpoints:
+                    _log.warning("checkpoint_refused", run=start.run_id, why=why)
+                return state
+            problem = "its ranks are not all up"
+        except NotReady as error:
+            problem = str(error)
+        if time.monotonic() + pause > deadline:
+            raise NotReady(
+                f"the trainer was not ready in {waited}: {problem.rstrip('.')}; `serve status` "
+                "shows whether its application is deployed and healthy"
+            )
+        context.progress.detail = f"waiting for the trainer, {waited} at most: {problem}"
+        _log.info("waiting_for_trainer", run=start.run_id, problem=problem)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, config.backoff_max_s)

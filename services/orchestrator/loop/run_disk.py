@@ -1,0 +1,91 @@
+"""The disk of a run directory: what finds no room there is waited for."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from services.disk import free_bytes, has_room
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.changes import Changes
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.core.progress import Progress
+from services.orchestrator.loop.recovery import RunFailed
+
+LEDGER = "the ledger"
+LONGEST_PAUSE_S = 30.0
+_log = Log("orchestrator")
+
+
+class RunDisk:
+    """Waits for room, and says so to people by `Progress.no_room`."""
+
+    def __init__(
+        self, folder: Path, *, config: OrchestratorConfig, progress: Progress, changes: Changes
+    ) -> None:
+        self._folder = folder
+        self._patience_s = config.room_timeout_s
+        self._pause_s = config.backoff_s
+        self._progress = progress
+        self._changes = changes
+        self._tags = {"run": progress.run_id}
+        self._waiting: dict[str, float] = {}  # what for, and until when
+
+    async def has_room(self) -> bool:
+        """Whether a little more can be written there now."""
+        return await asyncio.to_thread(has_room, self._folder)
+
+    async def until(self, what: str, written: Callable[[], Awaitable[bool]]) -> None:
+        """Hold the run up until this is written; tried again and again, ever less often.
+
+        Raises:
+            RunFailed: there was no room for it within the deadline.
+        """
+        pause, deadline = self._pause_s, time.monotonic() + self._patience_s
+        try:
+            while not await written():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise RunFailed(self._given_up(what))
+                self._hold(what, deadline)
+                await asyncio.sleep(min(pause, left_s))
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        finally:
+            self._waiting.pop(what, None)
+            self._show()
+
+    def hold(self, what: str) -> None:
+        """Hold the run up from now on; `until` goes on with it."""
+        self._hold(what, time.monotonic() + self._patience_s)
+
+    def _hold(self, what: str, deadline: float) -> None:
+        self._waiting[what] = deadline
+        self._show()
+
+    def _show(self) -> None:
+        """Say what waits, in the run's status, its metrics and, when that changes, its log."""
+        shown, held = bool(self._progress.no_room), bool(self._waiting)
+        free = free_bytes(self._folder)
+        self._progress.no_room = ""
+        if held:
+            left_s = max(0.0, min(self._waiting.values()) - time.monotonic())
+            self._progress.no_room = (
+                f"no room for {' and '.join(self._waiting)}: {free} bytes are free at "
+                f"{self._folder}. The run goes on by itself when there is room, and waits for it "
+                f"{left_s:.0f} s more at most"
+            )
+        if held == shown:
+            return
+        RunMetrics.no_room.set(float(held), self._tags)
+        RunMetrics.disk_free.set(free, self._tags)
+        _log.warning("waits_for_room" if held else "waits_no_more", **self._tags, free=free)
+        self._changes.notify()
+
+    def _given_up(self, what: str) -> str:
+        free = free_bytes(self._folder)
+        return (
+            f"no room for {what} in {self._patience_s:g} s: {free} bytes are free at "
+            f"{self._folder}. Make room there, then `millrace run RUN.yaml --resume "
+            f"{self._progress.run_id}`: what was written is kept"
+        )

@@ -1,0 +1,210 @@
+"""The loop of a run: admission and training side by side.
+
+Admission starts sample groups while there are slots; rollout and scoring are the groups'
+own tasks; training takes a batch whenever the schedule gives one. They meet only in the
+schedule and the ledger, and wake each other through `Changes`.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
+from services.orchestrator.core.book import GroupBook
+from services.orchestrator.core.context import RunContext
+from services.orchestrator.core.results import GroupResult
+from services.orchestrator.core.schedule import Selection
+from services.orchestrator.evaluation.heldout import HeldOut
+from services.orchestrator.loop.admission import RECHECK_S, Admission
+from services.orchestrator.loop.groups import Groups
+from services.orchestrator.loop.recovery import RunFailed, TrainerLost, start_trainer
+from services.orchestrator.loop.train_steps import TrainSteps
+from services.protocol.run.orchestrator import RunState
+
+_log = Log("orchestrator")
+
+
+class TrainingLoop:
+    """Turns prompts into train steps until the run has its number of steps."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        book: GroupBook,
+        groups: Groups,
+        *,
+        admission: Admission,
+        steps: TrainSteps,
+        heldout: HeldOut,
+    ) -> None:
+        self._context, self._run, self._config = context, context.run, context.config
+        self._progress, self._changes = context.progress, context.changes
+        self._book, self._schedule = book, book.schedule
+        self._groups, self._admission, self._heldout = groups, admission, heldout
+        self.steps, self._idle = steps, steps.idle
+        self._recoveries_in_row = self._furthest = 0
+        self._moved_at = 0.0
+
+    async def run(self, trainer_version: int) -> str:
+        """Train until all steps are done or there is nothing left to learn; which of the two.
+
+        Raises:
+            RunFailed: with the reason for people.
+        """
+        self._idle.version = trainer_version
+        self._book.begin()
+        self._admission.first(self._groups.take_up())
+        admission = asyncio.create_task(self._admission.run(), name="admission")
+        try:
+            ending = await self._train_all_steps(admission)
+        finally:
+            admission.cancel()
+            await asyncio.gather(admission, return_exceptions=True)
+            await self._groups.cancel_all()
+        if self._progress.step < self._run.steps:
+            await self.steps.checkpoints.last()
+        return ending
+
+    async def _train_all_steps(self, admission: asyncio.Task[None]) -> str:
+        while self._progress.step < self._run.steps:
+            waiting_since = time.monotonic()
+            batch = await self._next_batch(admission)
+            if batch is None:
+                return self._groups.no_signal.ending()
+            results = self._groups.take(batch.train + batch.filtered)
+            if not batch.train:
+                self._book.filtered(self._progress.step, results)
+                self._changes.notify()
+                continue
+            wait_s = time.monotonic() - waiting_since
+            self._interrupt()
+            try:
+                await self._step(batch, results, wait_s)
+            except TrainerLost as lost:
+                await self._recover(lost, results)
+        return "all steps done"
+
+    async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
+        """The next batch; None when there is nothing left to learn."""
+        self._moved_at = time.monotonic()
+        while True:
+            seen = self._changes.count
+            self._check_health(admission)
+            if self._progress.held:
+                self._progress.detail = "paused; what was being sampled is kept"
+                await self._changes.after(seen, RECHECK_S)
+                self._moved_at = time.monotonic()
+                continue
+            self._deal_with_overdue()
+            batch = self._book.take_batch(self._idle.version)
+            if batch is not None:
+                return batch
+            self._interrupt()
+            if self._groups.no_signal.full:
+                return None
+            if time.monotonic() > max(self._moved_at, self._admission.moved_at) + self._stall_s:
+                raise RunFailed(f"nothing new for {self._stall_s:g} s; {self._waiting_for()}")
+            self._progress.detail = self._waiting_for()
+            await self._changes.after(seen, RECHECK_S)
+
+    def _interrupt(self) -> None:
+        """What is being sampled goes on under the weights of a batch that is full."""
+        version = self._idle.version
+        self._groups.interrupt(self._schedule.interrupted(version), version + 1)
+
+    @property
+    def _stall_s(self) -> float:
+        """Longer than all the deadlines together of a group that was admitted last.
+
+        A batch may take longer, as places in it are filled again and again.
+        """
+        attempts = self._config.rollout_retries + 1
+        longest = attempts * self._run.rollout_timeout_s + self._config.score_timeout_s
+        return longest + self._config.replicas_timeout_s
+
+    def _waiting_for(self) -> str:
+        unfinished = self._schedule.unfinished
+        if unfinished:
+            awaited = self._schedule.awaited(self._idle.version)
+            which = "all" if awaited == unfinished else f"the {awaited} oldest"
+            needed = f"; the next train step needs {which} of them" if awaited else ""
+            return f"{unfinished} sample groups are being sampled and scored{needed}"
+        return f"waiting for rollout servers: {self._context.fleet}"
+
+    def _check_health(self, admission: asyncio.Task[None]) -> None:
+        if self._groups.defect is not None:
+            raise self._groups.defect
+        if admission.done():
+            admission.result()
+        allowed = self._config.failures_in_row * self._run.batch_groups
+        failures = self._progress.failures
+        if failures.in_row >= allowed:
+            raise RunFailed(f"{allowed} sample groups failed in a row, last: {failures.last}")
+
+    def _deal_with_overdue(self) -> None:
+        """Groups above the staleness bound are never trained."""
+        overdue = self._schedule.overdue(self._idle.version)
+        closes = self._run.schedule.on_stale in ("drop", "mask")
+        version = self._context.fleet.live_version
+        if not overdue or (version is None and not closes):
+            return  # without a replica there is nothing to sample them again
+        open_groups = {group.group_id: group for group in self._book.ledger.in_flight()}
+        for group_id in overdue:
+            if closes or version is None:
+                self._groups.close(group_id, "expired", reason="stale")
+            else:
+                self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
+                self._moved_at = time.monotonic()
+        self._changes.notify()
+
+    async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
+        try:
+            await self.steps.make(batch, results, wait_s)
+        finally:
+            # A step that kills the trainer each time is no progress.
+            if self._progress.step > self._furthest:
+                self._recoveries_in_row, self._furthest = 0, self._progress.step
+        self._heldout.start_due()
+
+    # Recovery
+
+    async def _recover(self, error: TrainerLost, results: Sequence[GroupResult]) -> None:
+        """Go back to the newest checkpoint; what later steps trained is rolled out again.
+
+        Admission and rollouts go on meanwhile. Those in progress, and the `results` of a batch
+        that was not trained, are used as far as the staleness bound allows under the new version.
+        """
+        self._recoveries_in_row += 1
+        self._progress.recoveries += 1
+        _log.warning(
+            "trainer_lost",
+            run=self._progress.run_id,
+            step=self._progress.step,
+            version=self._idle.version,
+            error=str(error),
+        )
+        if self._recoveries_in_row > self._config.recoveries_in_row:
+            raise RunFailed(f"the trainer failed again after every recovery: {error}") from error
+        self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
+        self._book.trainer_lost()
+        state = await start_trainer(self._context)
+        self._idle.version = -1 if state.policy_version is None else state.policy_version
+        keep, reopened = self._book.roll_back(state.step, self._idle.version)
+        self._groups.put_back(one for one in results if one.group.group_id in keep)
+        in_flight = self._book.ledger.in_flight()
+        self._admission.first(one for one in in_flight if one.group_id not in keep)
+        self._progress.step = self._progress.saved_step = state.step
+        self._progress.policy_version = state.policy_version
+        RunMetrics.recoveries.inc(1, self._context.tags)
+        _log.info(
+            "trainer_back",
+            run=self._progress.run_id,
+            step=state.step,
+            version=state.policy_version,
+            reopened=reopened,
+            kept=len(keep),
+        )
+        await self._context.fleet.wait_settled(self._idle.version, self._config.replicas_timeout_s)
+        self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
+        self._changes.notify()

@@ -1,0 +1,83 @@
+"""Brings what the weight bus knows of pushes to the run's timeline."""
+
+import asyncio
+
+from services.orchestrator.fleet import Fleet
+from services.orchestrator.observers.timeline import Timeline
+from services.protocol.errors import NotReady
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weight_bus import WeightBus
+
+_LOOK_S = 2.0
+_LAST_LOOK_S = 2.0
+
+
+class PushRecord:
+    """Knows which outcomes were written, so that each is written once.
+
+    Args:
+        before: what the bus knew before the run: pushes of another one, or those that this one
+            wrote while its orchestrator was another.
+    """
+
+    def __init__(self, timeline: Timeline, before: tuple[VersionRecord, ...]) -> None:
+        self._timeline = timeline
+        self._written = {
+            (outcome.replica_id, record.version, outcome.at)
+            for record in before
+            for outcome in record.outcomes
+        }
+
+    def write(self, records: tuple[VersionRecord, ...]) -> None:
+        """Add the outcomes that are new; one whose start is not known begins at its end."""
+        seen = set()
+        for record in records:
+            for outcome in record.outcomes:
+                key = outcome.replica_id, record.version, outcome.at
+                seen.add(key)
+                if key in self._written:
+                    continue
+                # A push to one that joins late does not last since the version was published.
+                took = outcome.seconds if outcome.seconds is not None else 0.0
+                self._timeline.span(
+                    f"replica {outcome.replica_id}",
+                    "push",
+                    outcome.at - took,
+                    outcome.at,
+                    version=record.version,
+                    published=record.published_at,
+                    stage_s=outcome.stage_s,
+                    commit_s=outcome.commit_s,
+                    paused_s=outcome.paused_s,
+                    error=outcome.error,
+                )
+        self._written = seen  # what the bus has forgotten does not come again
+
+
+async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> None:
+    """Ask after every change of what replicas serve, until cancelled, and then once more."""
+    record, seen = PushRecord(timeline, await _known(bus)), -1
+    try:
+        while True:
+            if fleet.pushes != seen:
+                seen = fleet.pushes
+                try:
+                    record.write(await bus.versions())
+                except NotReady:
+                    seen = -1
+            await asyncio.sleep(_LOOK_S)
+    finally:
+        try:
+            async with asyncio.timeout(_LAST_LOOK_S):
+                record.write(await bus.versions())
+        except (NotReady, TimeoutError):
+            pass  # the last pushes stay unseen
+
+
+async def _known(bus: WeightBus) -> tuple[VersionRecord, ...]:
+    """What the bus knows of when it first answers."""
+    while True:
+        try:
+            return await bus.versions()
+        except NotReady:
+            await asyncio.sleep(_LOOK_S)

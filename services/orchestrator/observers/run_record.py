@@ -1,0 +1,273 @@
+"""What is written down about a run: each train step, and the summary."""
+
+import shutil
+import time
+from statistics import fmean
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import Gauge, RunMetrics
+from services.orchestrator.core.events import Event, GroupClosed, RolledBack
+from services.orchestrator.core.progress import Progress
+from services.orchestrator.core.results import Graded, GroupResult
+from services.orchestrator.core.schedule import Selection
+from services.orchestrator.core.stale_tokens import tokens_before
+from services.orchestrator.ledger.ledger import Ledger
+from services.orchestrator.observers.group_record import GroupRecord
+from services.orchestrator.observers.timeline import Timeline
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.orchestrator.trackers.trackers import Trackers
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunSummary
+from services.protocol.trainer import TrainReport
+
+_log = Log("orchestrator")
+
+
+class RunRecord:
+    """Brings what happened to the run directory, the ledger's facts, metrics and log."""
+
+    def __init__(
+        self,
+        *,
+        directory: RunDirectory,
+        ledger: Ledger,
+        progress: Progress,
+        samples: int,
+        trackers: Trackers,
+    ) -> None:
+        self._directory = directory
+        self._ledger = ledger
+        self._progress = progress
+        self._samples = samples
+        self._groups = GroupRecord(directory.groups, directory.tokens)
+        self.timeline = Timeline(directory.timeline)
+        self._trackers = trackers
+        self._fresh: list[Evaluation] = []
+        self._measured = directory.evaluations()
+        self.tags = {"run": progress.run_id}
+
+    def write(
+        self,
+        *,
+        batch: Selection,
+        results: list[GroupResult],
+        report: TrainReport,
+        seconds: dict[str, float],
+    ) -> None:
+        """Record one step; `results` are those of the batch, trained ones first.
+
+        Its tokens are still being written then: wait for `settled` before the next step.
+        """
+        progress = self._progress
+        graded = [one for result in results for one in result.graded]
+        progress.reward = fmean(one.reward for one in graded)
+        progress.staleness = float(max(batch.staleness))
+        progress.measure_rate()
+        for result in results:
+            progress.lengths.consumed(result.lengths)
+        imbalance = self._ledger.imbalance()
+        line = self._line(batch, results, graded, report, seconds)
+        self._directory.append_metrics(line)
+        self._trackers.step(line)
+        self._fresh.clear()
+        kept = results[: len(self.detailed(batch))]
+        self.show(kept, step=report.step)
+        self._groups.write_groups(results, report.step, report)
+        self._groups.write_tokens(kept, report)
+        self.timeline.flush()
+        self._ledger.note(
+            tokens=progress.tokens,
+            elapsed_s=progress.elapsed_s,
+            recoveries=progress.recoveries,
+            policy_version=report.policy_version,
+        )
+        self._measure(line, imbalance)
+        if imbalance:
+            _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
+
+    async def settled(self) -> None:
+        """Until all of the newest step is written."""
+        await self._groups.tokens_written()
+
+    def detailed(self, batch: Selection) -> tuple[int, ...]:
+        """The sample groups of a batch that are kept token by token."""
+        return batch.train[: self._samples]
+
+    def on(self, event: Event) -> None:
+        """See `Observer`: groups that belong to no train step, and steps that are done again."""
+        match event:
+            case GroupClosed(result=GroupResult() as result):
+                self._groups.write_groups([result], self._progress.step)
+            case RolledBack(step=step):
+                self._rolled_back(step)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Record one evaluation; the next train step's line has it too."""
+        if evaluation.pass_rate is not None:
+            self._progress.evaluations[evaluation.name] = evaluation
+        self._measured.append(evaluation)
+        self._directory.append_evaluation(evaluation)
+        now = time.time()
+        span = (now - evaluation.seconds, now)
+        self.timeline.span(
+            "evaluation", "evaluate", *span, set=evaluation.name, step=evaluation.step
+        )
+        self._trackers.evaluated(evaluation)
+        self._fresh.append(evaluation)
+
+    def show(self, results: list[GroupResult], *, step: int) -> None:
+        """Keep an answer of each for people to read; `step` is the newest train step."""
+        self._directory.append_trajectories(_sample(result, step) for result in results)
+
+    def _line(
+        self,
+        batch: Selection,
+        results: list[GroupResult],
+        graded: list[Graded],
+        report: TrainReport,
+        seconds: dict[str, float],
+    ) -> dict[str, Any]:
+        progress = self._progress
+        of_first_set = (one for one in self._fresh if one.name == progress.heldout_set)
+        heldout = next(reversed(list(of_first_set)), None)
+        lengths = [len(one.trajectory.response_token_ids) for one in graded]
+        return {
+            "step": report.step,
+            "policy_version": report.policy_version,
+            "reward": progress.reward,
+            "heldout_pass_rate": heldout.pass_rate if heldout else None,
+            "heldout_step": heldout.step if heldout else None,
+            "evaluations": [one.model_dump(mode="json") for one in self._fresh],
+            "groups_trained": len(batch.train),
+            "groups_filtered": len(batch.filtered),
+            "trajectories": len(graded),
+            "trajectories_ungraded": sum(len(result.ungraded) for result in results),
+            "staleness_mean": fmean(batch.staleness),
+            "staleness_max": max(batch.staleness),
+            "response_tokens_mean": fmean(lengths),
+            "sampled_tokens_mean": progress.lengths.take_step(),
+            "length_bias": progress.lengths.running,
+            "tokens_masked": sum(
+                tokens_before(one.trajectory, batch.min_version)
+                for result in results[: len(batch.train)]
+                for one in result.graded
+            ),
+            "idle_seconds": progress.idle.take(),
+            "truncated": fmean(one.trajectory.finish_reason == "length" for one in graded),
+            "tokens_trained": report.tokens,
+            "tokens_generated": progress.tokens,
+            "tokens_per_second": progress.tokens_per_second,
+            "rollout_s_mean": fmean(result.rollout_s for result in results),
+            "rollout_s_max": max(result.rollout_s for result in results),
+            "score_s_mean": fmean(result.score_s for result in results),
+            "seconds": seconds,
+            "trainer": report.metrics,
+            "trainer_seconds": report.seconds,
+            "ledger": self._ledger.counts().model_dump(),
+            "recoveries": progress.recoveries,
+            "elapsed_s": progress.elapsed_s,
+        }
+
+    def _measure(self, line: dict[str, Any], imbalance: int) -> None:
+        RunMetrics.reward.set(line["reward"], self.tags)
+        RunMetrics.step.set(line["step"], self.tags)
+        RunMetrics.staleness.set(line["staleness_max"], self.tags)
+        RunMetrics.ledger_imbalance.set(imbalance, self.tags)
+        RunMetrics.disk_free.set(shutil.disk_usage(self._directory.path).free, self.tags)
+        self._measure_schedule(line)
+        for phase, seconds in line["seconds"].items():
+            RunMetrics.phase.observe(seconds, self.tags | {"phase": phase})
+        _log.info(
+            "step",
+            **self.tags,
+            step=line["step"],
+            version=line["policy_version"],
+            reward=round(line["reward"], 4),
+            staleness=line["staleness_max"],
+            seconds={name: round(value, 3) for name, value in line["seconds"].items()},
+        )
+
+    def _measure_schedule(self, line: dict[str, Any]) -> None:
+        RunMetrics.masked_tokens.inc(line["tokens_masked"], self.tags)
+        RunMetrics.length_bias.set(line["length_bias"] or 0.0, self.tags)
+        for side, causes in line["idle_seconds"].items():
+            for cause, seconds in causes.items():
+                RunMetrics.idle.inc(seconds, self.tags | {"side": side, "cause": cause})
+        if self._progress.lengths.alarm:
+            _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
+
+    def _rolled_back(self, step: int) -> None:
+        """Steps above `step` are done again: forget them."""
+        if self._directory.truncate_metrics(step):
+            self._trackers.rolled_back(step)
+        self._fresh = [one for one in self._fresh if one.step <= step]
+        self._measured = [one for one in self._measured if one.step <= step]
+        before, after = self._evaluations()
+        self._progress.evaluations = before | after
+
+    async def close(self) -> None:
+        """Nothing more is written but the summary."""
+        self.timeline.close()
+        self._directory.close()
+        await self._groups.close()
+
+    def forget(self) -> None:
+        """Let the run's gauges disappear: they are of a run in progress."""
+        for metric in vars(RunMetrics).values():
+            if isinstance(metric, Gauge):
+                metric.forget(self.tags)
+        for name in self._progress.evaluations:
+            RunMetrics.heldout.forget(self.tags | {"set": name})
+
+    def summarise(self, *, seed: int, pushes: int) -> RunSummary:
+        """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""
+        progress = self._progress
+        pushes += self._ledger.fact("pushes", 0)
+        self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
+        before, after = self._evaluations()
+        first = progress.heldout_set
+        began, ended = before.get(first), after.get(first)
+        summary = RunSummary(
+            run_id=progress.run_id,
+            heldout_pass_rate_before=began.pass_rate if began else None,
+            heldout_pass_rate_after=ended.pass_rate if ended else None,
+            heldout_step=ended.step if ended else None,
+            heldout_problem=progress.heldout_problem,
+            evaluations_before=list(before.values()),
+            evaluations_after=list(after.values()),
+            train_steps=progress.step,
+            wall_s=progress.elapsed_s,
+            tokens_generated=progress.tokens,
+            weight_pushes=pushes,
+            policy_version=progress.policy_version or 0,
+            seed=seed,
+            ledger=self._ledger.counts(),
+            failures=dict(progress.failures.counts),
+            failure_example=progress.failures.example,
+        )
+        self._directory.write_summary(summary)
+        return summary
+
+    def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
+        """Of each held-out set: before training, and the newest of trained weights."""
+        measured = [one for one in self._measured if one.pass_rate is not None]
+        before = {one.name: one for one in measured if not one.step}
+        return before, {one.name: one for one in measured if one.step}
+
+
+def _sample(result: GroupResult, step: int) -> dict[str, Any]:
+    """The first trajectory, whatever its reward."""
+    first = result.graded[0]
+    return {
+        "step": step,
+        "group": result.group.group_id,
+        "task_id": result.task.task_id,
+        "messages": result.task.chat,
+        "answer": first.trajectory.text,
+        "reward": first.reward,
+        "verdict": str(first.score.verdict),
+        "detail": first.score.detail,
+        "tokens": len(first.trajectory.response_token_ids),
+        "policy_versions": sorted({span.version for span in first.trajectory.spans}),
+    }

@@ -1,0 +1,123 @@
+"""What happened when in a run, one JSON line a span, for people to see."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from services.orchestrator.core.events import Event, GroupSampled, GroupScored
+from services.orchestrator.core.schedule import Slots
+from services.orchestrator.run_folder.journal import Journal
+from services.protocol.trainer import TrainReport
+from services.protocol.trajectory import Trajectory
+
+MOST_BYTES = 48 * 1024 * 1024
+"""Of each of two files: a full one becomes `timeline.1.jsonl`, so that the newest stays."""
+_SLOTS_S = 0.2
+
+
+class Timeline:
+    """Appends spans: `lane`, `kind`, `start` and `end` in seconds since 1970, and more.
+
+    | lane | kinds |
+    |---|---|
+    | `replica ID` | `generate` (of one group), `push` |
+    | `sandbox ID` | `score` |
+    | `trainer N` | `forward_backward`, `optimizer`, `snapshot`, `critic`: sums, laid end to end |
+    | `trainer` | `train`, `checkpoint`, and `wait` with its `cause` |
+    | `evaluation` | `evaluate` |
+    | `slots` | `slots`: what admission slots were used for from `start` on |
+
+    A disk that is full costs spans, never the run.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int = MOST_BYTES) -> None:
+        self._journal = Journal(path, max_bytes=max_bytes, turns=True)
+        self._waiting: tuple[str, float] | None = None
+        self._slots: tuple[Slots, float] | None = None
+
+    def span(self, lane: str, kind: str, start: float, end: float, **known: Any) -> None:
+        """Add one."""
+        told = {name: value for name, value in known.items() if value not in (None, "")}
+        times = {"start": round(start, 4), "end": round(end, 4)}
+        self._journal.add({"lane": lane, "kind": kind, **times, **told})
+
+    def trainer_waits(self, cause: str | None) -> None:
+        """From now on the trainer waits for this; None: it works."""
+        now = time.time()
+        if self._waiting is not None:
+            before, since = self._waiting
+            if before == cause:
+                return
+            self.span("trainer", "wait", since, now, cause=before)
+        self._waiting = (cause, now) if cause is not None else None
+
+    def slots_are(self, slots: Slots) -> None:
+        """Admission slots are used like this from now on; what lasts a moment is left out."""
+        now = time.time()
+        if self._slots is not None:
+            before, since = self._slots
+            if before == slots or now - since < _SLOTS_S:
+                return
+        self._slots = slots, now
+        self.span("slots", "slots", now, now, **vars(slots))
+
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case GroupSampled():
+                self._sampled(event)
+            case GroupScored():
+                self._scored(event)
+
+    def _sampled(self, event: GroupSampled) -> None:
+        """A group's answers, from its request to the last one of each replica."""
+        by_replica: dict[str, list[tuple[float, Trajectory]]] = {}
+        for at, trajectory in event.arrivals:
+            for replica_id in {span.replica_id for span in trajectory.spans}:
+                by_replica.setdefault(replica_id, []).append((at, trajectory))
+        for replica_id, came in by_replica.items():
+            self.span(
+                f"replica {replica_id}",
+                "generate",
+                event.began_at,
+                max(at for at, _ in came),
+                group=event.group_id,
+                answers=len(came),
+                tokens=sum(len(one.response_token_ids) for _, one in came),
+                oldest=min(one.oldest_version for _, one in came),
+                newest=max(one.newest_version for _, one in came),
+            )
+
+    def _scored(self, event: GroupScored) -> None:
+        """The sandboxes that a group's answers were run in; several answers, one span each."""
+        for score in event.scores:
+            for use in score.uses:
+                end = use.began_at + use.seconds
+                lane = f"sandbox {use.sandbox}"
+                verdict = str(score.verdict)
+                self.span(lane, "score", use.began_at, end, group=event.group_id, verdict=verdict)
+
+    def trained(self, report: TrainReport, started: float, seconds: float) -> None:
+        """A train step: the call, and what each rank did in it."""
+        self.span(
+            "trainer",
+            "train",
+            started,
+            started + seconds,
+            step=report.step,
+            version=report.policy_version,
+        )
+        for rank, phases in enumerate(report.rank_seconds):
+            at = started
+            for phase, took in phases.items():
+                self.span(f"trainer {rank}", phase, at, at + took, step=report.step)
+                at += took
+
+    def flush(self) -> None:
+        """Have what was written seen by others."""
+        self._journal.flush()
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self.trainer_waits(None)
+        self._journal.close()

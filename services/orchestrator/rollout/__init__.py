@@ -1,0 +1,1 @@
+"""Trajectories and their rewards: engines, environments, the reward service."""

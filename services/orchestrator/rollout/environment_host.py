@@ -1,0 +1,149 @@
+"""The process in which a user's environment runs, apart from the orchestrator.
+
+A worker reads orders and writes outcomes, one JSON object a line. An environment may block,
+print, leak or call `sys.exit`: the orchestrator sees an outcome, or another worker.
+"""
+
+import asyncio
+import importlib.util
+import json
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from services.protocol.run.task import Task
+
+Rollout = Callable[..., Awaitable[Any]]
+_SHOWN = 300  # characters of an error
+_NO_ORDERS = 113  # a worker's exit status when there is nobody to work for
+
+
+class EnvironmentHost:
+    """Runs episodes of one rollout function side by side."""
+
+    def __init__(self, rollout: Rollout, replies: BinaryIO) -> None:
+        self._rollout = rollout
+        # It takes seconds to import, which an environment that cannot be used shall not.
+        from services.orchestrator.rollout.policy_client import (
+            PolicyCalls,
+            connections,
+            policy_client,
+        )
+
+        self._replies = replies
+        http = connections()
+
+        def client(episode: dict[str, Any]) -> Any:
+            return policy_client(http, PolicyCalls(**episode))
+
+        self._client = client
+        self._episodes: dict[int, asyncio.Task[None]] = {}
+        self._cancelled: set[int] = set()
+
+    def take(self, order: dict[str, Any]) -> None:
+        """Begin an episode, or end one."""
+        number = order["id"]
+        if "episode" in order:
+            episode = asyncio.create_task(self._episode(number, order["episode"]))
+            self._episodes[number] = episode
+            episode.add_done_callback(lambda _: self._forget(number))
+        elif number in self._episodes:
+            self._cancelled.add(number)
+            self._episodes[number].cancel()
+
+    def _forget(self, number: int) -> None:
+        self._episodes.pop(number, None)
+        self._cancelled.discard(number)
+
+    async def _episode(self, number: int, episode: dict[str, Any]) -> None:
+        outcome: dict[str, Any]
+        task = Task.model_validate(episode.pop("task"))
+        try:
+            client = self._client(episode)
+            outcome = _outcome(await self._rollout(client, task))
+        except BaseException as error:  # noqa: BLE001  a user's code may raise anything
+            ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)
+            reason = "cancelled" if ended else "environment_raised"
+            outcome = {"reason": reason, "error": f"{type(error).__name__}: {error}"[:_SHOWN]}
+        self.reply({"id": number} | outcome)
+
+    def reply(self, message: dict[str, Any]) -> None:
+        """Write one line."""
+        self._replies.write(json.dumps(message).encode() + b"\n")
+        self._replies.flush()
+
+
+def _outcome(result: object) -> dict[str, Any]:
+    if isinstance(result, str):
+        return {"text": result}
+    if isinstance(result, int | float) and math.isfinite(result):
+        return {"reward": float(result)}
+    error = f"rollout returned {result!r}"[:_SHOWN]
+    return {"reason": "environment_result", "error": f"{error}; return a reward or a text"}
+
+
+def load_rollout(name: str) -> Rollout:
+    """The function of `file.py:function`; modules beside the file can be imported by it."""
+    path, _, function = name.rpartition(":")
+    sys.path.insert(0, str(Path(path).parent))
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    rollout: Rollout = getattr(module, function)
+    return rollout
+
+
+def _read_orders(loop: asyncio.AbstractEventLoop, host: EnvironmentHost) -> None:
+    for line in sys.stdin.buffer:
+        try:
+            order = json.loads(line)
+        except ValueError:  # the rest of a line that a worker before this one had begun
+            continue
+        loop.call_soon_threadsafe(host.take, order)
+    os._exit(_NO_ORDERS)  # nobody listens any more, and the loop may be blocked
+
+
+async def _work(rollout: Rollout, replies: BinaryIO) -> None:
+    host = EnvironmentHost(rollout, replies)
+    host.reply({"worker": os.getpid()})
+    orders = (asyncio.get_running_loop(), host)
+    threading.Thread(target=_read_orders, args=orders, daemon=True).start()
+    await asyncio.Event().wait()
+
+
+def serve(name: str, replies: BinaryIO) -> None:
+    """Import an environment once, and fork a worker for it, again whenever one dies."""
+    try:
+        rollout = load_rollout(name)
+        import_module("services.orchestrator.rollout.policy_client")  # once, not in each worker
+    except BaseException as error:  # noqa: BLE001  a user's file may raise anything
+        message = {"error": f"{type(error).__name__}: {error}"[:_SHOWN]}
+        replies.write(json.dumps(message).encode() + b"\n")
+        replies.flush()
+        return
+    code = 0
+    while code != _NO_ORDERS:
+        worker = os.fork()
+        if worker == 0:
+            os.setpgid(0, 0)
+            asyncio.run(_work(rollout, replies))
+            os._exit(1)
+        code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
+        with suppress(ProcessLookupError):
+            os.killpg(worker, signal.SIGKILL)  # what it started
+
+
+if __name__ == "__main__":
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what an environment prints goes to the log, not among the replies
+    serve(sys.argv[1], out)

@@ -1,0 +1,209 @@
+"""Sample groups of episodes: a user's environment talks with the policy in recorded sessions."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+
+from services.observability.log import Log
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.environment_process import EnvironmentProcess, EpisodeFailed
+from services.orchestrator.rollout.interruption import interrupt_session
+from services.orchestrator.rollout.rollout import (
+    WHOLE_DISTRIBUTION,
+    Arrived,
+    RolloutFailed,
+    RolloutRequest,
+    key_header,
+    sampling_seed,
+)
+from services.orchestrator.rollout.session_client import Recorded, SessionClient
+from services.protocol.reward.reward_service import Score, Verdict
+from services.protocol.router import SESSION_HEADER
+
+_log = Log("orchestrator")
+
+
+_Episode = Coroutine[None, None, EpisodeFailed | RolloutFailed | None]
+
+
+class EpisodeSampler:
+    """Rolls out groups whose members are episodes; use it as an async context.
+
+    An episode that fails is left out of its group, by name, and what it sampled is counted.
+    A group that is left with fewer than two episodes fails.
+    """
+
+    def __init__(
+        self, config: OrchestratorConfig, *, environment: str, model: str, run_id: str
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._run_id = run_id
+        self._key = key_header(config.router_key_env)
+        self._process = EnvironmentProcess(environment)
+        self._slots = asyncio.Semaphore(config.max_connections)
+        self._running: set[asyncio.Task[EpisodeFailed | RolloutFailed | None]] = set()
+        self._http: aiohttp.ClientSession | None = None
+        self._open: dict[str, set[str]] = {}
+
+    async def __aenter__(self) -> "EpisodeSampler":
+        """Start the environment's process."""
+        await self._process.start()
+        self._http = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """End it, once the sessions of open episodes are closed."""
+        for episode in self._running:
+            episode.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await self._process.close()
+        if self._http is not None:
+            await self._http.close()
+
+    async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
+        """Run `n` episodes; `arrived` gets the trajectories of each as soon as it is over.
+
+        Raises:
+            RolloutFailed: fewer than two episodes, or the only one, have a result.
+        """
+        deadline = time.monotonic() + request.timeout_s
+        episodes = [self._episode(request, index, deadline, arrived) for index in range(request.n)]
+        failures = [failure for failure in await self._all(episodes) if failure is not None]
+        if request.n - len(failures) < min(2, request.n):
+            reason, _ = Counter(failure.reason for failure in failures).most_common(1)[0]
+            last = next(f for f in reversed(failures) if f.reason == reason)
+            problem = str(last).removeprefix(f"{reason}: ")
+            raise RolloutFailed(reason, f"{len(failures)} of {request.n} episodes; {problem}")
+
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
+        """See `Sampler`; the next calls of its episodes wait, too."""
+        assert self._http is not None
+        url, key = self._config.router_url, self._key
+        stopped = await asyncio.gather(
+            *(
+                interrupt_session(self._http, url, name, min_version=min_version, headers=key)
+                for name in self._open.get(request.session, ())
+            )
+        )
+        return stopped.count(False)
+
+    async def _all(self, episodes: list[_Episode]) -> list[EpisodeFailed | RolloutFailed | None]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(episode) for episode in episodes]
+            self._running.update(tasks)
+            for task in tasks:
+                task.add_done_callback(self._running.discard)
+        return [task.result() for task in tasks]
+
+    async def _episode(
+        self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
+    ) -> EpisodeFailed | RolloutFailed | None:
+        """One episode, whose failure is an answer too."""
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                await self._slots.acquire()
+        except TimeoutError:
+            return EpisodeFailed("environment_timeout", "no place for one more episode")
+        failure: EpisodeFailed | RolloutFailed | None
+        try:
+            failure = await self._recorded(request, index, deadline, arrived)
+        except RolloutFailed as error:
+            failure = error
+        finally:
+            self._slots.release()
+        if failure is not None:
+            _log.warning(
+                "episode_failed",
+                run=self._run_id,
+                session=request.session,
+                trajectory=index,
+                reason=failure.reason,
+                error=str(failure),
+            )
+        return failure
+
+    async def _recorded(
+        self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
+    ) -> EpisodeFailed | None:
+        assert self._http is not None
+        assert request.task is not None
+        sessions = SessionClient(self._http, self._config.router_url, self._key)
+        session = await sessions.create({"rollout": request.session[-512:], "index": str(index)})
+        failure: EpisodeFailed | None = None
+        outcome: dict[str, Any] = {}
+        self._open.setdefault(request.session, set()).add(session)
+        try:
+            try:
+                episode = self._order(request, index, session, deadline)
+                outcome = await self._process.run(episode, timeout_s=episode["timeout_s"])
+            except EpisodeFailed as error:
+                failure = error
+            done = await sessions.finish(session)
+        finally:
+            self._close(request.session, session)
+            await sessions.delete(session)
+        if failure is None and not done.trajectories:
+            failure = _nothing(done)
+        if failure is None and "text" in outcome and request.task.grader is None:
+            problem = "rollout returned a text, and the task has no grader for it"
+            failure = EpisodeFailed("environment_result", problem)
+        for trajectory in done.trajectories:
+            if failure is None and "text" in outcome:
+                arrived(index, replace(trajectory, text=outcome["text"]))
+            else:
+                arrived(index, trajectory, _score(request, outcome.get("reward"), failure))
+        return failure
+
+    def _close(self, rollout: str, session: str) -> None:
+        self._open[rollout].discard(session)
+        if not self._open[rollout]:
+            del self._open[rollout]
+
+    def _order(
+        self, request: RolloutRequest, index: int, session: str, deadline: float
+    ) -> dict[str, Any]:
+        assert request.task is not None
+        return {
+            "task": request.task.model_dump(mode="json", exclude_unset=True),
+            "url": self._config.router_url,
+            "session": {SESSION_HEADER: session, **request.routing},
+            "api_key": self._key.get("authorization", "none").removeprefix("Bearer "),
+            "fixed": {
+                "model": self._model,
+                "temperature": request.temperature,
+                **WHOLE_DISTRIBUTION,
+            },
+            "max_tokens": request.max_tokens,
+            "seed": sampling_seed(request.seed, index),
+            "timeout_s": max(0.001, deadline - time.monotonic()),
+        }
+
+
+def _nothing(session: Recorded) -> EpisodeFailed:
+    if session.unrecorded_calls:
+        problem = f"none of its {session.unrecorded_calls} calls was answered"
+        return EpisodeFailed("environment_unrecorded", problem)
+    problem = "rollout ended without a call through its client"
+    return EpisodeFailed("environment_never_called", problem)
+
+
+def _score(request: RolloutRequest, reward: float | None, failure: EpisodeFailed | None) -> Score:
+    passed = failure is None and reward is not None and reward >= 1.0
+    verdict = Verdict.ACCEPTED if passed else Verdict.WRONG_ANSWER
+    return Score(
+        job_id=request.session,
+        verdict=verdict if failure is None else Verdict.INFRA_ERROR,
+        reward=reward if failure is None else None,
+        passed=int(passed),
+        total=1,
+        seconds=0.0,
+        cpu_s=0.0,
+        detail="the environment's own reward" if failure is None else str(failure),
+        cached=False,
+    )

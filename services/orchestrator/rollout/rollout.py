@@ -1,0 +1,293 @@
+"""One sample group is one streaming request to the router."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+from pydantic import ValidationError
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.failures import one_line
+from services.orchestrator.rollout.interruption import interrupt_session
+from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_service import Score
+from services.protocol.router import (
+    MIN_VERSION_HEADER,
+    PRIORITY_HEADER,
+    RETURN_TRAJECTORY,
+    SESSION_HEADER,
+    STREAM_BY,
+    TrajectoryFields,
+)
+from services.protocol.run.task import Task
+from services.protocol.trajectory import Trajectory
+
+_UNAVAILABLE = (429, 502, 503, 504)
+WHOLE_DISTRIBUTION = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Sent with every rollout: what a request leaves out, vLLM takes from the model's own
+`generation_config.json`, and logprobs over a truncated or penalised distribution are not
+those that the trainer computes."""
+_DONE = b"[DONE]"
+
+
+class Arrived(Protocol):
+    """Called with the index of a choice and its trajectory as soon as it is finished."""
+
+    def __call__(self, index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
+        """`score` is given where the rollout has one already."""
+
+
+class Sampler(Protocol):
+    """Whatever rolls out sample groups."""
+
+    async def sample(self, request: "RolloutRequest", arrived: Arrived) -> None:
+        """Roll out `request.n` choices.
+
+        Raises:
+            RolloutFailed: what came before is whole, but the group is not.
+        """
+
+    async def interrupt(self, request: "RolloutRequest", min_version: int) -> int:
+        """Have a rollout in progress stop where it is, and go on from this policy version.
+
+        Returns:
+            Sessions of the router that could not be interrupted: they go on as they are.
+        """
+
+
+class RolloutFailed(RuntimeError):
+    """A rollout ended without all its trajectories.
+
+    Attributes:
+        reason: short name for counting: `deadline`, `connection`, `http_500`,
+            `error_event`, `bad_event` or `incomplete`.
+        retryable: False when the request itself was refused.
+    """
+
+    def __init__(self, reason: str, detail: str, *, retryable: bool = True) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.retryable = retryable
+
+
+class _Unavailable(RolloutFailed):
+    """The router is away or full: ask again until the deadline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRequest:
+    """What is sampled.
+
+    Attributes:
+        session: value of the session header.
+        messages: OpenAI chat messages.
+        n: trajectories.
+        temperature: 0 is greedy.
+        max_tokens: longest answer.
+        seed: of the sampling.
+        timeout_s: deadline of the whole rollout, seconds.
+        task: what the messages are of, for environments.
+        min_version: oldest policy version that may answer, None for any.
+        priority: at the router, where lower goes first.
+        trace: headers of the span that the calls belong to.
+    """
+
+    session: str
+    messages: list[dict[str, Any]]
+    n: int
+    temperature: float
+    max_tokens: int
+    seed: int
+    timeout_s: float
+    task: Task | None = None
+    min_version: int | None = None
+    priority: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def routing(self) -> dict[str, str]:
+        """Headers of every call to the router, besides the session's."""
+        headers = {PRIORITY_HEADER: str(self.priority)} if self.priority else {}
+        if self.min_version is not None:
+            headers[MIN_VERSION_HEADER] = str(self.min_version)
+        return {**headers, **self.trace}
+
+
+def sampling_seed(*parts: object) -> int:
+    """A 31-bit seed that depends on every part, the same on every machine."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+class RolloutClient:
+    """The router's HTTP API, as any client sees it; use it as an async context.
+
+    Raises:
+        InvalidInput: the variable that shall hold the API key is not set.
+    """
+
+    def __init__(self, config: OrchestratorConfig, *, model: str) -> None:
+        self._config = config
+        self._model = model
+        self._key = key_header(config.router_key_env)
+        self._http: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "RolloutClient":
+        """Open the connection pool."""
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._config.max_connections),
+            # The deadline of a rollout is its own; here only a dead host is given up.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+        )
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close every connection."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
+        """Roll out `n` choices; `arrived` is called with each as soon as it is finished.
+
+        While the router is away or full and nothing has come, it is asked again.
+
+        Raises:
+            RolloutFailed: what came before is whole, but the group is not.
+        """
+        away: _Unavailable | None = None
+        try:
+            async with asyncio.timeout(request.timeout_s):
+                pause = self._config.backoff_s
+                while away := await self._unavailable(request, arrived):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, self._config.backoff_max_s)
+        except TimeoutError:
+            last = f", last: {away}" if away else ""
+            problem = f"not answered in {request.timeout_s:g} s{last}"
+            raise RolloutFailed("deadline", problem) from None
+
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
+        """See `Sampler`."""
+        assert self._http is not None, "use the client as an async context"
+        url = self._config.router_url
+        return not await interrupt_session(
+            self._http, url, request.session, min_version=min_version, headers=self._key
+        )
+
+    async def _unavailable(
+        self, request: RolloutRequest, arrived: Arrived
+    ) -> "_Unavailable | None":
+        """One attempt; the error when the router was unavailable from the start."""
+        seen: set[int] = set()
+        try:
+            await self._attempt(request, arrived, seen)
+        except _Unavailable as away:
+            if seen:
+                raise
+            return away
+        return None
+
+    async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
+        assert self._http is not None, "use the client as an async context"
+        url = f"{self._config.router_url}/v1/chat/completions"
+        headers = {SESSION_HEADER: request.session, **request.routing, **self._key}
+        try:
+            async with self._http.post(url, json=self._body(request), headers=headers) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.text(errors="replace"))
+                async for event in _events(response.content):
+                    index, trajectory = _choice(event)
+                    if index in seen or not 0 <= index < request.n:
+                        raise RolloutFailed("bad_event", f"choice {index} of {request.n}")
+                    seen.add(index)
+                    arrived(index, trajectory)
+        except aiohttp.ClientError as error:  # away, or what answers there is no HTTP
+            raise _Unavailable("connection", repr(error)) from error
+        if len(seen) != request.n:
+            raise RolloutFailed("incomplete", f"{len(seen)} of {request.n} choices came")
+
+    def _body(self, request: RolloutRequest) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": request.messages,
+            "n": request.n,
+            "temperature": request.temperature,
+            "max_tokens": request.max_tokens,
+            "seed": request.seed,
+            **WHOLE_DISTRIBUTION,
+            "stream": True,
+            STREAM_BY: "choice",
+            RETURN_TRAJECTORY: True,
+        }
+
+
+def key_header(variable: str | None) -> dict[str, str]:
+    """The header with the API key in this environment variable; none for None.
+
+    Raises:
+        InvalidInput: it is not set.
+    """
+    if variable is None:
+        return {}
+    if not (key := os.environ.get(variable)):
+        fix = "Set that variable where the orchestrator runs."
+        raise InvalidInput("orchestrator.router_key_env", variable, fix)
+    return {"authorization": f"Bearer {key}"}
+
+
+def _message(text: str) -> str:
+    """What an error says for people: the `message` of OpenAI's shape, else all of it."""
+    try:
+        return one_line(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return one_line(text)
+
+
+def _refusal(status: int, text: str) -> RolloutFailed:
+    detail = _message(text)
+    if status in _UNAVAILABLE:
+        return _Unavailable(f"http_{status}", detail)
+    return RolloutFailed(f"http_{status}", detail, retryable=status >= 500)
+
+
+async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of each server-sent event, of any size, up to the end marker."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data:"):
+                continue
+            data = line[5:].strip()
+            if data == _DONE:
+                return
+            yield data
+
+
+def _choice(event: bytes) -> tuple[int, Trajectory]:
+    try:
+        body = json.loads(event)
+        if "error" in body:
+            raise RolloutFailed("error_event", _message(event.decode()))
+        choice = body["choices"][0]
+        fields = TrajectoryFields.model_validate(choice["trajectory"])
+        trajectory = fields.to_trajectory(
+            finish_reason=choice["finish_reason"], text=choice["message"]["content"] or ""
+        )
+        if not trajectory.response_token_ids:
+            raise ValueError("a trajectory without tokens")
+        return int(choice["index"]), trajectory
+    except (ValueError, ValidationError, KeyError, IndexError, TypeError) as error:
+        raise RolloutFailed("bad_event", one_line(repr(error))) from error

@@ -1,0 +1,59 @@
+"""How a run's sample groups are rolled out: one answer each, or episodes of an environment."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol, Self
+
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.rollout.episodes import EpisodeSampler
+from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest, Sampler
+from services.protocol.run.orchestrator import RunConfig
+
+
+class RunSampler(Sampler, AbstractAsyncContextManager[Any], Protocol):
+    """What rolls out the groups of one run, open as long as the run lives."""
+
+
+class MixedSampler:
+    """Brings each sample group to the environment of its task; use it as an async context."""
+
+    def __init__(self, samplers: Mapping[str | None, RunSampler]) -> None:
+        self._samplers = samplers
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Open all of them, or none."""
+        async with AsyncExitStack() as stack:
+            for sampler in self._samplers.values():
+                await stack.enter_async_context(sampler)
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Close all of them."""
+        await self._open.aclose()
+
+    async def sample(self, request: RolloutRequest, arrived: Arrived) -> None:
+        """As in `Sampler`."""
+        await self._of(request).sample(request, arrived)
+
+    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
+        """As in `Sampler`."""
+        return await self._of(request).interrupt(request, min_version)
+
+    def _of(self, request: RolloutRequest) -> RunSampler:
+        return self._samplers[request.task.environment if request.task else None]
+
+
+def run_sampler(run: RunConfig, config: OrchestratorConfig, run_id: str) -> RunSampler:
+    """What the run file asks for."""
+    samplers = {name: _sampler(name, run, config, run_id) for name in run.environments}
+    return MixedSampler(samplers)
+
+
+def _sampler(
+    environment: str | None, run: RunConfig, config: OrchestratorConfig, run_id: str
+) -> RunSampler:
+    if environment is None:
+        return RolloutClient(config, model=run.model)
+    return EpisodeSampler(config, environment=environment, model=run.model, run_id=run_id)

@@ -1,0 +1,153 @@
+"""Finished trajectories of all groups, brought to the reward service in few calls."""
+
+import asyncio
+import time
+from collections import deque
+
+from services.observability.log import Log
+from services.orchestrator.config import OrchestratorConfig
+from services.protocol.errors import NotReady, ReplicaLost
+from services.protocol.reward.reward_service import RewardService, Score, ScoreJob, Verdict
+
+_log = Log("orchestrator")
+
+
+class Scorer:
+    """Coalesces score jobs; every job gets a score, if need be that grading failed.
+
+    The first job of a call waits a moment for company. While all calls are busy, jobs
+    gather, so that a slow reward service is met with larger calls rather than more.
+    """
+
+    def __init__(self, reward: RewardService, config: OrchestratorConfig) -> None:
+        self._reward = reward
+        self._config = config
+        self._waiting: deque[tuple[ScoreJob, asyncio.Future[Score]]] = deque()
+        self._arrived = asyncio.Event()
+        self._slots = asyncio.Semaphore(config.score_concurrency)
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def submit(self, job: ScoreJob) -> asyncio.Future[Score]:
+        """Queue a job; the future never fails. A full queue answers at once, ungraded."""
+        future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
+        if len(self._waiting) >= self._config.score_queue:
+            future.set_result(_ungraded(job, "too many trajectories wait to be scored"))
+            return future
+        self._waiting.append((job, future))
+        self._arrived.set()
+        return future
+
+    async def run(self) -> None:
+        """Serve the queue until cancelled; then no call is left running."""
+        try:
+            while True:
+                await self._arrived.wait()
+                if len(self._waiting) < self._config.score_batch:
+                    await asyncio.sleep(self._config.score_wait_s)
+                await self._slots.acquire()
+                self._launch()
+        finally:
+            for call in self._calls:
+                call.cancel()
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def _launch(self) -> None:
+        size = min(len(self._waiting), self._config.score_batch)
+        batch = [self._waiting.popleft() for _ in range(size)]
+        if not self._waiting:
+            self._arrived.clear()
+        call = asyncio.create_task(self._call(batch), name="score")
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _call(self, batch: list[tuple[ScoreJob, asyncio.Future[Score]]]) -> None:
+        try:
+            live = [(job, future) for job, future in batch if not future.done()]
+            scores = await self._graded([job for job, _ in live]) if live else {}
+            for job, future in live:
+                if not future.done():
+                    future.set_result(scores.get(job.job_id) or _ungraded(job, "no answer"))
+        finally:
+            self._slots.release()
+
+    async def _graded(self, jobs: list[ScoreJob]) -> dict[str, Score]:
+        """Ask until the deadline; what the service cannot say is an infrastructure error.
+
+        Jobs with which a replica died are given to another once: they may be why it died.
+        """
+        deadline = time.monotonic() + self._config.score_timeout_s
+        pause = self._config.backoff_s
+        problem, lost = "no answer", 0
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                scores = await asyncio.wait_for(self._reward.score(jobs), left)
+                return {score.job_id: score for score in scores}
+            except TimeoutError:
+                problem = f"not scored in {self._config.score_timeout_s:g} s: {problem}"
+                break
+            except ReplicaLost as error:
+                problem, lost = str(error), lost + 1
+                if lost > 1:
+                    break
+            except NotReady as error:
+                problem = str(error)
+            except Exception as error:  # noqa: BLE001  the service broke its contract
+                problem = repr(error)
+                break
+            if time.monotonic() + pause > deadline:
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, self._config.backoff_max_s)
+        _log.warning("scoring_failed", jobs=len(jobs), error=problem)
+        return {job.job_id: _ungraded(job, problem) for job in jobs}
+
+
+def _ungraded(job: ScoreJob, problem: str) -> Score:
+    return Score(
+        job_id=job.job_id,
+        verdict=Verdict.INFRA_ERROR,
+        reward=None,
+        passed=0,
+        total=job.grader.total,
+        seconds=0.0,
+        cpu_s=0.0,
+        detail=problem[:200],
+        cached=False,
+    )
+
+
+class BatchBarrier:
+    """Holds scoring back until a whole batch is rolled out, to measure the overlap's worth."""
+
+    def __init__(self, *, batch_groups: int, enabled: bool) -> None:
+        self._batch_groups = batch_groups
+        self._enabled = enabled
+        self._rolling = 0
+        self._held: list[asyncio.Future[None]] = []
+
+    def enter(self) -> None:
+        """A group's rollout begins."""
+        self._rolling += 1
+
+    def leave(self) -> None:
+        """A group's rollout ended, with or without an answer."""
+        self._rolling -= 1
+        self._release()
+
+    async def passed(self) -> None:
+        """Wait, after `leave`, for the rest of the batch; its rollouts have deadlines."""
+        if not self._enabled:
+            return
+        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._held.append(gate)
+        self._release()
+        await gate
+
+    def _release(self) -> None:
+        if self._rolling and len(self._held) < self._batch_groups:
+            return
+        for gate in self._held:
+            if not gate.done():
+                gate.set_result(None)
+        self._held.clear()

@@ -1,0 +1,84 @@
+"""The router's recorded sessions, as any client sees them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from services.orchestrator.failures import one_line
+from services.orchestrator.rollout.rollout import RolloutFailed
+from services.protocol.session import SessionTrajectory
+from services.protocol.trajectory import Trajectory
+
+_ANSWER_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What is left of a session.
+
+    Attributes:
+        trajectories: those in which the policy sampled anything.
+        unrecorded_calls: calls without an answer that could be recorded.
+    """
+
+    trajectories: tuple[Trajectory, ...]
+    unrecorded_calls: int
+
+
+class SessionClient:
+    """Makes, closes and forgets sessions; every call has a deadline."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
+        self._http = http
+        self._url = f"{url}/v1/sessions"
+        self._headers = headers
+
+    async def create(self, metadata: dict[str, str]) -> str:
+        """A new session's id.
+
+        Raises:
+            RolloutFailed: the router does not make one.
+        """
+        answer = await self._call("POST", "", {"metadata": metadata})
+        return str(answer["id"])
+
+    async def finish(self, session: str) -> Recorded:
+        """Close a session; what its calls became.
+
+        Raises:
+            RolloutFailed: the router does not have it any more.
+        """
+        await self._call("POST", f"/{session}/finish", {})
+        answer = await self._call("GET", f"/{session}", None)
+        try:
+            all_of_them = (SessionTrajectory.model_validate(one) for one in answer["trajectories"])
+            # What the policy sampled has its mask in one of them, and only there.
+            sampled = tuple(one.to_trajectory() for one in all_of_them if any(one.loss_mask))
+            return Recorded(trajectories=sampled, unrecorded_calls=answer["unrecorded_calls"])
+        except (ValidationError, ValueError, KeyError, TypeError) as error:
+            raise RolloutFailed("bad_session", one_line(repr(error))) from error
+
+    async def delete(self, session: str) -> None:
+        """Forget a session; the router does so by itself if this does not reach it."""
+        try:
+            await self._call("DELETE", f"/{session}", None)
+        except RolloutFailed:
+            return
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        try:
+            async with self._http.request(
+                method,
+                self._url + path,
+                json=body,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+            ) as response:
+                if response.status != 200:
+                    reason = f"session_http_{response.status}"
+                    raise RolloutFailed(reason, one_line(await response.text()))
+                return await response.json()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise RolloutFailed("connection", one_line(repr(error))) from error

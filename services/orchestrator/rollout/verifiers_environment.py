@@ -1,0 +1,102 @@
+"""Environments of the package `verifiers`, played by the policy that is being trained.
+
+The interface is that of verifiers 0.1, whose environments take an OpenAI client; 0.2 and later
+make calls of their own, which no session of the router would record. The file that a run file
+names as its environment has one line for it:
+
+    rollout = verifiers_rollout("gsm8k")
+
+and its tasks are written by
+
+    python -m services.orchestrator.rollout.verifiers_environment gsm8k tasks.jsonl
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from openai import AsyncOpenAI
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.task import Task
+
+_KEPT = ("answer", "info", "task")
+
+
+class Rollout(Protocol):
+    """A rollout function, as a run file names one."""
+
+    async def __call__(self, client: AsyncOpenAI, task: Task) -> float:
+        """One episode's reward."""
+
+
+def load(name: str, **arguments: Any) -> Any:
+    """The `verifiers` environment of this name, made with these arguments.
+
+    Raises:
+        InvalidInput: verifiers is not there, or has not the interface that is needed here.
+    """
+    try:
+        library = import_module("verifiers")
+        import_module("verifiers.clients")
+    except ImportError:
+        fix = "It takes verifiers 0.1: `pip install 'millrace[verifiers]'`."
+        raise InvalidInput("verifiers environment", name, fix) from None
+    return library.load_environment(name, **arguments)
+
+
+def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
+    """A rollout function that plays one of its examples, and returns its rubric's reward.
+
+    Sampling is the run's, whatever the environment asks for. An error inside of the
+    environment is an error of the episode, which then has no reward.
+
+    Raises:
+        InvalidInput: as for `load`.
+    """
+    environment = load(name, **arguments)
+    chat = import_module("verifiers.clients").OpenAIChatCompletionsClient
+
+    async def rollout(client: AsyncOpenAI, task: Task) -> float:
+        example = {"prompt": task.chat, "example_id": 0, **task.data}
+        output = await environment.run_rollout(example, chat(client), "policy", {})
+        if output.get("error"):
+            raise RuntimeError(f"{name}: {output['error']}")
+        return float(output["reward"])
+
+    return rollout
+
+
+def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
+    """Its examples as rows of a task file: the training set, and the evaluation set as held out."""
+    sets = {"train": environment.get_dataset(), "heldout": environment.get_eval_dataset()}
+    for split, examples in sets.items():
+        for number, example in enumerate(examples):
+            yield {
+                "task_id": f"{split}-{number}",
+                "split": split,
+                "messages": [
+                    {key: value for key, value in message.items() if value is not None}
+                    for message in example["prompt"]
+                ],
+                "data": {key: example[key] for key in _KEPT if example.get(key) is not None},
+            }
+
+
+def main() -> None:
+    """Write the tasks of an environment."""
+    parser = argparse.ArgumentParser(description="Write a verifiers environment's tasks.")
+    parser.add_argument("name", help="as `verifiers.load_environment` takes it")
+    parser.add_argument("out", type=Path, help="task file to write, JSON lines")
+    parser.add_argument("--arguments", type=json.loads, default={}, help="of it, as JSON")
+    given = parser.parse_args()
+    with given.out.open("w", encoding="utf-8") as file:
+        for row in task_rows(load(given.name, **given.arguments)):
+            file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

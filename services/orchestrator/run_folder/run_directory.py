@@ -1,0 +1,171 @@
+"""The files that a run leaves behind."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from services.orchestrator.run_folder.journal import Journal
+from services.protocol.errors import InvalidInput
+from services.protocol.run.evaluation import Evaluation
+from services.protocol.run.orchestrator import RunConfig, RunSummary
+
+_LEDGER = "ledger.sqlite"
+_RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
+
+
+class RunDirectory:
+    """One folder per run.
+
+    `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
+    step), `evaluations.jsonl` (one line per evaluation), `pass_rates.jsonl` (one line per
+    graded sample group: task and share that passed), `decisions.jsonl` (one line per decision
+    of the schedule, for `millrace replay`), `trajectories.jsonl` (answers of the
+    model for people to read), `groups.jsonl` and `tokens.jsonl` (see `GroupRecord`),
+    `timeline.jsonl` (see `Timeline`), `summary.json`, `learning_curve.png` and, if the run broke in
+    an unexpected way, `error.txt`.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.ledger = self.path / _LEDGER
+        self.checkpoints = self.path / "checkpoints"
+        self.pass_rates = self.path / "pass_rates.jsonl"
+        self.decisions = self.path / "decisions.jsonl"
+        self.groups = self.path / "groups.jsonl"
+        self.tokens = self.path / "tokens.jsonl"
+        self.timeline = self.path / "timeline.jsonl"
+        self.error = self.path / "error.txt"
+        self.learning_curve = self.path / "learning_curve.png"
+        self._config = self.path / "config.yaml"
+        self._metrics = Journal(self.path / "metrics.jsonl")
+        self._evaluations = Journal(self.path / "evaluations.jsonl")
+        self._trajectories = Journal(self.path / "trajectories.jsonl")
+        self._summary = self.path / "summary.json"
+
+    @classmethod
+    def create(cls, config: RunConfig, run_id: str) -> Self:
+        """Make the folder of a new run.
+
+        Raises:
+            InvalidInput: it cannot be written.
+        """
+        path = Path(config.run_root) / run_id
+        try:
+            directory = cls(path)
+            directory.checkpoints.mkdir(parents=True)
+            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+            directory._config.write_text(text, encoding="utf-8")
+        except OSError as error:
+            shutil.rmtree(path, ignore_errors=True)
+            fix = f"Choose a folder that can be written: {error.strerror}."
+            raise InvalidInput("run_root", config.run_root, fix) from None
+        return directory
+
+    @classmethod
+    def reopen(cls, config: RunConfig, run_id: str) -> Self:
+        """Find the folder of an earlier run; only `steps` and `trackers` may differ.
+
+        Raises:
+            InvalidInput: there is no such run, or the run file is another one.
+        """
+        path = Path(config.run_root) / run_id
+        if not _RUN_ID.fullmatch(run_id) or not os.path.exists(path / _LEDGER):
+            fix = f"There is no such run under {config.run_root}."
+            raise InvalidInput("resume", run_id, fix)
+        directory = cls(path)
+        before = RunConfig.from_yaml(directory._config)
+        may_differ = ("steps", "run_root", "task_file", "environment", "trackers")
+        for name in RunConfig.model_fields:
+            now, then = getattr(config, name), getattr(before, name)
+            if now != then and name not in may_differ:
+                fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
+                raise InvalidInput(name, now, fix)
+        return directory
+
+    def remove(self) -> None:
+        """Take the folder of a run that never began away, as far as that can be done."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add one train step."""
+        self._metrics.write(line)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All train steps so far."""
+        return self._metrics.lines()
+
+    def truncate_metrics(self, step: int) -> bool:
+        """Remove what is of steps above `step`: their weights are gone; they are done again.
+
+        Returns:
+            Whether there was any.
+        """
+        cut = [
+            one.keep(lambda line: line["step"] <= step)
+            for one in (self._metrics, self._evaluations)
+        ]
+        return any(cut)
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        """Add one evaluation."""
+        self._evaluations.write(evaluation.model_dump(mode="json"))
+
+    def evaluations(self) -> list[Evaluation]:
+        """All evaluations so far, in the order in which they ended."""
+        return [Evaluation.model_validate(line) for line in self._evaluations.lines()]
+
+    def append_trajectories(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Add trajectories for people to read."""
+        self._trajectories.write(*lines)
+
+    def trajectories(self, limit: int) -> list[dict[str, Any]]:
+        """The newest `limit` of them, oldest first."""
+        return self._trajectories.lines(limit) if limit > 0 else []
+
+    def close(self) -> None:
+        """No more lines come."""
+        for journal in (self._metrics, self._evaluations, self._trajectories):
+            journal.close()
+
+    def write_summary(self, summary: RunSummary) -> None:
+        """Write `summary.json`, whole or not at all."""
+        _replace(self._summary, summary.model_dump_json(indent=2) + "\n")
+
+    def write_error(self, trace: str) -> None:
+        """Write `error.txt`."""
+        self.error.write_text(trace, encoding="utf-8")
+
+    def draw_learning_curve(self) -> None:
+        """Draw mean reward and pass rates of held-out sets against train steps."""
+        # matplotlib takes most of a second to import and only the end of a run needs it.
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        steps = self.metrics()
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        numbers = [line["step"] for line in steps]
+        axes.plot(numbers, [line["reward"] for line in steps], label="mean reward of the batch")
+        rates: dict[str, dict[int, float]] = {}
+        for one in self.evaluations():
+            if one.pass_rate is not None:
+                rates.setdefault(one.name, {})[one.step] = one.pass_rate
+        for name, by_step in rates.items():
+            axes.plot(*zip(*sorted(by_step.items()), strict=True), "o--", label=f"pass@1, {name}")
+        axes.set(xlabel="train step", ylabel="rate", title=self.path.name)
+        axes.set_ylim(-0.02, 1.02)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower right")
+        figure.savefig(self.learning_curve, dpi=120)
+
+
+def _replace(path: Path, text: str) -> None:
+    beside = path.with_suffix(path.suffix + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

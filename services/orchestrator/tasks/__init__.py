@@ -1,0 +1,1 @@
+"""Tasks and prompts: where they come from and in which order."""

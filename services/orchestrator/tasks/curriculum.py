@@ -1,0 +1,76 @@
+"""Preferring tasks by the pass rate that their last sample group had."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.orchestrator.run_folder.journal import Journal
+from services.orchestrator.tasks.prompts import Mixture, Place
+from services.protocol.run.curriculum import CurriculumConfig
+
+_LONGEST_SEARCH = 10_000  # places passed over in a row, a millisecond or so each hundred
+
+
+class PassRates:
+    """Of each task, the share of its newest graded group that passed; kept in a file.
+
+    Only the newest counts: older ones are of another policy.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._journal = Journal(path)
+        self._rates: dict[str, float] = dict(self._journal.lines())
+
+    def note(self, task_id: str, rewards: Sequence[float]) -> None:
+        """A group of this task got these rewards, one at least."""
+        rate = sum(reward >= 1.0 for reward in rewards) / len(rewards)
+        self._rates[task_id] = rate
+        self._journal.write([task_id, rate])
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        self._journal.close()
+
+    def of(self, task_id: str) -> float | None:
+        """The newest rate; None for a task that has none."""
+        return self._rates.get(task_id)
+
+
+class Curriculum:
+    """An order of prompts that passes over tasks outside of a band of pass rates.
+
+    The choice at a position is a function of the seed, the position and the rates known then.
+    Places that are passed over leave gaps in the positions, so a position is still all that a
+    resumed run needs to know besides the rates.
+    """
+
+    def __init__(
+        self,
+        config: CurriculumConfig,
+        *,
+        order: Mixture,
+        task_ids: Sequence[str],
+        rates: PassRates,
+        seed: int,
+    ) -> None:
+        self._config = config
+        self._order = order
+        self._task_ids = task_ids
+        self._rates = rates
+        self._seed = seed
+
+    def next(self, position: int) -> Place:
+        """The first place at or after a position that is taken."""
+        for at in range(position, position + _LONGEST_SEARCH):
+            place = self._order.next(at)
+            if self._takes(place):
+                return place
+        return self._order.next(position + _LONGEST_SEARCH)
+
+    def _takes(self, place: Place) -> bool:
+        rate = self._rates.of(self._task_ids[place.index])
+        if rate is None or self._config.low <= rate <= self._config.high:
+            return True
+        return random.Random(f"{self._seed}:curriculum:{place.position}").random() < (
+            self._config.floor
+        )

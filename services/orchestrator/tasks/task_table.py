@@ -1,0 +1,129 @@
+"""All tasks of a run, whatever files they come from; only ids are in memory, if those."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from services.orchestrator.tasks.curriculum import Curriculum, PassRates
+from services.orchestrator.tasks.prompts import Mixture, Order
+from services.orchestrator.tasks.task_ids import JoinedIds, StreamedIds
+from services.orchestrator.tasks.task_rows import Rows, open_rows
+from services.protocol.errors import InvalidInput
+from services.protocol.run.evaluation import DEFAULT_SET
+from services.protocol.run.orchestrator import RunConfig
+from services.protocol.run.task import NOT_SHOWN, Task, TaskSource
+
+
+class TaskTable(Mapping[str, Task]):
+    """Tasks by id; each is read from its file when it is asked for.
+
+    Attributes:
+        train: ids of the tasks to learn from, source by source.
+        heldout: ids of those that are only measured.
+        sets: the same ids by held-out set, the first set first.
+
+    Raises:
+        InvalidInput: a row is no task; it names file, row and field. Without `quote` it never
+            shows what the file holds: anybody who may start a run may name any file.
+    """
+
+    def __init__(self, run: RunConfig, *, quote: bool = True) -> None:
+        self._run = run
+        self._quote = quote
+        self._sources = [(source, open_rows(source)) for source in run.task_sources]
+        self._index: dict[str, tuple[int, int]] = {}
+        self._streams: dict[int, StreamedIds] = {}
+        self.sets: dict[str, Sequence[str]] = {}
+        by_split: dict[str, list[Sequence[str]]] = {"train": [], "heldout": []}
+        for place, (source, rows) in enumerate(self._sources):
+            ids = self._add_stream(place) if source.stream else self._add(place, source, rows)
+            by_split["train"].append(ids["train"])
+            by_split["heldout"].append(ids["heldout"])
+            if ids["heldout"]:
+                name = source.evaluation_set or DEFAULT_SET
+                self.sets[name] = JoinedIds([self.sets.get(name, []), ids["heldout"]])
+        self.train, self.heldout = JoinedIds(by_split["train"]), JoinedIds(by_split["heldout"])
+        self._counts = list(map(len, by_split["train"]))
+        names = ", ".join(source.name for source, _ in self._sources)
+        for split, found in (("train", self.train), ("heldout", self.heldout)):
+            if not found:
+                fix = "The file has no task of this split."
+                raise InvalidInput(f"{names}: split", split, fix)
+        for source, _ in self._sources:
+            if source.evaluation_set and source.evaluation_set not in self.sets:
+                fix = "The source has no held-out task: leave this out."
+                raise InvalidInput(f"{source.name}: evaluation_set", source.evaluation_set, fix)
+
+    @property
+    def first_set(self) -> str:
+        """The held-out set that is meant where one number is shown."""
+        return DEFAULT_SET if DEFAULT_SET in self.sets else next(iter(self.sets))
+
+    def _add(self, place: int, source: TaskSource, rows: Rows) -> dict[str, Sequence[str]]:
+        """Read every row; their ids by split."""
+        ids: dict[str, list[str]] = {"train": [], "heldout": []}
+        for number in range(len(rows)):
+            task = self._task(source, rows, number)
+            if task.task_id in self._index:
+                shown = task.task_id if self._quote else NOT_SHOWN
+                field = f"{rows.place(number)}: task_id"
+                raise InvalidInput(field, shown, "It is used twice.")
+            self._index[task.task_id] = (place, number)
+            ids[task.split].append(task.task_id)
+        return dict(ids)
+
+    def _add_stream(self, place: int) -> dict[str, Sequence[str]]:
+        """Read the first row only."""
+        source, rows = self._sources[place]
+        if any(self._sources[other][0].name == source.name for other in self._streams):
+            raise InvalidInput("tasks.stream", source.name, "It is streamed twice.")
+        ids = self._streams[place] = StreamedIds(source.name, len(rows))
+        if ids:
+            self._streamed(place, 0)
+        other = "heldout" if source.split == "train" else "train"
+        return {str(source.split): ids, other: []}
+
+    def _streamed(self, place: int, number: int) -> Task:
+        source, rows = self._sources[place]
+        task = self._task(source, rows, number)
+        if task.split != source.split:
+            field = f"{rows.place(number)}: split"
+            raise InvalidInput(field, task.split, f"The source is streamed as {source.split}.")
+        return task.model_copy(update={"task_id": self._streams[place][number]})
+
+    def _task(self, source: TaskSource, rows: Rows, number: int) -> Task:
+        where, row = rows.place(number), rows.row(number, quote=self._quote)
+        task = source.task(row, number, where, quote=self._quote)
+        environment = self._run.environment_of(source)
+        if environment is None and task.grader is None:
+            raise InvalidInput(where, "grader", "This key is missing.")
+        return task.in_environment(environment)
+
+    def order(self, rates: PassRates) -> Order:
+        """The order in which the run asks for: places in `train`."""
+        mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
+        if curriculum is None:
+            return mixture
+        return Curriculum(
+            curriculum, order=mixture, task_ids=self.train, rates=rates, seed=self._run.seed
+        )
+
+    def mixture(self, seed: int) -> Mixture:
+        """The order in which the tasks to learn from are used, as places in `train`."""
+        weights = [source.weight for source, _ in self._sources]
+        blocks = {place: self._sources[place][1].blocks() for place in self._streams}
+        return Mixture(seed=seed, counts=self._counts, weights=weights, blocks=blocks)
+
+    def __getitem__(self, task_id: str) -> Task:
+        if task_id in self._index:
+            place, number = self._index[task_id]
+            return self._task(*self._sources[place], number)
+        for place, ids in self._streams.items():
+            if (row := ids.row(task_id)) is not None:
+                return self._streamed(place, row)
+        raise KeyError(task_id)
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._index, *self._streams.values())
+
+    def __len__(self) -> int:
+        return len(self._index) + sum(map(len, self._streams.values()))

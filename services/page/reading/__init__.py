@@ -1,0 +1,1 @@
+"""Files of runs to what the page shows."""

@@ -1,0 +1,88 @@
+"""The numbers of every train step, as columns."""
+
+import math
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from services.page.reading.json_lines import JsonLines
+
+_LARGEST = 1e300  # of a column, means can be taken
+
+
+class MetricTable:
+    """`metrics.jsonl` by the dotted names of its numbers, such as `trainer.entropy`.
+
+    Grows with the file; what a line does not have is NaN there.
+    """
+
+    def __init__(self, lines: JsonLines) -> None:
+        self._lines = lines
+        self._life = lines.lives
+        self._read = 0
+        self._columns: dict[str, array[float]] = {}
+        self._rows = 0
+
+    def look(self) -> int:
+        """Read what was appended; returns the number of steps."""
+        self._lines.look()
+        if self._lines.lives != self._life:
+            self._life, self._read, self._rows = self._lines.lives, 0, 0
+            self._columns.clear()
+        for number, line in self._lines.since(self._read, dict):
+            if line is not None:
+                self._add(line)
+            self._read = number + 1
+        return self._rows
+
+    def _add(self, line: dict[str, Any]) -> None:
+        for name, value in _numbers(line):
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = array("d", [math.nan]) * self._rows
+            column.append(value)
+        self._rows += 1
+        for column in self._columns.values():
+            if len(column) < self._rows:
+                column.append(math.nan)
+
+    def columns(self, points: int) -> dict[str, list[float | None]]:
+        """At most `points` rows of every column: means over runs of steps where there are more.
+
+        `rewards_low` and `rewards_high` are the extremes of `reward` there.
+        """
+        rows = self.look()
+        width = max(1, math.ceil(rows / points))
+        shown = {name: _thinned(column, width, _mean) for name, column in self._columns.items()}
+        if "reward" in self._columns and width > 1:
+            rewards = self._columns["reward"]
+            shown["reward_low"] = _thinned(rewards, width, min)
+            shown["reward_high"] = _thinned(rewards, width, max)
+        if "step" in self._columns:  # a place on an axis is no mean
+            shown["step"] = _thinned(self._columns["step"], width, max)
+        return shown
+
+    def last(self) -> dict[str, float]:
+        """The newest row."""
+        if not self.look():
+            return {}
+        row = ((name, column[-1]) for name, column in self._columns.items())
+        return {name: value for name, value in row if not math.isnan(value)}
+
+
+def _numbers(line: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in line.items():
+        if isinstance(value, dict):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, float(min(max(value, -_LARGEST), _LARGEST))
+
+
+def _mean(values: "list[float]") -> float:
+    return sum(values) / len(values)
+
+
+def _thinned(column: "array[float]", width: int, choose: Any) -> list[float | None]:
+    parts = (column[at : at + width] for at in range(0, len(column), width))
+    known = ([value for value in part if math.isfinite(value)] for part in parts)
+    return [choose(values) if values else None for values in known]

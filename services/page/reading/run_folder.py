@@ -1,0 +1,226 @@
+"""One run directory, as the page reads it."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from services.page.reading.group_lines import GroupLines
+from services.page.reading.json_lines import JsonLines
+from services.page.reading.ledger_reading import GroupQuery, LedgerReading
+from services.page.reading.metric_table import MetricTable
+from services.page.reading.revision_cache import RevisionCache
+from services.page.reading.timeline_reading import TimelineReading
+from services.page.reading.token_pieces import TokenPieces
+from services.page.reading.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
+from services.protocol.errors import InvalidInput
+
+_MARKS = ("config.yaml", "ledger.sqlite")
+_MOST_EVALUATIONS = 2000
+_LONGEST_ERROR = 20_000  # characters
+
+
+class RunFolder:
+    """Answers the page's questions about one run; may be asked from several threads.
+
+    Whatever a kill left half-written is read as far as it is whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger = LedgerReading(path / "ledger.sqlite")
+        self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
+        self._evaluations = JsonLines(path / "evaluations.jsonl")
+        self._tokens = TrajectoryIndex(JsonLines(path / "tokens.jsonl"))
+        self._texts = TrajectoryIndex(JsonLines(path / "trajectories.jsonl"))
+        self._groups = GroupLines(JsonLines(path / "groups.jsonl"))
+        older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
+        self._timeline = TimelineReading(older, newer)
+        self._pieces = TokenPieces(path)
+        self._answers = RevisionCache(self.revision)
+
+    @classmethod
+    def open(cls, path: str | Path, *, field: str = "RUN_DIR") -> "RunFolder":
+        """Find a run's folder.
+
+        Raises:
+            InvalidInput: there is none.
+        """
+        folder = Path(path)
+        if not folder.is_dir():
+            raise InvalidInput(field, str(path), "There is no such folder.")
+        missing = [name for name in _MARKS if not (folder / name).is_file()]
+        if missing:
+            fix = f"It is no run directory: it has no {' and no '.join(missing)}."
+            raise InvalidInput(field, str(path), fix)
+        return cls(folder)
+
+    @property
+    def run_id(self) -> str:
+        """The run's id: the folder's name."""
+        return self.path.resolve().name
+
+    @property
+    def is_there(self) -> bool:
+        """False once its directory was removed, or its disk has gone."""
+        return (self.path / _MARKS[0]).exists()
+
+    def revision(self) -> list[list[float]] | None:
+        """Another value whenever a file of the run has changed; None once it is gone."""
+        if not self.is_there:
+            return None
+        found = []
+        for name in ("metrics", "evaluations", "trajectories", "tokens", "groups", "timeline"):
+            found.append(_mark(self.path / f"{name}.jsonl"))
+        for name in ("ledger.sqlite", "ledger.sqlite-wal", "summary.json", "error.txt"):
+            found.append(_mark(self.path / name))
+        return found
+
+    @property
+    def _trajectories(self) -> TrajectoryIndex:
+        """Those kept token by token; before the first train step, and of a run from before
+        tokens were kept, those kept as text."""
+        return self._tokens if self._tokens.look() else self._texts
+
+    def overview(self) -> dict[str, Any]:
+        """What the run is and where it stands."""
+        try:
+            account = self._answers.get("account", self._account)
+        except sqlite3.Error as error:
+            account = {"flow": None, "facts": {}, "ledger_problem": str(error)}
+        return self._answers.get("overview", self._standing) | account
+
+    def _account(self) -> dict[str, Any]:
+        return {"flow": self.ledger.flow(), "facts": self.ledger.facts()}
+
+    def _standing(self) -> dict[str, Any]:
+        config = self._config()
+        summary, error = self._json("summary.json"), self._text("error.txt")
+        last, trajectories = self._metrics.last(), self._trajectories
+        steps = int(last.get("step", 0))
+        return {
+            "run_id": self.run_id,
+            "path": str(self.path),
+            "config": config,
+            "summary": summary,
+            "error": error,
+            "step": steps,
+            "steps": config.get("steps"),
+            "state": _state(steps, config.get("steps"), summary, error),
+            "written_at": max((mark[1] for mark in self.revision() or []), default=0.0),
+            "last": last,
+            "trajectories": trajectories.look(),
+            "verdicts": trajectories.verdicts,
+        }
+
+    def curves(self, points: int) -> dict[str, Any]:
+        """Train steps as columns, and every evaluation."""
+
+        def find() -> dict[str, Any]:
+            columns = self._metrics.columns(points)
+            count = self._evaluations.look()
+            lines = self._evaluations.since(max(0, count - _MOST_EVALUATIONS), dict)
+            return {"columns": columns, "evaluations": [one for _, one in lines if one is not None]}
+
+        return self._answers.get(("curves", points), find)
+
+    def groups(self, query: GroupQuery) -> dict[str, Any]:
+        """A page of sample groups."""
+
+        def find() -> dict[str, Any]:
+            total, groups = self.ledger.groups(query)
+            known = [one | {"result": self._groups.find(one["group_id"])} for one in groups]
+            return {"total": total, "groups": known}
+
+        return self._answers.get(("groups", query), find)
+
+    def group(self, group_id: int) -> dict[str, Any] | None:
+        """One sample group and those of its trajectories that are kept."""
+        group = self.ledger.group(group_id)
+        if group is None:
+            return None
+        kept = self.trajectories(TrajectoryQuery(group=group_id, limit=MOST_SIBLINGS))
+        result = self._answers.get(("result", group_id), lambda: self._groups.find(group_id))
+        return group | {"result": result} | kept
+
+    def timeline(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
+        """What every part of the system did between two times, seconds since 1970."""
+        question = ("timeline", since, until, bins)
+        return self._answers.get(question, lambda: self._timeline.window(since, until, bins))
+
+    def moment(self, lane: str, moment: float, slack: float) -> list[dict[str, Any]]:
+        """What a lane did at a time."""
+        question = ("moment", lane, moment, slack)
+        return self._answers.get(question, lambda: self._timeline.at(lane, moment, slack))
+
+    def pushes(self, limit: int) -> list[dict[str, Any]]:
+        """The newest pushes of weights."""
+        return self._answers.get(("pushes", limit), lambda: self._timeline.pushes(limit))
+
+    def trajectories(self, query: TrajectoryQuery) -> dict[str, Any]:
+        """A page of trajectories, their texts cut short."""
+
+        def find() -> dict[str, Any]:
+            trajectories = self._trajectories
+            total, numbers = trajectories.find(query)
+            rows = (trajectories.row(number) for number in numbers)
+            return {"total": total, "trajectories": [row for row in rows if row is not None]}
+
+        return self._answers.get(("trajectories", query), find)
+
+    def trajectory(self, number: int) -> dict[str, Any] | None:
+        """One trajectory, whole; `number` is its line."""
+
+        def find() -> dict[str, Any] | None:
+            trajectories = self._trajectories
+            trajectories.look()
+            return trajectories.read(number)
+
+        line = self._answers.get(("trajectory", number), find)
+        if line is None:
+            return None
+        # Tokens take longest, and nobody needs to wait for them.
+        pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
+        return {"number": number, "pieces": pieces} | line
+
+    def _config(self) -> dict[str, Any]:
+        """What JSON has no word for, such as half of a surrogate pair, is not sent: {} then."""
+        try:
+            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+            found = msgspec.json.decode(json.dumps(found, default=str))
+        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _json(self, name: str) -> Any:
+        try:
+            return msgspec.json.decode((self.path / name).read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def _text(self, name: str) -> str:
+        try:
+            with (self.path / name).open(encoding="utf-8", errors="replace") as file:
+                return file.read(_LONGEST_ERROR)
+        except OSError:
+            return ""
+
+
+def _mark(path: Path) -> list[float]:
+    try:
+        found = path.stat()
+    except OSError:
+        return [0, 0.0]
+    return [found.st_size, found.st_mtime]
+
+
+def _state(step: int, steps: Any, summary: Any, error: str) -> str:
+    """As far as files can tell: `unfinished` is in progress, or was killed."""
+    if error:
+        return "failed"
+    if summary is None:
+        return "unfinished"
+    return "finished" if isinstance(steps, int) and step >= steps else "ended"

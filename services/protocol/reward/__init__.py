@@ -1,0 +1,1 @@
+"""Graders, tests and verdicts."""

@@ -1,0 +1,357 @@
+"""How an answer is graded: one model a kind, told apart by `kind`."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.protocol.reward.assert_tests import called_function, parsed, read_asserts
+from services.protocol.reward.code_tests import (
+    CallChecker,
+    Checker,
+    CodeTest,
+    FunctionTest,
+    Limits,
+    Policy,
+    StdioTest,
+    TrailingSpaceChecker,
+)
+from services.protocol.strict import StrictModel
+
+_PLACE = "{completion}"
+
+
+def _check_template(template: str | None) -> None:
+    if template is not None and _PLACE not in template:
+        raise ValueError(f"template must contain {_PLACE}, where the answer goes")
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"pattern is not a regular expression: {error}") from None
+
+
+class PythonFunctionGrader(StrictModel):
+    """A Python function graded by calls whose expected results stay in the service.
+
+    Attributes:
+        entry_point: name of the function.
+        template: source with `{completion}` where the answer's code goes; without a
+            template the last fenced code block of the answer, or else the whole answer.
+        tests: all must pass.
+        limits: of each test.
+    """
+
+    kind: Literal["python_function"]
+    entry_point: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    template: str | None = None
+    tests: list[FunctionTest] = Field(min_length=1)
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _template_has_a_place(self) -> Self:
+        _check_template(self.template)
+        return self
+
+    @property
+    def total(self) -> int:
+        """Tests declared."""
+        return len(self.tests)
+
+
+class PythonStdioGrader(StrictModel):
+    """A Python program graded by what it prints for each input.
+
+    Attributes:
+        tests: all must pass.
+        limits: of each run.
+    """
+
+    kind: Literal["python_stdio"]
+    tests: list[StdioTest] = Field(min_length=1)
+    limits: Limits = Limits()
+
+    @property
+    def total(self) -> int:
+        """Tests declared."""
+        return len(self.tests)
+
+
+class PythonAssertsGrader(StrictModel):
+    """A Python function graded by asserts, as HumanEval, MBPP and LeetCode-like sets have them.
+
+    Attributes:
+        tests: a text with `def check(candidate)`, or of asserts; or a list of texts.
+        entry_point: the function, or `Class.method` (`Class().method` is the same); without
+            it the one function that the tests call and nobody defines.
+        setup: Python that the asserts need; the answer never sees it.
+        prelude: as for `code`.
+        template: as for `python_function`.
+        policy: how passed tests become a reward. Asserts that stand alone are a test each.
+        limits: of each test.
+    """
+
+    kind: Literal["python_asserts"]
+    tests: str | Annotated[list[str], Field(min_length=1)]
+    entry_point: str = Field(default="", pattern=r"^([A-Za-z_]\w*((\(\))?\.[A-Za-z_]\w*)?)?$")
+    setup: str = ""
+    prelude: str = ""
+    template: str | None = None
+    policy: Literal["all", "fraction"] = "all"
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        _check_template(self.template)
+        read_asserts(self.tests)
+        parsed(self.setup, "setup")
+        if not self.entry_point:
+            called_function(self.tests, self.setup)
+        return self
+
+    @property
+    def total(self) -> int:
+        """Tests declared."""
+        return len(read_asserts(self.tests).asserts)
+
+
+class CodeGrader(StrictModel):
+    """Code in any language of the service, of which those above are short forms.
+
+    Either `tests` or `test_set` says what is tested.
+
+    Attributes:
+        language: a name in the service's language table.
+        tests: runs, or calls and asserts, which need an `entry_point`; asserts are Python.
+        test_set: SHA-256, in hex, of tests that the service was given beforehand.
+        entry_point: the function, or `Class.method`, that is called.
+        template: as for `python_function`.
+        prelude: source before the answer's code; asserts know what it defines, too.
+        setup: Python that asserts need; the answer never sees it.
+        checker: what makes an output or a result right.
+        policy: how passed tests become a reward.
+        limits: of each run.
+        cpu_budget_s: processor seconds for all tests of an answer together; those that are
+            left when it is used up count as failed.
+    """
+
+    kind: Literal["code"]
+    language: str = "python"
+    tests: list[CodeTest] | None = Field(default=None, min_length=1)
+    test_set: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")
+    entry_point: str | None = Field(
+        default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"
+    )
+    template: str | None = None
+    prelude: str = ""
+    setup: str = ""
+    checker: Checker | None = None
+    policy: Policy = "all"
+    limits: Limits = Limits()
+    cpu_budget_s: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        _check_template(self.template)
+        if (self.tests is None) == (self.test_set is None):
+            raise ValueError("give either tests or test_set")
+        if self.tests is not None:
+            check_tests(self.tests, self.entry_point, self.language)
+        return self
+
+    @property
+    def total(self) -> int:
+        """Tests declared here; 0 where a test set has them."""
+        return len(self.tests or [])
+
+    @property
+    def output_checker(self) -> Checker:
+        """What compares: by default all but trailing space, and for calls type and value."""
+        if self.checker is not None:
+            return self.checker
+        return CallChecker() if self.entry_point else TrailingSpaceChecker()
+
+
+def check_tests(tests: list[CodeTest], entry_point: str | None, language: str) -> None:
+    """Refuse tests that are not all calls, with an entry point, or all runs, without one.
+
+    Raises:
+        ValueError: naming the test.
+    """
+    for number, test in enumerate(tests):
+        if entry_point is not None and test.stdin is not None:
+            raise ValueError(f"tests[{number}] has no args, but there is an entry_point")
+        if entry_point is None and test.stdin is None:
+            raise ValueError(f"tests[{number}] has no stdin, so entry_point is needed")
+        if test.asserts is not None:
+            if language != "python":
+                raise ValueError(f"tests[{number}] has asserts, but language is {language}")
+            parsed(test.asserts, f"tests[{number}].asserts")
+
+
+class _TextGrader(StrictModel):
+    """One question about the text of an answer, thinking left out."""
+
+    @property
+    def total(self) -> int:
+        """A text is one test."""
+        return 1
+
+
+class ExactGrader(_TextGrader):
+    """The answer is one of the expected texts, white space at its ends aside.
+
+    Attributes:
+        expected: one text or several, of which any will do.
+        pattern: regular expression whose first group, at its last match, is the answer;
+            without it the answer is the whole text.
+        ignore_case: compare without regard to case.
+    """
+
+    kind: Literal["exact"]
+    expected: str | list[str]
+    pattern: str | None = None
+    ignore_case: bool = False
+
+    @model_validator(mode="after")
+    def _pattern_has_a_group(self) -> Self:
+        if self.pattern is not None:
+            _check_pattern(self.pattern)
+            if re.compile(self.pattern).groups < 1:
+                raise ValueError("pattern needs a group, which is the answer")
+        return self
+
+
+class RegexGrader(_TextGrader):
+    """The pattern matches somewhere in the answer, or the whole of it.
+
+    Attributes:
+        pattern: Python regular expression; `.` matches line breaks too.
+        whole: it must match all of the answer, white space at its ends aside.
+        ignore_case: match without regard to case.
+    """
+
+    kind: Literal["regex"]
+    pattern: str
+    whole: bool = False
+    ignore_case: bool = False
+
+    @model_validator(mode="after")
+    def _is_a_pattern(self) -> Self:
+        _check_pattern(self.pattern)
+        return self
+
+
+class FormatGrader(_TextGrader):
+    r"""The answer has a form: all that is asked for must hold. Thinking counts here.
+
+    Attributes:
+        tags: names of tags, such as `think` and `answer`: each once, closed, in this order.
+        boxed: there is a `\boxed{...}` that is not empty.
+        code: there is a fenced code block that is closed and not empty.
+        max_characters: longest answer.
+    """
+
+    kind: Literal["format"]
+    tags: list[str] = Field(default_factory=list)
+    boxed: bool = False
+    code: bool = False
+    max_characters: int | None = Field(default=None, ge=1)
+
+
+class MathsGrader(_TextGrader):
+    r"""A mathematical answer: equal as text, else as a number, else by `math-verify`.
+
+    Attributes:
+        expected: one answer or several, of which any will do; LaTeX or plain.
+        strict: only the last `\boxed{...}` that is not empty counts, and an answer that is not
+            simplified (`40+2`, `\frac{2}{4}`, `x+x`) is wrong.
+        timeout_s: seconds for `math-verify`; longer is `time_limit`.
+    """
+
+    kind: Literal["maths"]
+    expected: str | list[str]
+    strict: bool = False
+    timeout_s: float = Field(default=2.0, gt=0, le=60)
+
+
+class PythonGrader(_TextGrader):
+    """A Python function that was registered with the service under a name.
+
+    Attributes:
+        name: in the service's configuration, or given by `@grader`.
+        arguments: keyword arguments for it.
+        timeout_s: seconds it may take; longer is `infra_error`.
+    """
+
+    kind: Literal["python"]
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    timeout_s: float = Field(default=10.0, gt=0, le=600)
+
+
+class HttpGrader(_TextGrader):
+    """An HTTP endpoint that was registered with the service under a name.
+
+    Attributes:
+        name: in the service's configuration.
+        arguments: sent along.
+        timeout_s: seconds for each of two attempts; then it is `infra_error`.
+    """
+
+    kind: Literal["http"]
+    name: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    timeout_s: float = Field(default=30.0, gt=0, le=600)
+
+
+class Part(StrictModel):
+    """One grader of a weighted composition.
+
+    Attributes:
+        grader: any kind but another composition.
+        weight: its reward is multiplied by this; below 0 it is a penalty.
+    """
+
+    grader: "SingleGrader"
+    weight: float
+
+
+class WeightedGrader(StrictModel):
+    """The sum of several graders' rewards, each times its weight.
+
+    Attributes:
+        parts: what is added up.
+    """
+
+    kind: Literal["weighted"]
+    parts: list[Part] = Field(min_length=1)
+
+    @property
+    def total(self) -> int:
+        """Tests of all parts."""
+        return sum(part.grader.total for part in self.parts)
+
+
+_Single = (
+    PythonFunctionGrader
+    | PythonStdioGrader
+    | PythonAssertsGrader
+    | CodeGrader
+    | ExactGrader
+    | RegexGrader
+    | FormatGrader
+    | MathsGrader
+    | PythonGrader
+    | HttpGrader
+)
+SingleGrader = Annotated[_Single, Field(discriminator="kind")]
+AnyGrader = _Single | WeightedGrader
+Grader = Annotated[AnyGrader, Field(discriminator="kind")]
+"""What a task file may have as `grader`. `python` and `http` leave it open: they name what a
+user has registered with the service, which alone knows it."""
+
+Part.model_rebuild()
+WeightedGrader.model_rebuild()

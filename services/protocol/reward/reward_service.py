@@ -1,0 +1,169 @@
+"""What the reward service receives and answers."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
+from services.protocol.reward.grader import (
+    AnyGrader,
+    Grader,
+    PythonFunctionGrader,
+    PythonStdioGrader,
+)
+
+__all__ = [
+    "CheckedTest",
+    "CompileRecord",
+    "FunctionTest",
+    "Grader",
+    "Limits",
+    "PythonFunctionGrader",
+    "PythonStdioGrader",
+    "RewardService",
+    "Score",
+    "ScoreJob",
+    "StdioTest",
+    "Verdict",
+]
+
+
+class Verdict(StrEnum):
+    """How grading one answer ended."""
+
+    ACCEPTED = "accepted"
+    WRONG_ANSWER = "wrong_answer"
+    RUNTIME_ERROR = "runtime_error"
+    TIME_LIMIT = "time_limit"
+    MEMORY_LIMIT = "memory_limit"
+    OUTPUT_LIMIT = "output_limit"
+    COMPILE_ERROR = "compile_error"
+    NO_CODE = "no_code"
+    CRASHED_SANDBOX = "crashed_sandbox"
+    INFRA_ERROR = "infra_error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreJob:
+    """Grade one answer.
+
+    Attributes:
+        job_id: the caller's name for it, returned in the score.
+        completion: the model's answer, decoded.
+        grader: how to grade it.
+        trace: W3C `traceparent` of the caller's span, empty without one.
+    """
+
+    job_id: str
+    completion: str
+    grader: AnyGrader
+    trace: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedTest:
+    """One test that was run.
+
+    Calls that one process made share its figures.
+
+    Attributes:
+        test: its place among the declared tests, from 0.
+        verdict: how it ended.
+        cpu_ms: processor milliseconds of its process, user and system.
+        wall_ms: milliseconds from start to end of its process.
+        peak_kb: most memory that its process held, KiB; an upper bound, for it starts as a
+            fork of another.
+        output: the beginning of what it printed or returned, escaped.
+        detail: why it failed, without expected values.
+    """
+
+    test: int
+    verdict: Verdict
+    cpu_ms: float
+    wall_ms: float
+    peak_kb: int
+    output: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileRecord:
+    """How compiling an answer went.
+
+    Attributes:
+        ok: there is a program.
+        cpu_ms: processor milliseconds of the compiler.
+        wall_ms: milliseconds from its start to its end.
+        cached: an identical answer had been compiled before.
+        message: the first lines of the compiler's complaint.
+    """
+
+    ok: bool
+    cpu_ms: float
+    wall_ms: float
+    cached: bool
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxUse:
+    """One stay of an answer in a sandbox.
+
+    Attributes:
+        sandbox: host and process of the service, and the number of the sandbox there.
+        began_at: seconds since 1970, by that host's clock.
+        seconds: how long the answer had it.
+    """
+
+    sandbox: str
+    began_at: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A grader's whole answer.
+
+    Attributes:
+        job_id: copied from the job.
+        verdict: how it ended; for several tests the first failure.
+        reward: what the policy or the grader gives, None when grading itself failed
+            (`infra_error`): an infrastructure failure is never a reward.
+        passed: tests passed.
+        total: tests declared.
+        seconds: wall time of grading, waiting included; 0.0 when cached.
+        cpu_s: processor seconds of the answer's processes, compiling left out.
+        detail: one short line for people: the first failure, without expected values.
+        cached: taken from the verdict cache.
+        run: tests run; the others were not needed for the reward.
+        first_failure: the failed test that gave the verdict, from 0.
+        tests: those that were run, in the order of running.
+        compile: of a compiled language.
+        tier: how the answer was held, `A` or `B`; empty for graders that run no code.
+        parts: the scores of a weighted composition's graders.
+        uses: the sandboxes that it took, a bounded number; none when cached.
+    """
+
+    job_id: str
+    verdict: Verdict
+    reward: float | None
+    passed: int
+    total: int
+    seconds: float
+    cpu_s: float
+    detail: str
+    cached: bool
+    run: int = 0
+    first_failure: int | None = None
+    tests: tuple[CheckedTest, ...] = ()
+    compile: CompileRecord | None = None
+    tier: str = ""
+    parts: "tuple[Score, ...]" = ()
+    uses: tuple[SandboxUse, ...] = ()
+
+
+class RewardService(Protocol):
+    """The reward service's interface."""
+
+    async def score(self, jobs: list[ScoreJob]) -> list[Score]:
+        """Grade jobs, answers in the order of the jobs; never raises for what a job does."""

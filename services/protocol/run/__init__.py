@@ -1,0 +1,1 @@
+"""The run file: tasks, schedule, algorithm, evaluation, trackers."""

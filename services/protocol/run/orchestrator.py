@@ -1,0 +1,277 @@
+"""What the orchestrator receives over `/v1/runs` and answers."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, Field, model_validator
+
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.curriculum import CurriculumConfig
+from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
+from services.protocol.run.schedule import ScheduleConfig
+from services.protocol.run.task import TaskSource
+from services.protocol.run.tracker import TrackerConfig
+from services.protocol.strict import StrictModel
+
+
+class SamplingConfig(StrictModel):
+    """How answers are sampled. Truncating samplers are left out on purpose: the trainer
+    could not reproduce their probabilities.
+
+    Attributes:
+        temperature: divides the logits, in rollouts and in the trainer; the engine refuses
+            more than 2.
+        max_tokens: longest answer.
+    """
+
+    temperature: float = Field(default=1.0, gt=0, le=2)
+    max_tokens: int = Field(default=256, ge=1)
+
+
+class CheckpointConfig(StrictModel):
+    """A checkpoint is written after every so many train steps and at the end; how many stay
+    is the trainer's to say (`checkpoints_kept`).
+
+    Attributes:
+        every: train steps from one to the next.
+    """
+
+    every: int = Field(default=10, ge=1)
+
+
+class RunConfig(StrictModel):
+    """A run file.
+
+    Attributes:
+        name: also the beginning of the run's id.
+        task_file: JSON lines or Parquet of tasks; a relative path counts from the run file.
+        tasks: several files or data sets in place of `task_file`, each with its weight.
+        run_root: folder in which the run directory is made; relative as above.
+        model: served model name, as in the deployment.
+        seed: of prompt order and of the trainer.
+        steps: train steps.
+        batch_groups: sample groups per train step.
+        group_size: trajectories per sample group; 1 only for an advantage without a baseline
+            from the group.
+        rollout_timeout_s: deadline for the rollout of one group, seconds.
+        environment: `file.py:function` of an own `async def rollout(client, task)`, in place
+            of one answer a trajectory; a relative path counts from the run file.
+        curriculum: prefer tasks by their pass rate; None takes all alike.
+        trackers: `tensorboard`, `wandb`, `mlflow`, by name or with options: where the figures
+            of `metrics.jsonl` go as well.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
+    task_file: str | None = None
+    tasks: list[TaskSource] = Field(default=[])
+    run_root: str = "runs"
+    model: str
+    seed: int = Field(default=0, ge=0)
+    steps: int = Field(ge=1)
+    batch_groups: int = Field(ge=1)
+    group_size: int = Field(ge=1)
+    rollout_timeout_s: float = Field(default=600.0, gt=0)
+    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
+    schedule: ScheduleConfig = ScheduleConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    curriculum: CurriculumConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    trackers: list[TrackerConfig] = Field(default=[])
+
+    @model_validator(mode="after")
+    def _tasks_once(self) -> "RunConfig":
+        if (self.task_file is None) == (not self.tasks):
+            raise ValueError("give the run either a task_file or tasks")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_a_baseline(self) -> "RunConfig":
+        if self.group_size < self.algorithm.smallest_group:
+            raise ValueError(
+                f"group_size: advantage {self.algorithm.advantage} compares the answers to a "
+                f"prompt; give at least {self.algorithm.smallest_group}, or choose gae or "
+                "reinforce_plus_plus"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sets_are_there(self) -> "RunConfig":
+        known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
+        for name in self.evaluation.sets:
+            if name not in known:
+                raise ValueError(
+                    f"evaluation.sets.{name}: no source has this evaluation_set, only "
+                    f"{', '.join(dict.fromkeys(known))}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _each_tracker_once(self) -> "RunConfig":
+        kinds = [tracker.kind for tracker in self.trackers]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("trackers: name each at most once")
+        return self
+
+    @property
+    def task_sources(self) -> list[TaskSource]:
+        """Where its tasks are."""
+        return self.tasks or [TaskSource(file=self.task_file)]
+
+    def environment_of(self, source: TaskSource) -> str | None:
+        """The environment of a source's tasks: its own, else the run's."""
+        return source.environment or self.environment
+
+    @property
+    def environments(self) -> list[str | None]:
+        """Every environment that some of the tasks have, None for those that have none."""
+        return list(dict.fromkeys(map(self.environment_of, self.task_sources)))
+
+
+class RunState(StrEnum):
+    """Life of a run. In `no_room` it waits for room on its disk, whatever it did before."""
+
+    STARTING = "starting"
+    EVALUATING = "evaluating"
+    TRAINING = "training"
+    PAUSED = "paused"
+    NO_ROOM = "no_room"
+    RECOVERING = "recovering"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class LedgerCounts(BaseModel):
+    """The ledger in groups. Always: admitted = the sum of the others.
+
+    Attributes:
+        admitted: groups that were begun.
+        trained: in a train step that is done.
+        filtered: counted, but with nothing to learn: all rewards equal.
+        expired: dropped because they would have been too old.
+        failed: not rolled out or not graded, for a reason that `failures` counts.
+        in_flight: admitted and not closed.
+    """
+
+    admitted: int = 0
+    trained: int = 0
+    filtered: int = 0
+    expired: int = 0
+    failed: int = 0
+    in_flight: int = 0
+
+
+class RunSummary(BaseModel):
+    """What `summary.json` holds.
+
+    Attributes:
+        run_id: name of the run and of its directory.
+        heldout_pass_rate_before: pass@1 of the first held-out set before the first train step,
+            None if it could not be measured.
+        heldout_pass_rate_after: the newest one measured after a train step, None if there
+            is none.
+        heldout_step: train step after which that was; below `train_steps` when the
+            evaluation at the end was not taken or failed.
+        heldout_problem: why answers are missing from the newest evaluation in which some were,
+            or an evaluation was not made; None while there is nothing to say.
+        evaluations_before: of each held-out set, before the first train step.
+        evaluations_after: of each held-out set, the newest after a train step.
+        train_steps: train steps done.
+        wall_s: from start to end, seconds.
+        tokens_generated: response tokens of all groups and evaluations.
+        weight_pushes: commits on replicas, all versions and replicas together.
+        policy_version: newest version published.
+        seed: of the run file.
+        ledger: how the groups were closed.
+        failures: failed sample groups by reason, such as `http_400` or `deadline`; as many
+            as `ledger.failed`.
+        failure_example: task and error of the first failed group, empty without one.
+    """
+
+    run_id: str
+    heldout_pass_rate_before: float | None
+    heldout_pass_rate_after: float | None
+    heldout_step: int | None = None
+    heldout_problem: str | None = None
+    evaluations_before: list[Evaluation] = []
+    evaluations_after: list[Evaluation] = []
+    train_steps: int
+    wall_s: float
+    tokens_generated: int
+    weight_pushes: int
+    policy_version: int
+    seed: int
+    ledger: LedgerCounts
+    failures: dict[str, int] = {}
+    failure_example: str = ""
+
+
+class RunStatus(BaseModel):
+    """Answer of `GET /v1/runs/{run_id}`; rates and seconds are rounded for people.
+
+    Attributes:
+        run_id: name of the run and of its directory.
+        state: where in its life the run is.
+        run_dir: folder of its ledger, metrics and trajectories, on the orchestrator's node.
+        step: train steps done.
+        steps: train steps wanted.
+        reward: mean reward of the last trained batch.
+        heldout_pass_rate: the newest that was measured, pass@1 of the first held-out set.
+        heldout_problem: as in `RunSummary`.
+        evaluations: the newest of each held-out set.
+        policy_version: newest version published, None before the first.
+        staleness: largest of the last batch, None before the first.
+        tokens_generated: response tokens so far.
+        tokens_per_second: generated tokens over the last step.
+        live_replicas: replicas with a lease.
+        admission_window: sample groups that may be open now, None while the schedule is not
+            `adaptive`.
+        idle: shares of the time so far in which the trainer, and the slots of the rollout,
+            were idle, by cause; since the orchestrator took the run up.
+        length_bias: mean length of the answers consumed over that of those sampled, less 1.
+        ledger: how the groups so far were closed.
+        failures: as in `RunSummary`, so far.
+        failure_example: as in `RunSummary`.
+        elapsed_s: seconds spent on the run, before a resumption too.
+        seconds_left: until the last train step, at the pace of the newest ones.
+        detail: one line: what it waits for, or why it failed.
+        summary: None until the run is over.
+    """
+
+    run_id: str
+    state: RunState
+    run_dir: str
+    step: int
+    steps: int
+    reward: float | None
+    heldout_pass_rate: float | None
+    heldout_problem: str | None = None
+    evaluations: list[Evaluation] = []
+    policy_version: int | None
+    staleness: float | None
+    tokens_generated: int
+    tokens_per_second: float
+    live_replicas: int
+    admission_window: int | None = None
+    idle: dict[str, dict[str, float]] = {}
+    length_bias: float | None = None
+    ledger: LedgerCounts
+    failures: dict[str, int] = {}
+    failure_example: str = ""
+    elapsed_s: float
+    seconds_left: float | None = None
+    detail: str
+    summary: RunSummary | None = None
+
+
+class RunRequest(StrictModel):
+    """Body of `POST /v1/runs`.
+
+    Attributes:
+        config: the run, its paths absolute.
+        resume: id of an earlier run to go on with instead of starting a new one.
+    """
+
+    config: RunConfig
+    resume: str | None = None

@@ -1,0 +1,237 @@
+"""Task files: JSON lines, one task a line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
+
+from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_service import Grader
+from services.protocol.strict import StrictModel
+
+NOT_SHOWN = "(not shown)"
+_MAPPED = ("task_id", "split", "messages", "prompt", "grader")
+
+
+class Message(StrictModel):
+    """One OpenAI chat message of text.
+
+    Attributes:
+        role: who speaks.
+        content: the text.
+        name: of the speaker, where the chat template shows it.
+        tool_call_id: of a tool's answer: the call that it answers.
+        tool_calls: of an assistant's message: the calls that it makes, in OpenAI's form.
+    """
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class Task(StrictModel):
+    """One prompt and how its answers are graded.
+
+    Attributes:
+        task_id: unique in the file.
+        messages: the prompt.
+        split: `train` tasks are learned from; `heldout` tasks are only measured.
+        grader: how an answer is graded; an environment may do without.
+        data: whatever an environment needs to know of the task.
+    """
+
+    task_id: str = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1)
+    split: Literal["train", "heldout"]
+    grader: Grader | None = None
+    data: dict[str, Any] = Field(default={})
+    _environment: str | None = PrivateAttr(default=None)  # never from a row: it names code
+
+    @property
+    def environment(self) -> str | None:
+        """Which rollout function makes its episodes; None: it has one answer."""
+        return self._environment
+
+    def in_environment(self, name: str | None) -> Self:
+        """The same task, played in this environment."""
+        task = self.model_copy()
+        task._environment = name
+        return task
+
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """The messages as they stand in the file and are sent."""
+        return [message.model_dump(exclude_unset=True) for message in self.messages]
+
+
+class TaskSource(StrictModel):
+    """A file or data set of tasks.
+
+    Attributes:
+        file: JSON lines, or Parquet if its name ends so; a relative path counts from the run
+            file. Either this or `dataset`.
+        dataset: a data set that Hugging Face `datasets` loads, by name or by the path of a
+            folder; a relative path begins with `./` or `../`.
+        dataset_config: which configuration of it.
+        dataset_split: which split of it.
+        split: of all its tasks, where the rows do not say.
+        evaluation_set: the held-out set of its held-out tasks, by which `evaluation.sets` and
+            every result name it; `heldout` if it is left out.
+        weight: its share of the training prompts, beside those of the other sources.
+        columns: from which column a field comes: `task_id`, `split`, `messages`, `grader`,
+            `prompt` (a text, as the only message) or `data.NAME`. Columns that are not named
+            are left alone. Without any, the rows have a task's own fields.
+        grader: of all its tasks, where the rows have none.
+        environment: of its tasks, in place of the run's (`RunConfig.environment`).
+        stream: read and check rows only when their turn comes; for more than fits into memory
+            or can be waited for. Its tasks go by its name and the row's number.
+    """
+
+    file: str | None = None
+    dataset: str | None = None
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    split: Literal["train", "heldout"] | None = None
+    evaluation_set: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9_-]{0,39}$")
+    weight: float = Field(default=1.0, gt=0)
+    columns: dict[str, str] = Field(default={})
+    grader: Grader | None = None
+    environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
+
+    stream: bool = False
+
+    @model_validator(mode="after")
+    def _stream_of_one_split(self) -> "TaskSource":
+        if self.stream and self.split is None:
+            raise ValueError("stream needs a split: which it is cannot be read from the rows")
+        return self
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "TaskSource":
+        if (self.file is None) == (self.dataset is None):
+            raise ValueError("name either a file or a dataset")
+        for field in self.columns:
+            if field not in _MAPPED and not field.startswith("data."):
+                raise ValueError(f"columns.{field}: map one of {', '.join(_MAPPED)}, data.NAME")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What an error calls it."""
+        if self.file is not None:
+            return self.file
+        return f"{self.dataset} ({self.dataset_split})"
+
+    def task(self, row: Any, number: int, where: str, *, quote: bool) -> Task:
+        """Its row `number` as a task; errors as in `task_of`."""
+        fields = self._mapped(row, number, where) if self.columns else row
+        if isinstance(fields, dict):
+            task_id = f"{self.name}:{number + 1}" if self.stream else None
+            defaults = {"task_id": task_id, "split": self.split, "grader": self.grader}
+            fields = {name: value for name, value in defaults.items() if value} | fields
+        return task_of(fields, where, quote=quote)
+
+    def _mapped(self, row: dict[str, Any], number: int, where: str) -> dict[str, Any]:
+        fields: dict[str, Any] = {"task_id": f"{self.name}:{number + 1}"}
+        data: dict[str, Any] = {}
+        for field, column in self.columns.items():
+            if not isinstance(row, dict) or column not in row:
+                fix = f"There is no such column, which `columns.{field}` names."
+                raise InvalidInput(where, column, fix)
+            value = row[column]
+            if field.startswith("data."):
+                data[field.removeprefix("data.")] = value
+            elif field == "prompt":
+                fields["messages"] = [{"role": "user", "content": value}]
+            else:
+                fields[field] = str(value) if field == "task_id" else value
+        return fields | ({"data": data} if data else {})
+
+
+def load_tasks(path: str | Path, *, quote: bool = True, needs_grader: bool = True) -> list[Task]:
+    """Read a task file; `needs_grader` refuses tasks without one.
+
+    Anybody who may start a run may name any file as its task file. A service that reads it
+    for a client says `quote=False`: an error then says where it is and what is expected
+    there, and never what the file holds.
+
+    Raises:
+        InvalidInput: naming the line, the field or key, and the fix.
+    """
+    tasks: list[Task] = []
+    seen: set[str] = set()
+    for source, line in _lines(Path(path)):
+        task = _task(line, source, quote=quote)
+        if needs_grader and task.grader is None:
+            raise InvalidInput(source, "grader", "This key is missing.")
+        if task.task_id in seen:
+            shown = task.task_id if quote else NOT_SHOWN
+            raise InvalidInput(f"{source}: task_id", shown, "It is used twice.")
+        seen.add(task.task_id)
+        tasks.append(task)
+    for split in ("train", "heldout"):
+        if not any(task.split == split for task in tasks):
+            raise InvalidInput(f"{path}: split", split, "The file has no task of this split.")
+    return tasks
+
+
+def _task(line: str, source: str, *, quote: bool) -> Task:
+    try:
+        return task_of(json.loads(line), source, quote=quote)
+    except json.JSONDecodeError as error:
+        fix = f"It is not JSON: {error.msg} at column {error.colno}."
+        raise InvalidInput(source, line if quote else NOT_SHOWN, fix) from None
+
+
+def task_of(row: Any, source: str, *, quote: bool) -> Task:
+    """A row as a task; `source` is what an error calls it, as in `load_tasks`.
+
+    Raises:
+        InvalidInput: naming the field or key, and the fix.
+    """
+    try:
+        return Task.model_validate(row)
+    except ValidationError as error:
+        raise _problem(error, source, quote=quote) from None
+
+
+def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInput:
+    """The first unknown key, else the first of all: a misspelt key is why one is missing.
+
+    Of a key that is missing or unknown there is no value to show: it stands there itself.
+    """
+    problems = error.errors(include_url=False)
+    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
+    problem = next(unknown, problems[0])
+    kind, place = problem["type"], [str(part) for part in problem["loc"]]
+    value, fix = problem["input"], problem["msg"].removeprefix("Value error, ")
+    if kind == "missing":
+        value, fix = place.pop(), "This key is missing"
+    elif kind == "union_tag_not_found":
+        value, fix = "kind", "This key is missing"
+    elif kind == "extra_forbidden":
+        value, fix = place.pop(), "No such key; check its spelling and its place"
+    elif kind == "union_tag_invalid":
+        place.append("kind")
+        value, fix = value["kind"], f"It must be one of {problem['ctx']['expected_tags']}"
+    field = f"{source}: {'.'.join(place)}" if place else source
+    shown = quote or kind in ("missing", "union_tag_not_found")
+    return InvalidInput(field, value if shown else NOT_SHOWN, f"{fix}.")
+
+
+def _lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Each line that is not empty, and what an error message calls it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        fix = f"It cannot be read: {error.strerror}."
+        raise InvalidInput("task file", str(path), fix) from None
+    except UnicodeDecodeError:
+        raise InvalidInput("task file", str(path), "It is not UTF-8 text.") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}, line {number}", line

@@ -1,0 +1,1 @@
+"""Policy versions, the weight bus and replica control."""

@@ -1,0 +1,369 @@
+"""What the weight bus receives, the orders it gives, and its interface.
+
+Members (rollout servers and trainer ranks) register and then long-poll for orders. Orders
+are numbered per member and are delivered again until acknowledged, so a member must treat
+an order that it has already carried out as done.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from services.protocol.weights.replica_control import ControlOutcome, ControlReplica, Hold
+from services.protocol.weights.version_ledger import VersionRecord
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+
+BUS_ACTOR = "weight_bus"
+"""Name of the detached actor."""
+
+NAMESPACE = "millrace"
+"""Ray namespace of every named Millrace actor."""
+
+
+class ReplicaState(StrEnum):
+    """Life of a rollout server as the bus sees it."""
+
+    JOINING = "joining"
+    CATCHING_UP = "catching_up"
+    LIVE = "live"
+    STAGING = "staging"
+    COMMITTING = "committing"
+    PAUSED = "paused"
+    ASLEEP = "asleep"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaHello:
+    """A rollout server introduces itself.
+
+    Attributes:
+        replica_id: unique name; a restarted server has a new one.
+        address: `http://host:port` of its own OpenAI-compatible server.
+        tensor_parallel_size: engine workers that each open a connection of every link.
+        committed_version: version it serves now, None while it has no real weights.
+        model: served model name.
+        max_model_len: longest prompt plus response in tokens.
+        pid: process id of the replica on its node.
+        commit_timeout_s: longest from an order to commit to the report of how it ended.
+        keeps_copy: it keeps the bytes of what it serves in host memory: the base of changes,
+            and what a late joiner can be given.
+        copy: manifest of that copy, None while there is none.
+        memory_domain: see `TrainerHello`; of all its engine workers.
+        has_gpu: see `TrainerHello`; true of every engine worker.
+        held: what an operator keeps it from.
+    """
+
+    replica_id: str
+    address: str
+    tensor_parallel_size: int
+    committed_version: int | None
+    model: str
+    max_model_len: int
+    pid: int
+    commit_timeout_s: float
+    keeps_copy: bool = False
+    copy: WeightManifest | None = None
+    memory_domain: str = ""
+    has_gpu: bool = False
+    held: Hold = Hold.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerHello:
+    """One trainer rank introduces itself.
+
+    Attributes:
+        member_id: unique name of this rank in this incarnation of the group.
+        group: name of the incarnation; ranks of an older group are forgotten when all
+            ranks of a newer one have registered.
+        rank: 0-based.
+        world_size: ranks of the group that send; where a trainer holds several copies of
+            the model, those of the first copy.
+        memory_domain: processes with the same name here can read each other's memory; empty:
+            nobody can.
+        has_gpu: the process owns a GPU.
+    """
+
+    member_id: str
+    group: str
+    rank: int
+    world_size: int
+    memory_domain: str = ""
+    has_gpu: bool = False
+
+
+class Transport(StrEnum):
+    """How the bytes of a bucket reach a replica."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+    SHARED_MEMORY = "shared_memory"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One trainer rank to one replica: a process group of its own.
+
+    Attributes:
+        replica_id: the receiver.
+        trainer_rank: the sender's rank; the sender is process 0 of the group and engine
+            worker i is process 1 + i.
+        store_host: address of the bus's rendezvous store.
+        store_port: its port.
+        prefix: unique per epoch; never used twice.
+        world_size: 1 + tensor_parallel_size.
+        timeout_s: deadline of every operation on the link, seconds.
+        transport: how bytes pass.
+    """
+
+    replica_id: str
+    trainer_rank: int
+    store_host: str
+    store_port: int
+    prefix: str
+    world_size: int
+    timeout_s: float
+    transport: Transport = Transport.GLOO
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendWeights:
+    """To a trainer rank: send your shards of `version` over `link`, opening it if new.
+
+    To a replica that keeps a copy: send the shards of `link.trainer_rank` in its place.
+
+    Attributes:
+        base: version that the receiver holds a copy of, onto which changes may be sent;
+            None: send everything.
+    """
+
+    version: int
+    link: Link
+    base: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWeights:
+    """To a replica: receive and verify this version in the background, then report.
+
+    Attributes:
+        manifest: the version.
+        links: one per trainer rank, in rank order; open those whose prefix is new.
+        base: version that changes may be sent onto; the replica refuses if its copy is of
+            another one.
+    """
+
+    manifest: WeightManifest
+    links: tuple[Link, ...]
+    base: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitWeights:
+    """To a replica: make the staged version the served one, then report."""
+
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropLinks:
+    """To any member: forget links whose prefix starts with `prefix`, and what came over them.
+
+    Attributes:
+        replica_id: the replica whose update they were for.
+        prefix: see `Link`.
+    """
+
+    replica_id: str
+    prefix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistrustWeights:
+    """To a replica: what it serves as `version` is not what the trainer sent.
+
+    It no longer says that it holds the version, so that no bus, not even one that has just
+    restarted, takes it to be in service before everything was sent again.
+    """
+
+    version: int
+
+
+Order = SendWeights | StageWeights | CommitWeights | DistrustWeights | DropLinks | ControlReplica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Orders:
+    """Answer to a long poll.
+
+    Attributes:
+        known: False when the bus does not know the member: it must register again.
+        last: number of the last order in `orders`; acknowledged by the next poll.
+        orders: in the order in which they must be carried out; may be empty.
+        wanted_replicas: see `WeightBus.want_replicas`; None where nobody has said it lately.
+    """
+
+    known: bool
+    last: int
+    orders: tuple[Order, ...]
+    wanted_replicas: int | None = None
+
+
+class Phase(StrEnum):
+    """Which part of an update a report is about."""
+
+    SEND = "send"
+    STAGE = "stage"
+    COMMIT = "commit"
+    CANARY = "canary"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """A member says how an order ended.
+
+    Attributes:
+        member_id: the reporting member.
+        replica_id: the replica whose update it is about.
+        phase: which part ended.
+        version: policy version.
+        error: None on success, else what went wrong.
+        seconds: how long the phase took.
+        paused_s: for a commit, how long generation stood still.
+        sent_bytes: for a send, payload bytes.
+        canary_logprobs: for a canary, the replica's scores; None if the engine gave no
+            answer (`error` says why).
+        canary_unmoved: for a canary, every logprob is bit for bit that of the version
+            before, although the weights are not.
+        prefix: link prefix the phase used, empty for a commit.
+    """
+
+    member_id: str
+    replica_id: str
+    phase: Phase
+    version: int
+    error: str | None
+    seconds: float
+    paused_s: float = 0.0
+    sent_bytes: int = 0
+    canary_logprobs: CanaryLogprobs | None = None
+    canary_unmoved: bool = False
+    prefix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One rollout server in the member table.
+
+    Attributes:
+        leased: the bus's word that it may be given work now.
+        committed_version: version it serves, None before its first commit.
+        last_error: why it was last suspected or failed, empty if never.
+    """
+
+    replica_id: str
+    address: str
+    state: ReplicaState
+    committed_version: int | None
+    leased: bool
+    model: str
+    max_model_len: int
+    pid: int
+    last_error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberTable:
+    """Who is alive, at which version.
+
+    Attributes:
+        bus_id: incarnation of the bus; another one has forgotten what was published.
+        revision: grows with every change.
+        newest_version: highest version ever published, None before the first.
+        lease_s: how long the leases in this table hold without news from the bus, seconds.
+        trainer_ready: all ranks of a trainer group are registered.
+        pushes: version commits on replicas so far, summed over replicas.
+    """
+
+    bus_id: str
+    revision: int
+    newest_version: int | None
+    lease_s: float
+    members: tuple[Member, ...]
+    trainer_ready: bool
+    pushes: int
+
+    @property
+    def leased(self) -> tuple[Member, ...]:
+        """Members that may be given work."""
+        return tuple(member for member in self.members if member.leased)
+
+
+class WeightBus(Protocol):
+    """The bus's interface; every method is short but the two long polls."""
+
+    async def register_replica(self, hello: ReplicaHello) -> None:
+        """Enter a replica, or renew what is known of it. It is caught up before a lease."""
+
+    async def register_trainer(self, hello: TrainerHello) -> None:
+        """Enter a trainer rank."""
+
+    async def leave(self, member_id: str) -> None:
+        """Forget a member that goes of its own will."""
+
+    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
+        """Orders after number `acknowledged`, waiting at most `wait_s`; also a heartbeat."""
+
+    async def report(self, report: Report) -> None:
+        """Take a member's report; one that is no longer awaited is dropped and counted."""
+
+    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
+        """Make a version the newest: its snapshot exists on every trainer rank.
+
+        Raises:
+            InvalidInput: the version is not above the newest, or is of another model than
+                the one that is served, or `group`, the publisher's, is not the trainer's any
+                more.
+        """
+
+    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
+        """Tell the trainer's own scores of the canary of a version that was published."""
+
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
+        """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""
+
+    async def control(
+        self, replica_id: str, action: str, level: int | None, timeout_s: float
+    ) -> ControlOutcome:
+        """Have a replica do what an operator asks (`ControlAction`), and wait until it has.
+
+        From the order to pause or sleep until that to resume or wake up it has no lease;
+        after sleep of level 2 not before a whole version was committed again.
+
+        Raises:
+            InvalidInput: no such replica, action or level, or the replica cannot do that.
+            ControlFailed: it failed, or did not report within `timeout_s`.
+        """
+
+    async def report_control(self, outcome: ControlOutcome) -> None:
+        """Take a replica's report of such an order."""
+
+    async def versions(self) -> tuple[VersionRecord, ...]:
+        """What became of the newest versions, oldest first; a bounded number.
+
+        A restarted bus begins with what its members tell again.
+        """
+
+    async def bound_lag(self, max_lag: int | None) -> None:
+        """Lease only replicas at most `max_lag` versions behind the newest; None: any."""
+
+    async def want_replicas(self, replicas: int) -> None:
+        """Have Serve be told, by the replicas, how many of them a run has work for.
+
+        It is forgotten after a minute, since a run may end without a word.
+
+        Raises:
+            InvalidInput: less than one.
+        """

@@ -1,0 +1,1 @@
+"""What every grader is given: tools, test sets, the verdict cache."""

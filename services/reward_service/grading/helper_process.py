@@ -1,0 +1,138 @@
+"""Runs trusted functions over untrusted text in processes that can be killed.
+
+One helper process imports what is needed and forks a child for each call, so a call costs
+milliseconds, leaves nothing behind and ends at its deadline whatever it is doing.
+"""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RewardMetrics
+
+_log = Log("reward_service")
+
+_MAIN = "services.reward_service.grading.helper_main"
+_START_S = 60.0
+_GRACE_S = 5.0
+_MESSAGE_BYTES = 1 << 16
+_MOST_REPLY = 1 << 22
+
+
+class HelperTimeout(RuntimeError):
+    """The call was not done at its deadline and was killed."""
+
+
+class HelperFailed(RuntimeError):
+    """The function raised, or its process died; the message says which."""
+
+
+class HelperProcess:
+    """Calls functions by name; see `services.reward_service.grading.helper_main` for what it runs.
+
+    Args:
+        modules: what it imports before the first call.
+        concurrency: calls at a time; more wait.
+    """
+
+    def __init__(self, modules: list[str], *, concurrency: int) -> None:
+        self._modules = modules
+        self._free = asyncio.Semaphore(concurrency)
+        self._starting = asyncio.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    async def call(self, function: str, arguments: Any, *, timeout_s: float) -> Any:
+        """Run `module:function` on JSON and return its JSON.
+
+        Raises:
+            HelperTimeout: it was killed at its deadline.
+            HelperFailed: it raised, died, or there is no such function.
+        """
+        request = json.dumps({"function": function, "arguments": arguments}).encode()
+        async with self._free:
+            await self._start()
+            reply = await self._exchange(request, timeout_s)
+        if not reply:
+            raise HelperFailed("the process died")
+        try:
+            answer = json.loads(reply)
+        except ValueError:  # killed while it wrote
+            answer = {"killed": True}
+        if answer.get("killed"):
+            raise HelperTimeout(f"not done in {timeout_s:g} s")
+        if "error" in answer:
+            raise HelperFailed(answer["error"])
+        return answer["value"]
+
+    async def _exchange(self, request: bytes, timeout_s: float) -> bytes:
+        ours, theirs = socket.socketpair()
+        order = json.dumps({"timeout_s": timeout_s}).encode()
+        try:
+            with theirs:
+                assert self._control is not None
+                socket.send_fds(self._control, [order], [theirs.fileno()])
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_MOST_REPLY)
+        except OSError as error:
+            ours.close()
+            self.close()
+            raise HelperFailed(f"the helper is gone: {error}") from error
+        try:
+            async with asyncio.timeout(timeout_s + _GRACE_S):
+                writer.write(request)
+                writer.write_eof()
+                return await reader.read()
+        except TimeoutError:
+            self.close()
+            raise HelperTimeout(f"not done in {timeout_s:g} s") from None
+        except OSError as error:
+            raise HelperFailed(f"the helper is gone: {error}") from error
+        finally:
+            writer.close()
+
+    async def _start(self) -> None:
+        async with self._starting:
+            if self._process is not None and self._process.poll() is None:
+                return
+            if self._process is not None:
+                RewardMetrics.helper_restarts.inc()
+            self.close()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            command = [sys.executable, "-m", _MAIN, str(theirs.fileno()), *self._modules]
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                    start_new_session=True,
+                )
+            ours.setblocking(False)
+            self._control = ours
+            try:
+                async with asyncio.timeout(_START_S):
+                    hello = await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
+            except (TimeoutError, OSError) as error:
+                self.close()
+                raise HelperFailed(f"the helper did not start: {error!r}") from error
+            except asyncio.CancelledError:
+                self.close()
+                raise
+            if hello != b"ready":
+                self.close()
+                raise HelperFailed(f"the helper did not start: {hello.decode(errors='replace')}")
+
+    def close(self) -> None:
+        """End the helper and its calls; safe to call again."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_GRACE_S)
+            self._process = None

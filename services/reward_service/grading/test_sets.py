@@ -1,0 +1,82 @@
+"""Tests that were handed over once, by the hash of their text, so that jobs only name them."""
+
+import hashlib
+from collections import OrderedDict
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from services.access.json_body import strict_json
+from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_tests import CodeTest
+
+_TESTS = TypeAdapter(list[CodeTest])
+
+
+class TestSets:
+    """Least recently used sets, and a folder from which those of other replicas are read.
+
+    Args:
+        max_bytes: text of all sets that are kept in memory.
+        folder: where sets are also kept; None for nowhere.
+    """
+
+    __test__ = False  # not for pytest
+
+    def __init__(self, *, max_bytes: int, folder: str | None) -> None:
+        self._most_bytes = max_bytes
+        self._folder = None if folder is None else Path(folder)
+        self._sets: OrderedDict[str, tuple[int, list[CodeTest]]] = OrderedDict()
+
+    def put(self, name: str, text: bytes) -> int:
+        """Keep a set: a JSON list of tests; returns their number.
+
+        Raises:
+            InvalidInput: the name is not the text's SHA-256, or the text is no list of tests.
+        """
+        found = hashlib.sha256(text).hexdigest()
+        if name != found:
+            raise InvalidInput("hash", name, f"The SHA-256 of this body is {found}.")
+        tests = _read(text)
+        if self._folder is not None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._folder / f".{name}.part"
+            part.write_bytes(text)
+            part.rename(self._folder / f"{name}.json")
+        self._keep(name, len(text), tests)
+        return len(tests)
+
+    def get(self, name: str) -> list[CodeTest] | None:
+        """The tests of a set, None if nobody has handed it over."""
+        if name in self._sets:
+            self._sets.move_to_end(name)
+            return self._sets[name][1]
+        file = None if self._folder is None else self._folder / f"{name}.json"
+        if file is None or not file.is_file():
+            return None
+        text = file.read_bytes()
+        if hashlib.sha256(text).hexdigest() != name:
+            return None
+        tests = _read(text)
+        self._keep(name, len(text), tests)
+        return tests
+
+    def _keep(self, name: str, size: int, tests: list[CodeTest]) -> None:
+        self._sets[name] = (size, tests)
+        self._sets.move_to_end(name)
+        while len(self._sets) > 1 and sum(s for s, _ in self._sets.values()) > self._most_bytes:
+            self._sets.popitem(last=False)
+
+
+def _read(text: bytes) -> list[CodeTest]:
+    try:
+        tests = _TESTS.validate_python(strict_json(text.decode("utf-8")))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in ("tests", *first["loc"]))
+            raise InvalidInput(field, first["input"], f"{first['msg']}.") from None
+        raise InvalidInput("body", "(not JSON)", f"Send a JSON list of tests: {error}.") from None
+    if not tests:
+        raise InvalidInput("tests", [], "Give at least one test.")
+    return tests

@@ -1,0 +1,64 @@
+"""Grades remembered and shared: a sample group holds many identical answers."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from services.protocol.reward.reward_service import Verdict
+from services.reward_service.grading.grade import Grade
+
+REMEMBERED = frozenset(
+    {
+        Verdict.ACCEPTED,
+        Verdict.WRONG_ANSWER,
+        Verdict.COMPILE_ERROR,
+        Verdict.RUNTIME_ERROR,
+        Verdict.NO_CODE,
+    }
+)
+"""Verdicts that a second run would repeat. Those at a limit may depend on the machine."""
+
+
+class VerdictCache:
+    """Least recently used grades by key, and one computation at a time for each key."""
+
+    def __init__(self, entries: int) -> None:
+        self._entries = entries
+        self._grades: OrderedDict[str, Grade] = OrderedDict()
+        self._in_flight: dict[str, asyncio.Future[Grade | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._grades)
+
+    async def grade(self, key: str, compute: Callable[[], Awaitable[Grade]]) -> tuple[Grade, bool]:
+        """The grade, and whether somebody else's computation gave it.
+
+        Who waits for another's computation takes its place if that one is cancelled or
+        raises. What `compute` raises is raised to its own caller only.
+        """
+        while True:
+            if key in self._grades:
+                self._grades.move_to_end(key)
+                return self._grades[key], True
+            flight = self._in_flight.get(key)
+            if flight is None:
+                return await self._compute(key, compute), False
+            # The shield keeps a cancelled waiter from cancelling it for the others.
+            shared = await asyncio.shield(flight)
+            if shared is not None:
+                return shared, True
+
+    async def _compute(self, key: str, compute: Callable[[], Awaitable[Grade]]) -> Grade:
+        flight: asyncio.Future[Grade | None] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = flight
+        grade: Grade | None = None
+        try:
+            grade = await compute()
+        finally:
+            del self._in_flight[key]
+            flight.set_result(grade)
+        if grade.verdict in REMEMBERED:
+            self._grades[key] = grade
+            if len(self._grades) > self._entries:
+                self._grades.popitem(last=False)
+        return grade

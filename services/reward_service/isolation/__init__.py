@@ -1,0 +1,1 @@
+"""The kernel's part: bubblewrap, namespaces, seccomp."""

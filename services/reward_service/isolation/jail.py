@@ -1,0 +1,191 @@
+"""How a slot is started: which interpreter, behind bubblewrap or bare, as which user."""
+
+import os
+import secrets
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from services.reward_service.isolation.bubblewrap import Bubblewrap
+from services.reward_service.isolation.seccomp_filter import SeccompFilter, build_filter
+
+_JAILED = Path(__file__).parents[1] / "jailed"
+SLOT = ("codec", "line_pipe", "callee", "tester", "answer", "confine", "zygote")
+BUILD = ("confine", "build")
+"""Modules of a slot and of a compiler's jail."""
+
+# The jail's source travels over the control socket, because the slot's user may not be able
+# to read the folder it lies in.
+BOOT = """
+import json, socket, sys, types
+control = socket.socket(fileno=int(sys.argv[1]))
+parents = ["services", "services.reward_service", "services.reward_service.jailed"]
+sys.modules.update((name, types.ModuleType(name)) for name in parents)
+for name, source in json.loads(control.recv(1 << 20)):
+    module = sys.modules[name] = types.ModuleType(name)
+    setattr(sys.modules[parents[-1]], name.rpartition(".")[2], module)
+    exec(compile(source, name, "exec"), module.__dict__)
+module.main(control)
+"""
+
+# PYTHONHASHSEED is fixed so that an answer's verdict does not depend on the slot; it is why
+# the flags are not -I, which would ignore it.
+_PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8", "-W", "ignore")
+_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+
+_HIGH_USER_IDS = (2_000_000_000, 147_000_000)
+"""First of the user ids for slots and their number: above what systems and containers hand
+out, below 2**31."""
+_THREADS, _SHARED_USER_THREADS = 64, 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jail:
+    """A way to start slots.
+
+    Attributes:
+        bubblewrap: what makes namespaces around them; None: nothing does.
+        interpreter: real path of the Python that runs answers.
+        prefix: the folder it was installed to.
+        stdlib: its standard library.
+    """
+
+    bubblewrap: Bubblewrap | None
+    interpreter: str
+    prefix: str
+    stdlib: str
+
+    @classmethod
+    def here(cls, *, namespaces: bool) -> "Jail":
+        """The jail for the interpreter that runs this, outside its virtual environment.
+
+        Raises:
+            NoBubblewrap: there is nothing to make namespaces with.
+        """
+        interpreter = getattr(sys, "_base_executable", None) or sys.executable
+        return cls(
+            bubblewrap=Bubblewrap.here() if namespaces else None,
+            interpreter=os.path.realpath(interpreter),
+            prefix=os.path.realpath(sys.base_prefix),
+            stdlib=os.path.realpath(sysconfig.get_path("stdlib")),
+        )
+
+    @property
+    def namespaces(self) -> bool:
+        """Whether slots have namespaces of their own."""
+        return self.bubblewrap is not None
+
+    def command(self, control_fd: int, name: str, mounts: Sequence[str] = ()) -> list[str]:
+        """The command line of a slot; `name` tells its processes from others.
+
+        `mounts` are more arguments for bubblewrap, if there is one.
+        """
+        python = [self.interpreter, *_PYTHON_FLAGS, "-c", BOOT, str(control_fd), name]
+        if self.bubblewrap is None:
+            return python
+        flags = _namespace_flags(self.bubblewrap)
+        return [self.bubblewrap.path, *flags, *self._mounts(), *mounts, "--", *python]
+
+    def environment(self) -> dict[str, str]:
+        """All of the slot's environment."""
+        return dict(_ENVIRONMENT)
+
+    def settings(self, seccomp: SeccompFilter) -> dict[str, Any]:
+        """What the fork server is told before it confines itself."""
+        as_root = os.geteuid() == 0
+        programs = build_filter(programs=True)
+        return {
+            "filters": {
+                "source": (seccomp.program.hex(), seccomp.own_pid_at),
+                "program": (programs.program.hex(), programs.own_pid_at),
+            },
+            "user_id": own_user_id() if as_root else None,
+            "processes": self.processes,
+            "readable": self._readable(),
+            "listable": [self.stdlib],
+            "writable": ["/dev/null"],
+            "stdlib": self.stdlib,
+            "stdlib_by_fd": as_root and not self.namespaces and not _open_to_all(self.stdlib),
+        }
+
+    @property
+    def processes(self) -> int:
+        """Most processes and threads of a slot's user, counted by the kernel over all of them,
+        so that a shared user needs room for the others."""
+        shares_user = os.geteuid() != 0 and not self.namespaces
+        return _SHARED_USER_THREADS if shares_user else _THREADS
+
+    def _readable(self) -> list[str]:
+        """The standard library without the packages installed beside it, and libraries."""
+        beside = {"site-packages", "dist-packages"}
+        modules = [entry.path for entry in os.scandir(self.stdlib) if entry.name not in beside]
+        shared = [entry.path for entry in os.scandir(f"{self.prefix}/lib") if entry.is_file()]
+        system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"]
+        return [*modules, *shared, *system, "/dev/urandom"]
+
+    def _mounts(self) -> list[str]:
+        mounts = ["--ro-bind", "/usr", "/usr", "--dev", "/dev", "--chdir", "/", "--clearenv"]
+        for name in ("lib", "lib64", "lib32", "bin"):
+            path = Path("/", name)
+            if path.is_symlink():
+                mounts += ["--symlink", os.readlink(path), str(path)]
+            elif path.is_dir():
+                mounts += ["--ro-bind", str(path), str(path)]
+        for folder in dict.fromkeys((self.prefix, str(Path(self.interpreter).parent))):
+            if not _within(folder, "/usr") and not (_within(folder, self.prefix, strict=True)):
+                for parent in reversed(Path(folder).parents[:-1]):
+                    mounts += ["--perms", "0755", "--dir", str(parent)]
+                mounts += ["--ro-bind", folder, folder]
+        for name, value in _ENVIRONMENT.items():
+            mounts += ["--setenv", name, value]
+        return mounts
+
+
+@cache
+def jailed_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Name and source of every module of a jail, dependencies first, the one with `main` last."""
+    package = "services.reward_service.jailed"
+    return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in modules]
+
+
+def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
+    flags = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    flags += ["--unshare-cgroup-try", "--as-pid-1", "--die-with-parent", "--new-session"]
+    if os.geteuid() == 0:
+        # No user namespace: it would map only root, and the fork server leaves root for a
+        # user id of its own, for which it needs these until then.
+        flags += ["--cap-drop", "ALL"]
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):
+            flags += ["--cap-add", capability]
+    else:
+        flags += ["--unshare-user"]
+        if bubblewrap.disables_user_namespaces:
+            flags += ["--disable-userns"]
+    return flags
+
+
+def _within(path: str, folder: str, *, strict: bool = False) -> bool:
+    if path == folder:
+        return not strict
+    return Path(folder) in Path(path).parents
+
+
+def _open_to_all(folder: str) -> bool:
+    """Whether any user can enter this folder from the root."""
+    path = Path(folder)
+    return all(step.stat().st_mode & 0o001 for step in (path, *path.parents))
+
+
+def own_user_id() -> int:
+    """A user id that no other slot has, within what this user namespace maps."""
+    first, count = _HIGH_USER_IDS
+    mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    end = max(int(start) + int(length) for start, _, length in mapped)
+    if end < first + count:
+        count = min(4096, end // 2)
+        first = end - count
+    return first + secrets.randbelow(count)

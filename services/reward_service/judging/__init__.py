@@ -1,0 +1,1 @@
+"""Programs against tests: from output and asserts to a verdict."""

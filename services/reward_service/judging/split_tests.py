@@ -1,0 +1,115 @@
+"""Tests that are code: they run in one jail and call the answer in another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from services.protocol.reward.assert_tests import known_definitions
+from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.reward_service import Limits, Verdict
+from services.reward_service.jailed import tester
+from services.reward_service.jailed.answer import RAISED
+from services.reward_service.judging.judge import Judgement, bad_end, judge_program, printable
+from services.reward_service.judging.program import Program, idle_limit_s, json_payload
+from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed
+from services.reward_service.sandbox.seat import Seat
+
+_TESTER_LIMITS = Limits(cpu_s=10.0, memory_mb=1024, output_kb=1024)
+
+_VERDICTS = {
+    tester.FAILED: Verdict.WRONG_ANSWER,
+    tester.RAISED: Verdict.RUNTIME_ERROR,
+    tester.GONE: Verdict.RUNTIME_ERROR,
+    tester.LATE: Verdict.TIME_LIMIT,
+    tester.LONG: Verdict.OUTPUT_LIMIT,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRun:
+    """What tests said of an answer.
+
+    Attributes:
+        outcome: of the answer's process.
+        failures: of the tests that came to an end, in order; None for one that passed.
+    """
+
+    outcome: Outcome
+    failures: list[Judgement | None]
+
+
+async def run_split(
+    program: Program, grader: CodeGrader, tests: list[str], seat: Seat, *, stop: bool
+) -> SplitRun:
+    """Run tests until one fails, if they are to stop then, or the answer's process ends.
+
+    At least one test comes to an end. What the answer's process does to itself fails a test
+    even if every assert held.
+
+    Raises:
+        SandboxCrashed: the answer lost its slot twice.
+        SlotFailed: no process could be had, or the tests would fail with any answer.
+    """
+    assert grader.entry_point is not None, "checked with the grader"
+    wait_s = idle_limit_s(grader.limits)
+    answer = program.callee(grader.entry_point, grader.limits)
+    answer = replace(answer, wall_s=wait_s + 2 * idle_limit_s(_TESTER_LIMITS))
+    mine, theirs = await seat.run_beside(answer, _tester(grader, tests, stop=stop), wait_s)
+    end = _end(mine, grader.limits)
+    failures = _read(theirs, end)
+    ended_early = all(failure is None for failure in failures) and len(failures) < len(tests)
+    if ended_early:  # whatever the answer gave them was too much for them
+        reason = bad_end(theirs, _TESTER_LIMITS)
+        verdict = Verdict.RUNTIME_ERROR if reason is None else reason.verdict
+        detail = f"the tests ended early: {reason.detail if reason else 'no report'}"
+        failures.append(Judgement(verdict=verdict, detail=detail))
+    if end is not None and failures[-1] is None:
+        failures[-1] = end
+    return SplitRun(outcome=mine, failures=failures)
+
+
+def _read(theirs: Outcome, end: Judgement | None) -> list[Judgement | None]:
+    failures: list[Judgement | None] = []
+    for line in theirs.report.decode("ascii", errors="replace").split("\n")[:-1]:
+        kind, reason = line[:1], printable(line[1:])
+        if kind == tester.BROKEN:
+            raise SlotFailed(f"the tests fail by themselves: {reason}")
+        if kind == tester.PASSED:
+            failures.append(None)
+        elif kind == tester.GONE and end is not None:
+            failures.append(end)
+        else:
+            failures.append(Judgement(verdict=_VERDICTS[kind], detail=reason))
+    return failures
+
+
+def _end(mine: Outcome, limits: Limits) -> Judgement | None:
+    """What is wrong with how the answer's process ended."""
+    if mine.killed == "left" and mine.cpu_s < limits.cpu_s:  # the tests had seen enough
+        return None
+    failure = judge_program(mine, limits)
+    said = mine.report.decode("ascii", errors="replace")
+    if failure is not None and said.startswith(RAISED):
+        return replace(failure, detail=printable(said[1:]))
+    return failure
+
+
+def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[float], Execution]:
+    assert grader.entry_point is not None
+    known = known_definitions(grader.template or "", grader.entry_point)
+    order = {
+        "setup": "\n".join((grader.prelude, known, grader.setup)),
+        "entry_point": grader.entry_point,
+        "tests": tests,
+        "stop": stop,
+        "max_bytes": grader.limits.output_kb << 10,
+    }
+
+    def waiting(patience_s: float) -> Execution:
+        return Execution(
+            payload=json_payload({**order, "patience_s": patience_s}),
+            stdin=b"",
+            limits=_TESTER_LIMITS,
+            wall_s=patience_s + 2 * idle_limit_s(_TESTER_LIMITS),
+        )
+
+    return waiting

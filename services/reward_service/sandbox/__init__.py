@@ -1,0 +1,1 @@
+"""Slots, and the programs that are compiled and run in them."""

@@ -1,0 +1,239 @@
+"""One jailed fork server, seen from the service."""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import select
+import signal
+import subprocess
+from typing import Any
+
+from services.observability.metrics import RewardMetrics
+from services.reward_service.isolation.jail import SLOT, Jail, jailed_sources
+from services.reward_service.isolation.seccomp_filter import SeccompFilter
+from services.reward_service.sandbox.control import Control
+from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed, SlotLost
+
+_ANSWER_GRACE_S = 5.0
+_CLOSE_S = 5.0
+_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class Slot:
+    """Starts its fork server, gives it one execution at a time, and ends it.
+
+    Slots are started from the event loop's own thread: the kernel ends a jail together with
+    the thread that started it.
+    """
+
+    def __init__(self, jail: Jail, seccomp: SeccompFilter, *, start_s: float) -> None:
+        self.name = f"millrace-slot-{secrets.token_hex(6)}"
+        self.landlock_abi = 0
+        self._jail, self._seccomp, self._start_s = jail, seccomp, start_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: Control | None = None
+        self._server = -1  # pidfd of the fork server: behind bubblewrap not our child
+        self._errors = -1
+        self._payload: tuple[bytes, int] = (b"", -1)
+        self._was_started = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether an execution can be given to it."""
+        return self._server >= 0 and not _ended(self._server, 0.0)
+
+    async def start(self) -> None:
+        """Start, or start anew, and wait until the fork server is confined.
+
+        Raises:
+            SlotFailed: it cannot start here, with what it said.
+        """
+        self.close()
+        if self._was_started:
+            RewardMetrics.slot_restarts.inc()
+        self._was_started = True
+        self._control = control = Control()
+        self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
+        try:
+            with control.theirs as theirs:
+                self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
+                    self._jail.command(theirs.fileno(), self.name),
+                    env=self._jail.environment(),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._errors,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            control.send(json.dumps(jailed_sources(SLOT)).encode())
+            control.send(json.dumps(self._jail.settings(self._seccomp)).encode())
+            message, process_id = await control.receive(self._start_s)
+            if message:
+                self._server = os.pidfd_open(process_id)
+        except (OSError, TimeoutError) as error:
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+        except asyncio.CancelledError:
+            self.close()
+            raise
+        hello = json.loads(message or b'{"failed": "no answer"}')
+        if "failed" in hello:
+            raise self._failure(hello["failed"])
+        self.landlock_abi = hello["landlock_abi"]
+
+    def _failure(self, reason: str) -> SlotFailed:
+        said = b""
+        if self._errors >= 0:
+            said = os.pread(self._errors, 4096, 0).strip()
+        self.close()
+        last_line = said.decode(errors="replace").splitlines()[-1:] or [""]
+        return SlotFailed(": ".join(part for part in (reason, last_line[0]) if part))
+
+    async def run(self, execution: Execution) -> Outcome:
+        """Run one process to its end.
+
+        Raises:
+            SlotLost: the slot died or did not answer in time; it is closed.
+            SlotFailed: no process could be made or confined.
+        """
+        return await self.end(execution, self.begin(execution))
+
+    def begin(self, execution: Execution) -> list[int]:
+        """Have a process started; returns its files, for `end` or `abandon`.
+
+        Raises:
+            SlotLost: the slot is dead; it is closed.
+        """
+        files = _make_files(execution.stdin)
+        order = {
+            "cpu_s": execution.limits.cpu_s,
+            "wall_s": execution.wall_s,
+            "memory": execution.limits.memory_mb << 20,
+            "output": execution.limits.output_kb << 10,
+            "program": execution.program is not None,
+            "channel": execution.channel is not None,
+        }
+        lent = [execution.program] if execution.program is not None else []
+        lent += execution.channel or ()
+        try:
+            if self._control is None:
+                raise SlotLost("the slot is closed")
+            payload = self._sealed_payload(execution.payload)
+            self._control.send(json.dumps(order).encode(), [payload, *files, *lent])
+        except (OSError, SlotLost) as error:
+            self.abandon(files)
+            raise SlotLost(f"{type(error).__name__}: {error}") from error
+        return files
+
+    async def end(self, execution: Execution, files: list[int]) -> Outcome:
+        """Wait for what was begun.
+
+        Raises:
+            SlotLost: the slot died or did not answer in time; it is closed.
+            SlotFailed: no process could be made or confined.
+        """
+        try:
+            if self._control is None:  # closed meanwhile
+                raise SlotLost("the slot is closed")
+            answer, _ = await self._control.receive(execution.wall_s + _ANSWER_GRACE_S)
+            if not answer:
+                raise SlotLost("the slot hung up")
+            return _read_outcome(json.loads(answer), files)
+        except (OSError, TimeoutError, ValueError) as error:
+            self.close()
+            raise SlotLost(f"{type(error).__name__}: {error}") from error
+        except (SlotLost, asyncio.CancelledError):
+            self.close()
+            raise
+        finally:
+            _close_all(files)
+
+    def abandon(self, files: list[int]) -> None:
+        """End the slot instead of waiting for what was begun."""
+        self.close()
+        _close_all(files)
+
+    def close(self) -> None:
+        """End the fork server and whatever it runs; safe to call again."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._server >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._server, signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_CLOSE_S)
+            self._process = None
+        if self._server >= 0:
+            _ended(self._server, _CLOSE_S)
+            os.close(self._server)
+            self._server = -1
+        for descriptor in (self._errors, self._payload[1]):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._errors, self._payload = -1, (b"", -1)
+
+    def _sealed_payload(self, payload: bytes) -> int:
+        """Its memory file, the one of the last run if that was the same program.
+
+        Nobody can change a sealed file, and an answer's code starts without it.
+        """
+        if self._payload[1] < 0 or self._payload[0] != payload:
+            if self._payload[1] >= 0:
+                os.close(self._payload[1])
+            self._payload = payload, sealed_file(payload)
+        return self._payload[1]
+
+
+def _ended(process: int, timeout_s: float) -> bool:
+    """Whether the process of a pidfd has ended, or ends within the time."""
+    waiting = select.poll()  # not select(): a busy service has descriptors above 1023
+    waiting.register(process, select.POLLIN)
+    return bool(waiting.poll(timeout_s * 1000))
+
+
+def _make_files(stdin: bytes) -> list[int]:
+    """Files in memory for stdin, stdout, stderr and the report, in this order."""
+    return [sealed_file(stdin), *(os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3))]
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def sealed_file(content: bytes) -> int:
+    """A memory file that nobody can change any more; the caller closes it."""
+    descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _READ_ONLY)
+    return descriptor
+
+
+def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
+    if "failed" in answer:
+        raise SlotFailed(answer["failed"])
+    stdout, stderr, report = (
+        os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[1:]
+    )
+    if not answer["armed"]:
+        raise SlotFailed(
+            f"a process could not be confined: {stderr[-300:].decode(errors='replace')}"
+        )
+    return Outcome(
+        exit_code=answer["exit"],
+        killed=answer["killed"],
+        cpu_s=answer["cpu_s"],
+        wall_s=answer["wall_s"],
+        peak_kb=answer["peak_kb"],
+        stdout=stdout,
+        stderr=stderr,
+        report=report,
+    )

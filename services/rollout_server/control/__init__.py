@@ -1,0 +1,1 @@
+"""The replica as a member of the weight bus."""

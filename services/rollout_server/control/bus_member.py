@@ -1,0 +1,302 @@
+"""A rollout server's membership of the weight bus: register, take orders, report."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.observability.log import Log
+from services.observability.metrics import RolloutMetrics
+from services.protocol.errors import NotReady
+from services.protocol.weights.replica_control import ControlReplica
+from services.protocol.weights.weight_bus import (
+    CommitWeights,
+    DistrustWeights,
+    DropLinks,
+    Order,
+    Phase,
+    ReplicaHello,
+    Report,
+    SendWeights,
+    StageWeights,
+    WeightBus,
+)
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.control.replica_control import EngineControl
+from services.rollout_server.control.start_up import StartPhase
+from services.rollout_server.weights.canary import CanaryProver, Proof
+from services.rollout_server.weights.engine_loader import EngineLoader
+
+_POLL_WAIT_S = 2.0
+_RETRY_S = 0.25
+_REPORT_TRIES = 20
+_MAX_WAITING_ORDERS = 256
+_STOP_TIMEOUT_S = 2.0
+
+log = Log("rollout_server")
+
+
+class BusMember:
+    """Keeps one replica on the bus for as long as it lives.
+
+    Two tasks: one polls, so that the bus hears from the replica whatever an order takes;
+    one carries orders out, one after another, with receiving in the background so that an
+    order to drop it can overtake. While the bus is away, generation goes on.
+
+    Attributes:
+        wanted_replicas: how many rollout servers a run has work for, as the bus last said.
+    """
+
+    def __init__(
+        self,
+        bus: WeightBus,
+        loader: EngineLoader,
+        prover: CanaryProver,
+        control: EngineControl,
+        hello: Callable[[WeightManifest | None, WeightManifest | None], ReplicaHello],
+        *,
+        reached: Callable[[StartPhase], None] = lambda phase: None,
+    ) -> None:
+        self._reached = reached
+        self._bus = bus
+        self._loader = loader
+        self._prover, self._control = prover, control
+        self._hello = hello
+        self._id = hello(None, None).replica_id
+        self._acknowledged = 0
+        self.wanted_replicas: int | None = None
+        self._orders: asyncio.Queue[Order] = asyncio.Queue(_MAX_WAITING_ORDERS)
+        self._staging: tuple[StageWeights, asyncio.Task[None]] | None = None
+        self._proving: asyncio.Task[None] | None = None
+        self._sends: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start both tasks in the running loop."""
+        self._tasks = [
+            asyncio.create_task(self._poll(), name="bus poll"),
+            asyncio.create_task(self._carry_out(), name="bus orders"),
+        ]
+
+    def check(self) -> None:
+        """Answer if both tasks run.
+
+        Raises:
+            RuntimeError: one of them ended.
+        """
+        for task in self._tasks:
+            if task.done():
+                error = None if task.cancelled() else task.exception()
+                raise RuntimeError(f"{task.get_name()} ended: {error}") from error
+
+    async def stop(self) -> None:
+        """End the tasks, then leave the bus: a poll under way would register again."""
+        await self._end_proof()
+        staging = [self._staging[1]] if self._staging else []
+        tasks = [*self._tasks, *self._sends.values(), *staging]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(NotReady, TimeoutError):
+            await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
+
+    async def _poll(self) -> None:
+        await self._register()
+        while True:
+            try:
+                orders = await self._bus.next_orders(self._id, self._acknowledged, _POLL_WAIT_S)
+            except NotReady:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if not orders.known:
+                await self._register()
+                continue
+            for order in orders.orders:
+                await self._orders.put(order)
+            self._acknowledged = orders.last
+            self.wanted_replicas = orders.wanted_replicas
+
+    async def _register(self) -> None:
+        while True:
+            try:
+                await self._bus.register_replica(
+                    self._hello(self._loader.committed, self._loader.copy)
+                )
+            except NotReady:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._acknowledged = 0
+            self._reached(StartPhase.REGISTRATION)
+            log.info("registered", replica=self._id, version=self._loader.committed_version)
+            return
+
+    async def _carry_out(self) -> None:
+        while True:
+            order = await self._orders.get()
+            if isinstance(order, StageWeights):
+                await self._start_staging(order)
+            elif isinstance(order, CommitWeights):
+                await self._commit(order)
+            elif isinstance(order, DistrustWeights):
+                self._loader.distrust(order.version)
+            elif isinstance(order, DropLinks):
+                await self._drop(order)
+            elif isinstance(order, ControlReplica):
+                await self._carry_out_control(order)
+            else:
+                assert isinstance(order, SendWeights)
+                self._start_send(order)
+
+    async def _start_staging(self, order: StageWeights) -> None:
+        if self._staging is not None and self._staging[0] == order:
+            return
+        await self._end_staging()
+        self._staging = (order, asyncio.create_task(self._stage(order), name="staging"))
+
+    async def _end_staging(self) -> None:
+        if self._staging is not None:
+            task = self._staging[1]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._staging = None
+
+    async def _stage(self, order: StageWeights) -> None:
+        version, prefix = order.manifest.version, order.links[0].prefix
+        await self._report_end(Phase.STAGE, version, prefix, self._loader.stage(order))
+
+    async def _commit(self, order: CommitWeights) -> None:
+        # A proof under way would be about tokens of two versions.
+        await self._end_proof()
+        await self._report_end(Phase.COMMIT, order.version, "", self._loader.commit(order.version))
+        committed = self._loader.committed
+        if committed is None:
+            return
+        self._reached(StartPhase.FIRST_WEIGHTS)
+        RolloutMetrics.version.set(committed.version, {"replica": self._id})
+        if committed.version == order.version and committed.canary:
+            self._proving = asyncio.create_task(self._prove(committed), name="canary")
+
+    async def _carry_out_control(self, order: ControlReplica) -> None:
+        outcome = await self._control.carry_out(order, self._id)
+        if outcome is None:
+            return  # delivered again
+        failed = outcome.error is not None or outcome.refusal is not None
+        self._count(order.action, "failed" if failed else "done")
+        await self._tell(lambda: self._bus.report_control(outcome))
+
+    async def _prove(self, manifest: WeightManifest) -> None:
+        """In the background of generation: it waits for its turn like any other request."""
+        await self._control.until_released()
+        started, error, proof = time.monotonic(), None, Proof(logprobs=None, unmoved=False)
+        try:
+            proof = await self._prover.prove(manifest)
+        # Edge of the task: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning("canary failed", replica=self._id, version=manifest.version, error=error)
+        self._count(Phase.CANARY, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=self._id,
+                phase=Phase.CANARY,
+                version=manifest.version,
+                error=error,
+                seconds=time.monotonic() - started,
+                canary_logprobs=proof.logprobs,
+                canary_unmoved=proof.unmoved,
+            )
+        )
+
+    async def _end_proof(self) -> None:
+        if self._proving is not None:
+            self._proving.cancel()
+            await asyncio.gather(self._proving, return_exceptions=True)
+            self._proving = None
+
+    def _start_send(self, order: SendWeights) -> None:
+        prefix = order.link.prefix
+        if prefix in self._sends:
+            return  # delivered again
+        task = asyncio.create_task(self._send(order), name=f"seed {prefix}")
+        self._sends[prefix] = task
+        task.add_done_callback(lambda _: self._sends.pop(prefix, None))
+
+    async def _send(self, order: SendWeights) -> None:
+        """Stand in for a trainer rank; the receiver's vote tells the bus of success."""
+        started, error, sent = time.monotonic(), None, 0
+        try:
+            sent = await self._loader.send(order)
+        # Edge of an order: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+        self._count(Phase.SEND, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=order.link.replica_id,
+                phase=Phase.SEND,
+                version=order.version,
+                error=error,
+                seconds=time.monotonic() - started,
+                sent_bytes=sent,
+                prefix=order.link.prefix,
+            )
+        )
+
+    async def _drop(self, order: DropLinks) -> None:
+        try:
+            if order.replica_id == self._id:
+                await self._end_staging()
+                await self._loader.drop(order.prefix)
+            else:
+                await self._loader.end_sends(order.prefix)
+        # Nobody waits for a report of this order, so the failure is counted here.
+        except Exception:
+            log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)
+            self._count("drop", "failed")
+            return
+        self._count("drop", "done")
+
+    async def _report_end(
+        self, phase: Phase, version: int, prefix: str, work: Coroutine[Any, Any, float]
+    ) -> None:
+        """Do the work and report how it ended; only cancellation leaves it unreported."""
+        started, error, result_s = time.monotonic(), None, 0.0
+        try:
+            result_s = await work
+        # Edge of an order: whatever happened is the bus's to know.
+        except Exception as failure:  # noqa: BLE001
+            error = f"{type(failure).__name__}: {failure}"
+            log.warning(f"{phase} failed", replica=self._id, version=version, error=error)
+        self._count(phase, "failed" if error else "done")
+        await self._report(
+            Report(
+                member_id=self._id,
+                replica_id=self._id,
+                phase=phase,
+                version=version,
+                error=error,
+                seconds=time.monotonic() - started,
+                paused_s=result_s if phase is Phase.COMMIT else 0.0,
+                prefix=prefix,
+            )
+        )
+
+    async def _report(self, report: Report) -> None:
+        await self._tell(lambda: self._bus.report(report))
+
+    async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        for _ in range(_REPORT_TRIES):
+            try:
+                await call()
+            except NotReady:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            return
+        # The bus has forgotten what it asked for; registering again tells it our version.
+        self._count("report", "failed")
+
+    def _count(self, order: str, result: str) -> None:
+        RolloutMetrics.orders.inc(tags={"replica": self._id, "order": order, "result": result})

@@ -1,0 +1,1 @@
+"""The engine of a replica: its arguments, environment and processes."""

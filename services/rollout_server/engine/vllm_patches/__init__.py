@@ -1,0 +1,1 @@
+"""Every private interface of vLLM that is patched or called, each in a file."""

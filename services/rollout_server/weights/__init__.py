@@ -1,0 +1,1 @@
+"""New weights: received, staged, checked, loaded."""

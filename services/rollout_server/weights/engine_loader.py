@@ -1,0 +1,305 @@
+"""Orders of the bus carried out on one engine: stage, commit, drop."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from services.observability.log import Log
+from services.protocol.weights.model_layout import first_difference
+from services.protocol.weights.replica_control import Hold
+from services.protocol.weights.weight_bus import SendWeights, StageWeights
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.engine.vllm_patches.engine_pause import PausableEngine, pause
+
+_POLL_S = 0.01
+_RPC_TIMEOUT_S = 30.0
+_COMMIT_STEPS = 3  # pause, load, resume
+
+log = Log("rollout_server")
+
+
+class Engine(PausableEngine, Protocol):
+    """What is used of vLLM's `AsyncLLM`."""
+
+    async def resume_generation(self) -> None:
+        """Step again."""
+
+    async def start_weight_update(self) -> None:
+        """Open an update on every worker."""
+
+    async def update_weights(self, request: Any) -> None:
+        """Hand every worker its update."""
+
+    async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Load on every worker and label what is sampled from now on."""
+
+    async def update_weight_version(self, new_version: str) -> None:
+        """Label what is sampled from now on."""
+
+    async def collective_rpc(
+        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
+    ) -> list[Any]:
+        """Call a method of every worker."""
+
+
+class ServedAdapter(Protocol):
+    """See `services.rollout_server.engine.adapter_requests.AdapterRequests`."""
+
+    base: str
+    there: bool
+
+
+class StageFailed(RuntimeError):
+    """A version could not be received whole; the served version is untouched."""
+
+
+class OtherModel(StageFailed):
+    """The version is not of the model that is served; not a byte of it was received."""
+
+
+class SendFailed(RuntimeError):
+    """Another replica could not be given this one's copy."""
+
+
+class NothingStaged(RuntimeError):
+    """A commit was ordered of a version that is not there."""
+
+
+class Asleep(RuntimeError):
+    """A commit was ordered of an engine whose memory an operator has freed."""
+
+
+class EngineLoader:
+    """The versions of one engine: at most one staged, at most one committed.
+
+    Attributes:
+        committed: the version served, None before the first commit, after a commit that
+            failed half-way, and when what is served is not what the trainer sent.
+        torn: a commit failed half-way, or an operator had the weights dropped; generation
+            stands still until a commit succeeds.
+        held: what an operator keeps the engine from. A commit resumes no paused engine and
+            loads into no sleeping one.
+        wake: called instead of resuming, once, after the next commit: what an engine that
+            lost its weights in its sleep does last.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        host: str,
+        in_flight: str,
+        commit_timeout_s: float,
+        keep_copy: bool = False,
+        adapter: ServedAdapter | None = None,
+    ) -> None:
+        self._engine, self._adapter = engine, adapter
+        self._host, self._keep_copy = host, keep_copy
+        self._mode = {"drain": "wait", "abort": "abort"}.get(in_flight, "keep")
+        self._clear_cache = in_flight != "keep_stale"
+        self._timeout_s = commit_timeout_s
+        self._staged: WeightManifest | None = None
+        self._loaded: WeightManifest | None = None  # the last one, also after it was lost
+        self._update_open = False  # on the workers, which refuse to open another
+        self.committed: WeightManifest | None = None
+        self.torn = False
+        self.held = Hold.NONE
+        self.wake: Callable[[], Awaitable[object]] | None = None
+
+    @property
+    def committed_version(self) -> int | None:
+        """Number of the version served, None while none is whole."""
+        return self.committed.version if self.committed is not None else None
+
+    @property
+    def longest_commit_s(self) -> float:
+        """Seconds after which `commit` has ended, well or badly."""
+        # Between load and resume the workers may be asked whether they are torn.
+        return _COMMIT_STEPS * self._timeout_s + _RPC_TIMEOUT_S
+
+    async def stage(self, order: StageWeights) -> float:
+        """Receive a version in the background of generation.
+
+        Returns:
+            Seconds from start to the last checked byte. Every link operation has its own
+            deadline, so this ends.
+
+        Raises:
+            OtherModel: names, shapes or element types are not those of what was loaded, or
+                an adapter is not for the frozen model that is here.
+            StageFailed: a link broke, a deadline passed or bytes were not the manifest's.
+        """
+        self._refuse_other_model(order.manifest)
+        info = {
+            "order": msgspec.msgpack.encode(order),
+            "host": self._host,
+            "keep_copy": self._keep_copy,
+        }
+        self._staged = None
+        if self._update_open:
+            await self._rpc("drop_stage")
+        self._update_open = True
+        async with asyncio.timeout(_RPC_TIMEOUT_S):
+            # Handed over together: a busy engine takes calls only between two steps.
+            await asyncio.gather(
+                self._engine.start_weight_update(), self._engine.update_weights(_request(info))
+            )
+        while True:
+            votes = await self._rpc("stage_vote")
+            failed = [vote["error"] for vote in votes if vote["state"] == "failed"]
+            if failed:
+                # Closes the other links too, so that their senders need not wait.
+                await self._rpc("drop_stage")
+                raise StageFailed(failed[0])
+            if all(vote["state"] == "staged" for vote in votes):
+                self._staged = order.manifest
+                return max(float(vote["seconds"]) for vote in votes)
+            await asyncio.sleep(_POLL_S)
+
+    def _refuse_other_model(self, manifest: WeightManifest) -> None:
+        if (manifest.adapter is None) != (self._adapter is None):
+            came, taken = (
+                ("an adapter", "whole models") if manifest.adapter else ("a model", "adapters")
+            )
+            fix = "trainer.lora.push: adapter goes with rollout_server.lora_rank, and only with it"
+            raise OtherModel(f"tensors: {came} came where {taken} are served; {fix}")
+        if manifest.adapter and self._adapter and manifest.adapter.base != self._adapter.base:
+            raise OtherModel(
+                f"base: the adapter is for weights with digest {manifest.adapter.base}, but those "
+                f"in the model's folder here have {self._adapter.base}; copy the trainer's"
+            )
+        if self._loaded is not None and (difference := first_difference(manifest, self._loaded)):
+            raise OtherModel(f"tensors: {difference}")
+
+    async def commit(self, version: int) -> float:
+        """Make the staged version the served one; nothing is sampled in between.
+
+        Returns:
+            Seconds for which generation stood still.
+
+        Raises:
+            NothingStaged: the version is not complete here; generation was not stopped.
+            Asleep: an operator has put the engine to sleep.
+            TimeoutError: a step missed its deadline.
+            Exception: whatever the engine raises. Unless `torn`, the served version is as
+                before and generation goes on.
+        """
+        staged = self._staged
+        if staged is None and self.committed_version == version:
+            return 0.0  # the order was delivered again
+        if staged is None or staged.version != version:
+            raise NothingStaged(f"version {version} is not staged")
+        if self.held is Hold.ASLEEP:
+            raise Asleep("an operator has put the engine to sleep; wake it up first")
+        started = time.monotonic()
+        try:
+            if self.held is Hold.NONE and self.wake is None:  # else it stands still already
+                await self._step(
+                    pause(self._engine, mode=self._mode, clear_cache=self._clear_cache)
+                )
+            before, self.committed = self.committed, None
+            # Until the workers say otherwise: a cancelled or late load may have begun.
+            was_torn, self.torn = self.torn, True
+            try:
+                await self._step(self._load(staged))
+            except Exception:
+                self.torn = was_torn or await self._workers_torn()
+                self.committed = None if self.torn else before
+                raise
+            self.torn, self.committed, self._staged = False, staged, None
+            self._loaded = staged
+            self._update_open = False
+            if self._adapter is not None:
+                self._adapter.there = True
+        finally:
+            if not self.torn:
+                await self._go_on()
+        return time.monotonic() - started
+
+    async def _load(self, staged: WeightManifest) -> None:
+        if staged.adapter is None:
+            await self._engine.finish_weight_update(str(staged.version))
+            return
+        await self._engine.collective_rpc("finish_adapter")
+        await self._engine.update_weight_version(str(staged.version))
+
+    def lose_weights(self) -> None:
+        """The weights are gone: nothing is served until everything was sent again."""
+        self.committed, self._staged, self.torn = None, None, True
+
+    async def _go_on(self) -> None:
+        if self.wake is not None:
+            await self._step(self.wake())
+            self.wake = None
+        elif self.held is Hold.NONE:
+            await self._step(self._engine.resume_generation())
+
+    def distrust(self, version: int) -> None:
+        """What is served as `version` is wrong: do not claim to hold it any more."""
+        if self.committed_version == version:
+            self.committed = None
+
+    @property
+    def copy(self) -> WeightManifest | None:
+        """The version that is kept in host memory besides being served."""
+        return self.committed if self._keep_copy else None
+
+    async def send(self, order: SendWeights) -> int:
+        """Hand the copy to another replica, in the place of one trainer rank.
+
+        Returns:
+            Payload bytes. Every link operation has its own deadline, so this ends.
+
+        Raises:
+            SendFailed: there is no such copy, the receiver is gone, or the send was called
+                off.
+        """
+        await self._rpc("send_copy", msgspec.msgpack.encode(order), self._host)
+        while True:
+            state = (await self._rpc("send_state", order.link.prefix))[0]
+            if state["error"] is not None:
+                raise SendFailed(state["error"])
+            if state["done"]:
+                return int(state["sent_bytes"])
+            await asyncio.sleep(_POLL_S)
+
+    async def end_sends(self, prefix: str) -> None:
+        """Call off sends whose prefix starts with `prefix`."""
+        await self._rpc("end_sends", prefix)
+
+    async def drop(self, prefix: str) -> None:
+        """Forget links whose prefix starts with `prefix`, and what was staged."""
+        self._staged = None
+        await self._rpc("drop_stage", prefix)
+
+    async def digests(self) -> list[dict[str, Any]]:
+        """Per worker: committed version, digest of its bytes, and whether it is torn."""
+        return await self._rpc("weights_digest")
+
+    async def _workers_torn(self) -> bool:
+        try:
+            return any(digest["torn"] for digest in await self.digests())
+        # Workers that cannot answer are taken to be torn.
+        except Exception:
+            log.exception("workers do not say whether they are torn")
+            return True
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        # Not wait_for: in Python 3.11 it loses a cancellation that arrives together with the
+        # result, and a stage that was called off would go on to its links' deadline.
+        async with asyncio.timeout(_RPC_TIMEOUT_S):
+            return await self._engine.collective_rpc(method, args=args)
+
+    async def _step(self, call: Awaitable[object]) -> None:
+        async with asyncio.timeout(self._timeout_s):
+            await call
+
+
+def _request(info: dict[str, Any]) -> Any:
+    # vLLM is heavy and this module's logic is tested without it.
+    from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+    return WeightTransferUpdateRequest(update_info=info)

@@ -1,0 +1,70 @@
+"""Advantages: how much better a trajectory did than others of its sample group or batch."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from services.protocol.run.algorithm import AdvantageKind
+from services.trainer.algorithms.advantages.dr_grpo import dr_grpo_advantages
+from services.trainer.algorithms.advantages.grpo import grpo_advantages
+from services.trainer.algorithms.advantages.reinforce_plus_plus import whitened
+from services.trainer.algorithms.advantages.rloo import rloo_advantages
+
+_OF_A_GROUP: dict[str, Callable[[Tensor], Tensor]] = {
+    "grpo": grpo_advantages,
+    "dr_grpo": dr_grpo_advantages,
+    "rloo": rloo_advantages,
+    "reinforce_plus_plus_baseline": dr_grpo_advantages,
+}
+_WITHOUT_BASELINE = {"reinforce_plus_plus", "gae"}
+_OVER_THE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
+
+
+def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
+    """One advantage per trajectory of a sample group, the same for all of its tokens.
+
+    For the REINFORCE++ kinds it is what `batch_advantages` goes on with, for `gae` the
+    rewards. Where the group's
+    mean is subtracted, a group of equal rewards gets exactly 0.0, whatever rounding does
+    to its mean.
+
+    Args:
+        rewards: one per trajectory; at least two where their mean is the baseline.
+        kind: as in the configuration.
+
+    Raises:
+        ValueError: a group of one has no baseline.
+    """
+    if kind in _WITHOUT_BASELINE:
+        return [float(reward) for reward in rewards]
+    if len(rewards) < 2:
+        raise ValueError(f"a sample group needs at least two rewards, not {len(rewards)}")
+    if min(rewards) == max(rewards):
+        return [0.0] * len(rewards)
+    return _OF_A_GROUP[kind](torch.tensor(rewards, dtype=torch.float64)).tolist()
+
+
+def batch_advantages(
+    rewards: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], kind: AdvantageKind
+) -> list[list[float]]:
+    """One advantage per trajectory of each sample group of a train batch.
+
+    Args:
+        rewards: of each group, one per trajectory.
+        tokens: how many tokens of each trajectory will be trained; what is normalised over
+            the batch is normalised over these.
+        kind: as in the configuration.
+
+    Raises:
+        ValueError: a group of fewer than two where their mean is the baseline.
+    """
+    groups = [group_advantages(group, kind) for group in rewards]
+    if kind not in _OVER_THE_BATCH:
+        return groups
+    flat = torch.tensor([value for group in groups for value in group], dtype=torch.float64)
+    counts = torch.tensor([count for group in tokens for count in group], dtype=torch.float64)
+    if not counts.sum():
+        return groups
+    values = iter(whitened(flat, counts).tolist())
+    return [[next(values) for _ in group] for group in groups]

@@ -1,0 +1,1 @@
+"""Policy losses, KL, corrections and how they are aggregated."""

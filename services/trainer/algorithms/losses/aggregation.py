@@ -1,0 +1,49 @@
+"""From losses of tokens to the loss of a minibatch.
+
+Every aggregation is `sum_t share_t loss_t / denominator`. The denominator counts the whole
+minibatch, over all ranks and micro-batches, before the first forward pass, so that the
+result depends neither on the number of ranks nor on how the work was cut.
+"""
+
+import torch
+from torch import Tensor
+
+from services.protocol.run.algorithm import AlgorithmConfig
+
+
+def token_shares(weight: Tensor, sequence: Tensor, sequences: int, aggregation: str) -> Tensor:
+    """What each token counts before the division by `denominator`.
+
+    - `token_mean`: 1, so that the loss is `sum / N` (DAPO, arXiv 2503.14476, section 3.3).
+    - `sequence_mean`: `1 / |o_i|`, so that it is `mean_i(mean_t(loss))` (GRPO, arXiv
+      2402.03300, equation 3).
+    - `fixed_length`: 1, for `sum / (S * fixed_length)` (Dr. GRPO, arXiv 2503.20783,
+      section 3.2).
+
+    Args:
+        weight: `[N]`, 1; 0 for what only fills a forward pass.
+        sequence: int64 `[N]`, the sequence of each token.
+        sequences: number of sequences.
+        aggregation: which of the three.
+    """
+    if aggregation != "sequence_mean":
+        return weight
+    lengths = weight.new_zeros(sequences).index_add(0, sequence, torch.ones_like(weight))
+    return weight / lengths[sequence]
+
+
+def denominator(tokens: int, sequences: int, algorithm: AlgorithmConfig) -> int:
+    """`tokens`, `sequences` or `sequences * fixed_length`.
+
+    Tokens that a mask takes out of the loss stay in the count, else the few that are left
+    would weigh more. Groups of equal rewards are not counted: as under DAPO's dynamic sampling
+    (arXiv 2503.14476, equation 11) they are not part of the batch, unless a KL penalty, an
+    entropy bonus or an advantage over the batch gives them a gradient. Empty answers and those
+    that `mask_truncated` leaves out are not counted either.
+    """
+    if algorithm.aggregation == "token_mean":
+        return tokens
+    if algorithm.aggregation == "sequence_mean":
+        return sequences
+    assert algorithm.fixed_length is not None, "the configuration asks for it"
+    return sequences * algorithm.fixed_length

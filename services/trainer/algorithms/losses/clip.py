@@ -1,0 +1,30 @@
+"""The clipped surrogate of PPO, which GRPO, Dr. GRPO, DAPO and REINFORCE++ share."""
+
+import torch
+from torch import Tensor
+
+from services.trainer.algorithms.losses.log_ratio import ratio_of
+from services.trainer.algorithms.losses.tokens import TokenLosses
+
+
+def clipped_surrogate(
+    current: Tensor, anchor: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> TokenLosses:
+    """`-min(r A, clip(r, 1 - low, 1 + high) A)` with `r = exp(current - anchor)`.
+
+    PPO, arXiv 1707.06347, equation 7; a larger upper distance is the clip-higher of DAPO,
+    arXiv 2503.14476, section 3.1. `anchor` is the centre of the trust region.
+    """
+    return clip_ratio(ratio_of(current - anchor.detach()), advantages, clip_low, clip_high)
+
+
+def clip_ratio(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> TokenLosses:
+    """`-min(r A, clip(r, 1 - low, 1 + high) A)` for a ratio that is there already."""
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    low = (advantages < 0) & (ratio < 1.0 - clip_low)
+    high = (advantages > 0) & (ratio > 1.0 + clip_high)
+    return TokenLosses(
+        loss=-torch.minimum(ratio * advantages, clipped * advantages),
+        clipped_low=low.to(ratio.dtype),
+        clipped_high=high.to(ratio.dtype),
+    )

@@ -1,0 +1,1 @@
+"""Trajectories to padded or packed tensors."""

@@ -1,0 +1,150 @@
+"""The tensors of a checkpoint: what is in it, and loading the newest one that is good."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from services.protocol.errors import InvalidInput
+from services.trainer.checkpoints.agreement import from_rank_0, gather, share
+from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
+from services.trainer.checkpoints.checkpoint_manifest import (
+    BadCheckpoint,
+    CheckpointManifest,
+    check_files,
+    read_manifest,
+)
+
+_RANDOM = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A module, and what trains it; without an optimizer all that it holds is kept as it is."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+
+
+Parts = Mapping[str, Part]
+"""By the name under which a checkpoint keeps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that was loaded.
+
+    Attributes:
+        manifest: what it says of itself.
+        refused: newer ones that were not good, each with the reason.
+    """
+
+    manifest: CheckpointManifest
+    refused: tuple[str, ...]
+
+
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""What an adapter leaves frozen is not the checkpoint's: it is still where it came from."""
+
+
+def state_of(parts: Parts) -> dict[str, Any]:
+    """Parameters, optimizers and random state as they are now, sharded. Collective.
+
+    The random state is the CPU's, the only place where the trainer draws, and the same on
+    all ranks.
+    """
+    state: dict[str, Any] = {_RANDOM: torch.get_rng_state()}
+    for name, part in parts.items():
+        if part.optimizer is None:
+            state[name] = {"model": get_model_state_dict(part.module)}
+            continue
+        model, optimizer = get_state_dict(part.module, part.optimizer, options=_TRAINED)
+        state[name] = {"model": model, "optimizer": optimizer}
+    return state
+
+
+def load_newest(
+    folder: CheckpointFolder,
+    parts: Callable[[], Parts],
+    check: Callable[[CheckpointManifest], None],
+) -> Loaded | None:
+    """Load the newest good checkpoint, written by any number of ranks. Collective.
+
+    Those that turn out not to be good are set aside, once a good one is found.
+
+    Args:
+        folder: the same for all ranks.
+        parts: gives what to load into; called when there is something to load.
+        check: raises where a good checkpoint is another model's.
+
+    Raises:
+        InvalidInput: there are checkpoints and none is good, or it is of another model.
+    """
+    bad: dict[Path, str] = {}
+    for path in from_rank_0(folder.newest_first):
+        manifest, problem = _check(path)
+        if manifest is None:
+            bad[path] = f"{path.name}: {problem}"
+            continue
+        check(manifest)
+        _load(path, parts())
+        if dist.get_rank() == 0:
+            folder.set_aside(list(bad))
+        return Loaded(manifest=manifest, refused=tuple(bad.values()))
+    if bad:
+        raise InvalidInput(
+            "checkpoint_dir",
+            str(folder.path),
+            f"No checkpoint in it can be loaded: {'; '.join(bad.values())}. Restore one of "
+            "them, or move them away to begin with the model's initial weights.",
+        )
+    return None
+
+
+def _load(path: Path, parts: Parts) -> None:
+    state = state_of(parts)
+    try:
+        load(state, checkpoint_id=path)
+    except CheckpointException as error:
+        first, _ = next(iter(error.failures.values()))
+        fix = f"Its files are whole, but do not fit the model and algorithm: {first}"
+        raise InvalidInput("checkpoint_dir", str(path), fix) from None
+    for name, part in parts.items():
+        loaded = state[name]
+        if part.optimizer is None:
+            set_model_state_dict(part.module, loaded["model"])
+            continue
+        set_state_dict(
+            part.module,
+            part.optimizer,
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optimizer"],
+            options=_TRAINED,
+        )
+    torch.set_rng_state(state[_RANDOM])
+
+
+def _check(path: Path) -> tuple[CheckpointManifest | None, str]:
+    """The manifest of a good checkpoint, or why it is none; each rank reads its share."""
+    manifest, problem = None, ""
+    try:
+        manifest = read_manifest(path)
+        check_files(path, share(sorted(manifest.files.items())))
+    except BadCheckpoint as error:
+        problem = str(error)
+    problems = gather(problem)
+    found = next(filter(None, problems), "")
+    return (None, found) if found else (manifest, "")

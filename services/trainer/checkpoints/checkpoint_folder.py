@@ -1,0 +1,95 @@
+"""The checkpoints of one run on disk: begun aside, completed by a rename, removed by one.
+
+A killed process leaves at most a folder whose name begins with a dot, which is never read
+and goes with the next save.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.trainer.checkpoints.checkpoint_manifest import MANIFEST, CheckpointManifest
+
+_COMPLETE = re.compile(r"step-\d{8}")
+_WRITING, _REMOVING, _BAD = ".writing-", ".removing-", "bad-"
+
+
+class CheckpointFolder:
+    """Used by one process at a time."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    @staticmethod
+    def is_name(name: str) -> bool:
+        """Whether a folder of this name looks like a checkpoint."""
+        return _COMPLETE.fullmatch(name) is not None
+
+    def newest_first(self) -> list[Path]:
+        """What looks like a checkpoint, highest step first."""
+        if not self.path.is_dir():
+            return []
+        found = (one for one in self.path.iterdir() if self.is_name(one.name))
+        return sorted(found, reverse=True)
+
+    def of_step(self, step: int) -> Path:
+        """Where the checkpoint of a train step is, or would be."""
+        return self.path / f"step-{step:08d}"
+
+    def begin(self, step: int) -> Path:
+        """An empty folder to write the checkpoint of `step` into.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob(".*"):
+            if left.name.startswith((_WRITING, _REMOVING)):
+                shutil.rmtree(left)
+        writing = self.path / f"{_WRITING}{self.of_step(step).name}"
+        writing.mkdir()
+        return writing
+
+    def complete(self, writing: Path, manifest: CheckpointManifest) -> None:
+        """Turn what `begin` gave, its files on disk, into a checkpoint.
+
+        Raises:
+            OSError: the disk is full or gone, or the step has a checkpoint; none has changed.
+        """
+        with (writing / MANIFEST).open("x", encoding="utf-8") as file:
+            file.write(manifest.model_dump_json(indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(writing)
+        writing.rename(self.of_step(manifest.progress.step))
+        _sync(self.path)
+
+    def rotate(self, kept: int) -> None:
+        """Remove all but the newest; call it when the newest has just been completed."""
+        for stale in self.newest_first()[kept:]:
+            self._remove(stale)
+
+    def set_aside(self, bad: Sequence[Path]) -> None:
+        """Rename what cannot be loaded, so that it is neither tried nor counted again."""
+        for path in bad:
+            aside = path.with_name(f"{_BAD}{path.name}")
+            if aside.exists():
+                self._remove(aside)
+            path.rename(aside)
+
+    def _remove(self, path: Path) -> None:
+        """Not a checkpoint any more at once, gone a moment later."""
+        removing = path.with_name(f"{_REMOVING}{path.name}")
+        path.rename(removing)
+        shutil.rmtree(removing)
+
+
+def _sync(folder: Path) -> None:
+    """Put a folder's names on disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

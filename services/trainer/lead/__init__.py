@@ -1,0 +1,1 @@
+"""The lead process of a trainer: it serves requests and commands the ranks."""

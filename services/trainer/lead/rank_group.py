@@ -1,0 +1,169 @@
+"""One incarnation of the ranks: started together, called together, lost together."""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from services.observability.log import Log
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.trainer import RANK_PREFIX
+from services.protocol.weights.weight_bus import NAMESPACE
+from services.trainer.config import TrainerConfig
+from services.trainer.lead.rank_placement import RankPlacement
+from services.trainer.rank.rank import TrainerRank
+from services.trainer.rank.rank_messages import RankModel
+
+SETTLE_S = 5.0
+"""After one rank failed, how long the others may take to say what happened to them: the
+first error is often only the echo of another rank's death."""
+
+_log = Log("trainer")
+
+
+class RankGroup:
+    """Ranks that live and die together.
+
+    Once a rank is gone or a call went wrong in the middle, collectives no longer match, so
+    the group kills all its ranks, sets `lost` and answers every further call with `NotReady`.
+
+    Attributes:
+        lost: set when the group is of no more use.
+        model: what the ranks loaded.
+    """
+
+    def __init__(
+        self, name: str, ranks: Sequence[Any], placement: RankPlacement | None = None
+    ) -> None:
+        self.name = name
+        self._placement = placement
+        self.lost = asyncio.Event()
+        self.model = RankModel(parameters=0, tensors=(), buckets=(), canary=())
+        self._ranks = list(ranks)
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, config: TrainerConfig) -> "RankGroup":
+        """Start the ranks, let them meet and load the model.
+
+        Raises:
+            InvalidInput: the model cannot be loaded.
+            NotReady: a rank died or the deadline passed.
+        """
+        name = uuid.uuid4().hex[:8]
+        placement = await RankPlacement.reserve(config)
+        actor, ranks = ray.remote(TrainerRank), []
+        for rank in range(config.world_size):
+            options = {"max_restarts": 0} | placement.options(rank) | _known_as(config, name, rank)
+            ranks.append(actor.options(**options).remote(config, name, rank))
+        group = cls(name, ranks, placement)
+        try:
+            await group._join(config.start_timeout_s)
+        except BaseException:
+            group.kill("it never came up")  # Ray would keep the room that was reserved
+            raise
+        group._watch = asyncio.create_task(group._watch_ranks())
+        _log.info("ranks_up", group=name, ranks=len(ranks), parameters=group.model.parameters)
+        return group
+
+    async def _join(self, timeout_s: float) -> None:
+        place = self._ranks[0].meet.remote()
+        joining = [rank.join.remote(place) for rank in self._ranks]
+        self.model, *_ = await self._gather(joining, timeout_s, "join")
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Call every rank with the same arguments; answers in rank order.
+
+        Raises:
+            InvalidInput: the ranks refused the arguments; the group lives on.
+            NotReady: a rank died, hung or the group was lost before.
+            RuntimeError: a rank failed though all were alive.
+        """
+        if self.lost.is_set():
+            raise NotReady("the trainer's ranks are restarting")
+        # Arguments go to the object store once, not once a rank.
+        references = [ray.put(argument) for argument in args]
+        calls = [getattr(rank, method).remote(*references) for rank in self._ranks]
+        return await self._gather(calls, timeout_s, method)
+
+    def kill(self, reason: str) -> None:
+        """End all ranks; safe to call again."""
+        if self.lost.is_set():
+            return
+        self.lost.set()
+        _log.info("ranks_end", group=self.name, why=reason)
+        for rank in self._ranks:
+            ray.kill(rank)
+        if self._placement is not None:
+            self._placement.release()
+
+    async def close(self) -> None:
+        """Kill the ranks and end the watch."""
+        self.kill("closed")
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    async def _gather(self, calls: Sequence[Any], timeout_s: float, method: str) -> list[Any]:
+        tasks = [asyncio.ensure_future(_answer(call)) for call in calls]
+        try:
+            _, pending = await asyncio.wait(
+                tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+            hung = bool(pending) and not _failures(tasks)
+            if pending and not hung:
+                await asyncio.wait(tasks, timeout=SETTLE_S)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if hung:
+            self.kill(f"{method}: no answer in {timeout_s:g} s")
+            raise NotReady(f"the trainer's ranks did not finish {method} in {timeout_s:g} s")
+        self._raise_failure(_failures(tasks), len(tasks), method)
+        return [task.result() for task in tasks]
+
+    def _raise_failure(self, failures: list[BaseException], ranks: int, method: str) -> None:
+        """Tell refused input, a dead rank and a fault of the work apart."""
+        if not failures:
+            return
+        refused = [error for error in failures if isinstance(error, InvalidInput)]
+        if len(refused) == ranks:
+            raise refused[0]
+        self.kill(f"{method}: {failures[0]}")
+        if refused:
+            raise refused[0]
+        if len(failures) < ranks or any(isinstance(error, RayActorError) for error in failures):
+            raise NotReady(f"a trainer rank was lost during {method}")
+        raise RuntimeError(f"the trainer's ranks failed in {method}: {failures[0]}")
+
+    async def _watch_ranks(self) -> None:
+        """Notice a rank's death at once, also while nothing is being called."""
+        watches = [asyncio.ensure_future(_answer(rank.follow_bus.remote())) for rank in self._ranks]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for watch in watches:
+                watch.cancel()
+        self.kill(f"a rank ended: {next(iter(done)).exception()}")
+
+
+def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, Any]:
+    """How others find the rank; nobody does unless its configuration says so."""
+    if not config.allow_fault_injection:
+        return {}
+    return {"name": f"{RANK_PREFIX}{group}/{rank}", "namespace": NAMESPACE}
+
+
+async def _answer(reference: Any) -> Any:
+    try:
+        return await reference
+    except RayTaskError as error:
+        raise error.cause from None
+
+
+def _failures(tasks: Sequence["asyncio.Task[Any]"]) -> list[BaseException]:
+    done = [task for task in tasks if task.done() and not task.cancelled()]
+    return [error for task in done if (error := task.exception()) is not None]

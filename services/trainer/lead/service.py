@@ -1,0 +1,342 @@
+"""The trainer's head: one operation at a time over the rank group, versions, publishing."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from services.observability import tracing
+from services.observability.log import Log
+from services.observability.metrics import TrainerMetrics
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.trainer import (
+    CheckpointReport,
+    LedgerFrontier,
+    RunStart,
+    TrainBatch,
+    TrainerState,
+    TrainReport,
+    checkpoint_bytes,
+)
+from services.protocol.weights.weight_bus import WeightBus
+from services.protocol.weights.weights import WeightManifest
+from services.trainer.config import TrainerConfig
+from services.trainer.lead.group import Group
+from services.trainer.lead.notes import note_checkpoint, note_refused, note_step
+from services.trainer.rank.rank_messages import RankRun, RankSnapshot, RankStep
+from services.trainer.snapshot.canary import CanaryScorer, by_sequence
+from services.trainer.snapshot.publisher import Publisher
+
+RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
+
+T = TypeVar("T")
+_log = Log("trainer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The run that the ranks hold."""
+
+    run_id: str
+    step: int
+    saved_step: int
+    loaded: RankRun
+
+
+class TrainerService:
+    """Implements `services.protocol.trainer.Trainer`.
+
+    Operations run one after another, each in a task of its own: a caller that gives up
+    does not leave the ranks half-way through a step that nobody accounts for.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        bus: WeightBus,
+        start_group: Callable[[TrainerConfig], Awaitable[Group]],
+    ) -> None:
+        self._config, self._start_group = config, start_group
+        self._publisher = Publisher(bus, config.bus_timeout_s)
+        self._canary = CanaryScorer(self._publisher, self._logprobs)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loops: list[asyncio.Task[None]] = []
+        self._first_publish: asyncio.Task[None] | None = None
+        self._group: Group | None = None
+        self._run: _Run | None = None
+        self._last_start: RunStart | None = None
+        self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
+        self._unsettled = False  # the ranks may be ahead of what was published
+        self._parameters = 0
+
+    async def open(self) -> None:
+        """Start the ranks; the first publish and all restarts happen in the background.
+
+        Raises:
+            InvalidInput: the model cannot be loaded.
+            NotReady: the ranks did not come up.
+        """
+        self._install(await self._start_group(self._config))
+        self._loops = [
+            asyncio.create_task(self._supervise()),
+            asyncio.create_task(self._publisher.keep_published()),
+        ]
+
+    async def close(self) -> None:
+        """End the ranks and everything in flight."""
+        tasks = [*self._tasks, *self._loops]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._group is not None:
+            await self._group.close()
+
+    def check(self) -> None:
+        """Raise when the service cannot heal itself any more."""
+        if any(loop.done() for loop in self._loops):
+            raise RuntimeError("the trainer no longer looks after its ranks or its versions")
+
+    async def state(self) -> TrainerState:
+        """See `Trainer.state`; answers during a train step."""
+        ready = self._group is not None and not self._group.lost.is_set()
+        run = self._run if ready else None
+        return TrainerState(
+            ready=ready,
+            run_id=run.run_id if run else None,
+            step=run.step if run else 0,
+            policy_version=self._publisher.version,
+            world_size=self._config.world_size,
+            parameters=self._parameters,
+            checkpoint_bytes=None if self._config.lora else checkpoint_bytes(self._parameters),
+            checkpoints_kept=self._config.checkpoints_kept,
+            frontier=run.loaded.frontier if run else None,
+            refused_checkpoints=run.loaded.refused if run else (),
+        )
+
+    async def start_run(self, start: RunStart) -> TrainerState:
+        """See `Trainer.start_run`."""
+        return await self._in_turn(lambda: self._start_run(start))
+
+    async def train(self, batch: TrainBatch) -> TrainReport:
+        """See `Trainer.train`.
+
+        Raises:
+            InvalidInput: another run, or not the next step.
+        """
+        with tracing.span("train_step", tracing.of(batch.trace), step=batch.step):
+            return await self._in_turn(lambda: self._train(batch))
+
+    async def save(
+        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
+        """See `Trainer.save`."""
+        return await self._in_turn(lambda: self._save(run_id, frontier, wait))
+
+    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        """See `Trainer.logprobs`."""
+        return await self._in_turn(lambda: self._logprobs(sequences))
+
+    async def _start_run(self, start: RunStart) -> TrainerState:
+        restored, self._restored = self._restored, None
+        if restored is not None and restored[0] == start:
+            loaded = restored[1]
+        else:
+            loaded = await self._load_and_publish(start)
+        self._last_start = start
+        step = loaded.step
+        self._run = _Run(run_id=start.run_id, step=step, saved_step=step, loaded=loaded)
+        self._unsettled = False
+        return await self.state()
+
+    async def _load_and_publish(self, start: RunStart) -> RankRun:
+        """Load the run's newest good checkpoint and publish it if it is not."""
+        await self._canary.score()  # before the weights change
+        self._run = None
+        version = await self._publisher.next_version()
+        runs: list[RankRun] = await self._call("start_run", start, version)
+        note_refused(start.run_id, runs[0].refused)
+        manifest = self._manifest(version, runs[0].step, [run.snapshot for run in runs])
+        if await self._publisher.is_published(manifest):
+            _log.info("run_starts_from_published_weights", run=start.run_id)
+        else:
+            await self._publish(manifest)
+        return runs[0]
+
+    async def _train(self, batch: TrainBatch) -> TrainReport:
+        started = time.perf_counter()
+        run = self._running("batch.run_id", batch.run_id)
+        if batch.step != run.step + 1:
+            raise InvalidInput("batch.step", batch.step, f"The next step is {run.step + 1}.")
+        await self._canary.score()  # before the weights change
+        held, version = self._publisher.version, await self._publisher.next_version()
+        self._unsettled = True
+        try:
+            steps = await self._step_of_ranks(batch, held, version)
+        except InvalidInput:
+            self._unsettled = False  # refused before anything was computed
+            raise
+        manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
+        with tracing.span("publish", version=version) as publishing:
+            await self._publish(replace(manifest, trace=publishing.traceparent))
+        checkpoint = steps[0].checkpoint
+        saved_step = note_checkpoint(batch.run_id, run.saved_step, checkpoint)
+        self._run = replace(run, step=batch.step, saved_step=saved_step)
+        self._unsettled = False
+        total = time.perf_counter() - started
+        report = TrainReport(
+            step=batch.step,
+            policy_version=version,
+            tokens=steps[0].tokens,
+            metrics=steps[0].metrics,
+            seconds=steps[0].seconds | {"total": total},
+            skipped_groups=steps[0].skipped_groups,
+            checkpoint=checkpoint,
+            rank_seconds=tuple(one.seconds for one in steps),
+            advantages=steps[0].advantages,
+            details=tuple(detail for one in steps for detail in one.details),
+        )
+        note_step(batch.run_id, report)
+        return report
+
+    async def _step_of_ranks(
+        self, batch: TrainBatch, held: int | None, version: int
+    ) -> list[RankStep]:
+        began = time.time()
+        with tracing.span("ranks", ranks=self._config.world_size):
+            steps: list[RankStep] = await self._call("train", batch, held, version)
+            for phase in ("forward_backward", "optimizer", "snapshot"):  # in this order
+                took = steps[0].seconds.get(phase, 0.0)
+                tracing.begin(phase, at_s=began).end(began + took)
+                began += took
+        return steps
+
+    async def _save(
+        self, run_id: str, frontier: LedgerFrontier | None, wait: bool
+    ) -> CheckpointReport:
+        run = self._running("run_id", run_id)
+        version = self._publisher.version
+        reports: list[CheckpointReport] = await self._call("save", version, frontier, wait)
+        self._run = replace(run, saved_step=note_checkpoint(run_id, run.saved_step, reports[0]))
+        return reports[0]
+
+    async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
+        parts: list[dict[int, list[float]]] = await self._call("logprobs", sequences)
+        return by_sequence(parts)
+
+    async def _in_turn(self, operation: Callable[[], Awaitable[T]]) -> T:
+        if self._group is None or self._group.lost.is_set():
+            raise NotReady("the trainer's ranks are restarting")
+
+        async def wait_and_run() -> T:
+            async with self._turn:
+                return await operation()
+
+        return await asyncio.shield(self._own(wait_and_run()))
+
+    def _own(self, work: Any) -> "asyncio.Task[Any]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _call(self, method: str, *args: Any) -> list[Any]:
+        if self._group is None:
+            raise NotReady("the trainer's ranks are restarting")
+        return await self._group.call(method, *args, timeout_s=self._config.call_timeout_s)
+
+    def _running(self, field: str, run_id: str) -> _Run:
+        if self._run is None or self._unsettled:
+            raise NotReady("the trainer holds no run that can go on; call start_run")
+        if self._run.run_id != run_id:
+            raise InvalidInput(field, run_id, f"The trainer holds run {self._run.run_id!r}.")
+        return self._run
+
+    def _install(self, group: Group) -> None:
+        self._group = group
+        self._publisher.follow(group.name)
+        self._restored = None
+        self._parameters = group.model.parameters
+        self._first_publish = self._own(self._publish_first())
+
+    async def _supervise(self) -> None:
+        """Replace a lost group, for as long as the service lives."""
+        while True:
+            assert self._group is not None, "open() installed a group"
+            await self._group.lost.wait()
+            self._run = None
+            if self._first_publish is not None:
+                self._first_publish.cancel()
+                await asyncio.gather(self._first_publish, return_exceptions=True)
+            await self._group.close()
+            TrainerMetrics.restarts.inc()
+            self._install(await self._restart())
+
+    async def _restart(self) -> Group:
+        pauses = iter(RESTART_PAUSES_S)
+        pause = next(pauses)
+        while True:
+            try:
+                return await self._start_group(self._config)
+            except (NotReady, InvalidInput, RuntimeError) as error:
+                _log.warning("restart_failed", why=str(error), again_in_s=pause)
+                await asyncio.sleep(pause)
+                pause = next(pauses, pause)
+
+    async def _publish_first(self) -> None:
+        """Give rollout servers weights as soon as there are ranks, however often it takes."""
+        pauses = iter(RESTART_PAUSES_S)
+        pause = next(pauses)
+        while True:
+            try:
+                async with self._turn:
+                    await self._publish_unless_published()
+                return
+            except (NotReady, InvalidInput, RuntimeError) as error:
+                _log.warning("first_publish_failed", why=str(error), again_in_s=pause)
+            await asyncio.sleep(pause)
+            pause = next(pauses, pause)
+
+    async def _publish_unless_published(self) -> None:
+        """Publish what new ranks should hold: the last run's newest checkpoint, else the
+        model's initial weights.
+
+        Initial weights follow only those of another model, which an operator has put in the
+        place of the one before. If there are others of this model and no run is known, this
+        trainer is younger than they are; `start_run` will say what to load.
+        The ranks hold no run afterwards either: whoever leads it must learn that they may
+        have gone back.
+        """
+        if self._publisher.holds_snapshots:
+            return
+        if self._last_start is not None:
+            loaded = await self._load_and_publish(self._last_start)
+            self._restored = self._last_start, loaded
+            return
+        # The bus's newest version is never below what its members serve.
+        if await self._publisher.published_model() in ("", self._config.model):
+            _log.info("weights_of_an_unknown_run_left_alone")
+            return
+        version = await self._publisher.next_version()
+        snapshots = await self._call("snapshot", version)
+        await self._publish(self._manifest(version, 0, snapshots))
+
+    async def _publish(self, manifest: WeightManifest) -> None:
+        await self._publisher.publish(manifest)
+        if manifest.canary:
+            self._own(self._canary.score_when_delivered(manifest.version, self._turn))
+
+    def _manifest(self, version: int, step: int, snapshots: list[RankSnapshot]) -> WeightManifest:
+        assert self._group is not None, "the ranks have just answered"
+        model = self._group.model
+        return WeightManifest(
+            version=version,
+            train_step=step,
+            tensors=model.tensors,
+            buckets=model.buckets,
+            digests=tuple(one.digests for one in snapshots[: self._config.shards]),
+            canary=model.canary,
+            adapter=model.adapter,
+            model=self._config.model,
+        )

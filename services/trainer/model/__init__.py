@@ -1,0 +1,1 @@
+"""The policy's model: sharding, attention, adapters, log-probabilities."""

@@ -1,0 +1,207 @@
+"""The policy: a Hugging Face causal model, scored at response tokens, sharded by FSDP2."""
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from services.observability.log import Log
+from services.protocol.errors import InvalidInput
+from services.protocol.model_source import name_or_path
+from services.trainer.batch.collate import MicroBatch
+from services.trainer.config import TrainerConfig
+from services.trainer.model.compiled import compile_layers
+from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
+from services.trainer.model.packed_attention import (
+    packed_hidden,
+    padded_hidden,
+    use_packed_attention,
+)
+from services.trainer.model.token_logprobs import Entropy, token_logprobs
+
+_PREFIX = "causal."
+_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+_log = Log("trainer")
+
+
+P = TypeVar("P", bound="Policy")
+
+
+class Policy(nn.Module):
+    """Scores given tokens without making logits for the rest of the sequence."""
+
+    def __init__(self, causal: Any, *, packs: bool, logits_bytes: int) -> None:
+        super().__init__()
+        self.causal: Any = causal  # a transformers model; torch's types know no attributes
+        self.packs, self._logits_bytes = packs, logits_bytes
+
+    def forward(
+        self, micro: MicroBatch, temperature: float, entropy: Entropy = "none"
+    ) -> tuple[Tensor, Tensor | None]:
+        """Current logprobs of a micro-batch's trained tokens, and entropies there.
+
+        Args:
+            micro: B rows with N trained tokens.
+            temperature: divides the logits.
+            entropy: whether it is computed, and whether a gradient goes through it.
+
+        Returns:
+            float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
+        """
+        return token_logprobs(
+            self.states(micro),
+            self.causal.get_output_embeddings(),
+            micro.target,
+            temperature=temperature,
+            logits_bytes=self._logits_bytes,
+            entropy=entropy,
+        )
+
+    def states(self, micro: MicroBatch) -> Tensor:
+        """Last hidden states `[N, hidden]` at the places that predict the trained tokens."""
+        hidden = packed_hidden if self.packs else padded_hidden
+        return hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
+
+    def reshard_all(self) -> None:
+        """Leave only local shards: after a forward alone the root stays gathered."""
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def reduce_gradients(self, now: bool) -> None:
+        """Whether the next backward pass reduces over ranks or only accumulates."""
+        assert isinstance(self, FSDPModule), "the policy is sharded"
+        self.set_requires_gradient_sync(now)
+
+    def checkpoint_parameters(self) -> Iterator[tuple[str, DTensor]]:
+        """Sharded parameters under their checkpoint names; a tied head is left out, and so is
+        an adapter."""
+        for name, parameter in self.named_parameters():
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            if name.rpartition(".")[2] not in ADAPTER_PARAMETERS:
+                yield name.removeprefix(_PREFIX), parameter
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """What an optimizer is to change: the adapter's parameters if there is one, else all."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    @property
+    def model_type(self) -> str:
+        """Transformers' name of the architecture."""
+        return str(self.causal.config.get_text_config().model_type)
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids that can be embedded."""
+        return int(self.causal.config.get_text_config().vocab_size)
+
+
+def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
+    """Load the checkpoint with float32 master weights and shard it over `mesh`.
+
+    What an adapter leaves frozen is held in the element type that is computed with.
+
+    Args:
+        config: the checkpoint and how to hold it.
+        mesh: the ranks.
+        kind: what to make of it.
+
+    Raises:
+        InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
+            in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
+            layer that an adapter is for; or it is to be compiled and there is no compiler.
+    """
+    torch.manual_seed(config.seed)
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
+    held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
+    try:
+        causal = AutoModelForCausalLM.from_pretrained(
+            name_or_path(config.model),
+            dtype=held,
+            attn_implementation="sdpa",
+            use_safetensors=True,  # other formats are pickles
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError) as error:
+        raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
+    _refuse_transformed_logits(config, causal)
+    remove_dropout(causal)
+    packs = _pack(config, causal)
+    if config.activation_checkpointing:
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if config.lora is not None:
+        add_lora(causal, decoder_layers(causal), config.lora)
+    causal.train()
+    policy = kind(causal, packs=packs, logits_bytes=config.logits_bytes)
+    mixed = MixedPrecisionPolicy()
+    if config.dtype == "bfloat16":
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if config.compile:
+        compile_layers(decoder_layers(causal))
+    for layer in decoder_layers(causal):
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    return policy
+
+
+def _pack(config: TrainerConfig, causal: Any) -> bool:
+    if config.packing == "off":
+        return False
+    reason = use_packed_attention(causal)
+    if reason is None:
+        return True
+    model = type(causal).__name__
+    if config.packing == "on":
+        raise InvalidInput(
+            "trainer.packing", "on", f"Rows of {model} cannot be packed: {reason}. Choose auto."
+        )
+    if dist.get_rank() == 0:
+        _log.warning("rows_are_padded", model=model, why=reason)
+    return False
+
+
+def remove_dropout(causal: nn.Module) -> None:
+    """Turn dropout off for good: engines sample without it, and a ratio or a canary that was
+    scored with it would compare two different policies."""
+    module: Any
+    for module in causal.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def decoder_layers(causal: Any) -> nn.ModuleList:
+    """The list of decoder layers, whatever the architecture calls it.
+
+    Raises:
+        InvalidInput: no module list is as long as the configured number of layers.
+    """
+    count = causal.config.get_text_config().num_hidden_layers
+    for module in causal.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    raise InvalidInput(
+        "trainer.model", type(causal).__name__, f"It has no list of {count} decoder layers."
+    )
+
+
+def _refuse_transformed_logits(config: TrainerConfig, causal: Any) -> None:
+    text = causal.config.get_text_config()
+    for name in _LOGIT_TRANSFORMS:
+        if getattr(text, name, None) not in (None, 1, 1.0):
+            raise InvalidInput(
+                "trainer.model", config.model, f"Models that set {name} are not supported yet."
+            )
+    head = causal.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        fix = f"Its output layer is a {type(head).__name__}, and only a linear one is supported."
+        raise InvalidInput("trainer.model", config.model, fix)

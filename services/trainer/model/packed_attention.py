@@ -1,0 +1,192 @@
+"""Causal attention within each row of a packed sequence, as transformers calls it.
+
+Nothing is masked: a token is never multiplied with one of another row. On CUDA in half
+precision torch's kernel for rows of unequal length does it. Elsewhere rows of similar length
+are padded for the attention alone, which costs less than a mask over the whole sequence: a
+mask costs the square of all rows together.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from services.trainer.batch.packing import PackedRows, RowGroup
+
+PACKED = "millrace_packed"
+"""Name of this attention in transformers' registry."""
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
+_HALF_TOLERANCE = 0.03
+
+
+class Unpackable(Exception):
+    """The model's attention does something that packed rows do not get."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed_rows: PackedRows | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a layer over packed rows.
+
+    Args:
+        module: the layer; not used.
+        query: `[1, H, T, D]`.
+        key: `[1, K, T, D]`, H a multiple of K.
+        value: `[1, K, T, D]`.
+        attention_mask: None.
+        packed_rows: the rows.
+        scaling: of the scores; None for `1 / sqrt(D)`.
+        sliding_window: tokens that a token sees, itself counted; None for all before it.
+        dropout: 0.
+        others: what layers hand on without need.
+
+    Returns:
+        `[1, T, H, D]`, and None for attention weights.
+
+    Raises:
+        Unpackable: the layer asks for what is not done here.
+    """
+    for name in _UNSUPPORTED:
+        if others.get(name) is not None:
+            raise Unpackable(f"its attention uses {name}")
+    if packed_rows is None or query.shape[0] != 1 or query.shape[2] != len(packed_rows.row):
+        raise Unpackable("its layers do not hand packed rows on to their attention")
+    if attention_mask is not None or dropout:
+        raise Unpackable("its attention has a mask or dropout of its own")
+    q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
+    if sliding_window is not None and sliding_window >= packed_rows.longest:
+        sliding_window = None
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        return _by_kernel(q, k, v, packed_rows, scaling, sliding_window)[None], None
+    parts = [_by_group(q, k, v, one, scaling, sliding_window) for one in packed_rows.groups]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _by_kernel(
+    q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scale: float | None, window: int | None
+) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # registers kernels; only CUDA has them
+
+    longest = rows.longest
+    back = -1 if window is None else window - 1
+    result = varlen_attn(
+        q,
+        k,
+        v,
+        rows.ends,
+        rows.ends,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(back, 0),
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    assert isinstance(result, Tensor), "nothing but the output was asked for"
+    return result
+
+
+def _by_group(
+    q: Tensor, k: Tensor, v: Tensor, group: RowGroup, scale: float | None, window: int | None
+) -> Tensor:
+    """`[T, heads, D]` of one group; padding stands after a row, where causality hides it."""
+    mask = None
+    if window is not None and window < group.width:
+        place = torch.arange(group.width, device=q.device)
+        behind = place[:, None] - place
+        mask = (behind >= 0) & (behind < window)
+    q, k, v = (_pad(one[group.start : group.end], group) for one in (q, k, v))
+    out = scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    flat = out.transpose(1, 2).reshape(group.rows * group.width, q.shape[1], -1)
+    return flat if group.index is None else flat.index_select(0, group.index)
+
+
+def _pad(tokens: Tensor, group: RowGroup) -> Tensor:
+    """`[T, heads, D]` as `[rows, heads, width, D]`."""
+    if group.index is not None:
+        empty = tokens.new_zeros(group.rows * group.width, *tokens.shape[1:])
+        tokens = empty.index_copy(0, group.index, tokens)
+    return tokens.view(group.rows, group.width, *tokens.shape[1:]).transpose(1, 2)
+
+
+def use_packed_attention(causal: Any) -> str | None:
+    """Switch a transformers model to packed rows, if it computes the same as without.
+
+    Two short rows are scored together and alone. State-space layers, positions that are
+    not taken from `position_ids` and attention of a model's own are found by that, whatever
+    the architecture; then the model is left as it was.
+
+    Args:
+        causal: unsharded, without dropout; in float32 the check is sharpest.
+
+    Returns:
+        None if rows can be packed, else the reason why not.
+    """
+    before = causal.config._attn_implementation
+    vocabulary = causal.config.get_text_config().vocab_size
+    rows = [(torch.arange(start, start + count) * 7) % vocabulary for start, count in _PROBE]
+    with torch.no_grad():
+        alone = [causal.base_model(one[None], use_cache=False)[0][0] for one in rows]
+        try:
+            causal.set_attn_implementation(PACKED)
+            lengths = PackedRows.of([len(one) for one in rows])
+            together = packed_hidden(causal, torch.cat(rows), lengths)
+        except Exception as error:  # noqa: BLE001  (code of any architecture runs here)
+            causal.set_attn_implementation(before)
+            return str(error) if isinstance(error, Unpackable) else f"it raises {error!r}"
+    expected = torch.cat(alone)
+    gap = (together - expected).abs().max() / expected.abs().max()
+    if not gap <= _TOLERANCE.get(expected.dtype, _HALF_TOLERANCE):
+        causal.set_attn_implementation(before)
+        return f"rows in one sequence change each other: hidden states differ by {gap:.2g}"
+    return None
+
+
+_PROBE = ((1, 7), (40, 5))
+"""First token and length of the rows that are tried."""
+
+
+def packed_hidden(causal: Any, input_ids: Tensor, rows: PackedRows) -> Tensor:
+    """Last hidden states `[T, hidden]` of packed `input_ids` `[T]`."""
+    states: Tensor = causal.base_model(
+        input_ids=input_ids[None],
+        position_ids=rows.place[None],
+        use_cache=False,
+        packed_rows=rows,
+    ).last_hidden_state
+    return states[0]
+
+
+def padded_hidden(causal: Any, input_ids: Tensor, rows: PackedRows) -> Tensor:
+    """The same of a model that cannot be packed: rows one below the other.
+
+    Padding on the right needs no mask: under causal attention no token sees it.
+    """
+    padded = input_ids.new_zeros(len(rows.lengths), rows.longest)
+    padded[rows.row, rows.place] = input_ids
+    states: Tensor = causal.base_model(input_ids=padded, use_cache=False).last_hidden_state
+    return states[rows.row, rows.place]
+
+
+AttentionInterface.register(PACKED, packed_attention)

@@ -1,0 +1,1 @@
+"""A rank process: one for each GPU."""

@@ -1,0 +1,302 @@
+"""The torch side of one rank: model, optimizer, run. Used by one thread, in step with its peers."""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
+from services.protocol.weights.weights import Dtype, TensorSpec
+from services.trainer.algorithms.losses.user_loss import UserLoss, load_user_loss
+from services.trainer.batch.batching import (
+    advantages_of,
+    left_out,
+    plan_microbatches,
+    plan_minibatches,
+    rows_of,
+)
+from services.trainer.batch.collate import collate_sequences
+from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
+from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
+from services.trainer.checkpoints.checkpoint_manifest import CheckpointManifest, Progress
+from services.trainer.checkpoints.checkpoint_names import CheckpointNames
+from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
+from services.trainer.checkpoints.frozen_base import identify_base, refuse_other_base
+from services.trainer.config import TrainerConfig
+from services.trainer.model.model import Policy, load_policy
+from services.trainer.rank.network import interface_of
+from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+from services.trainer.snapshot.canary import canary_sequences
+from services.trainer.snapshot.outgoing import describe_adapter, outgoing
+from services.trainer.snapshot.snapshot import SnapshotShelf, take_snapshot, tensor_specs
+from services.trainer.snapshot.wire_layout import WireLayout
+from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.step import TrainStep
+from services.transport.shared_memory import BufferPool
+
+BETAS = (0.9, 0.95)
+
+
+def open_store(address: str) -> TCPStore:
+    """The rendezvous store of a group, on a free port of rank 0's node."""
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
+
+
+def join_group(config: TrainerConfig, rank: int, store: TCPStore, address: str) -> None:
+    """Make the default process group of the ranks.
+
+    Gloo takes the interface of the default group from its own environment variable only;
+    without it, it looks the hostname up, which fails on some machines.
+    """
+    interface = interface_of(address)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    torch.set_num_threads(config.threads_per_rank)
+    if config.device == "cuda":
+        torch.cuda.set_device(0)
+    dist.init_process_group(
+        backend="gloo" if config.device == "cpu" else "cpu:gloo,cuda:nccl",
+        store=store,
+        rank=rank,
+        world_size=config.world_size,
+        timeout=timedelta(seconds=config.group_timeout_s),
+    )
+
+
+class Learner:
+    """Holds one rank's shards and carries out what the trainer asks of all ranks.
+
+    Every method is collective: all ranks call it with the same arguments, and an
+    `InvalidInput` is raised by all of them before the first collective.
+    """
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self.shelf = SnapshotShelf()
+        self._pool = BufferPool()
+        self._config = config
+        self._device = torch.device(config.device)
+        self._mesh = _mesh(config)
+        self._policy = load_policy(config, self._mesh, Policy)
+        self._touched = False
+        self._dtype = Dtype(config.dtype)
+        self._layout = WireLayout(self._describe(), config.bucket_bytes)
+        self._base = identify_base(config)
+        self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
+        self._start: RunStart | None = None
+        self._algorithm = AlgorithmConfig()
+        self._user_loss: UserLoss | None = None
+        self._auxiliary_models = AuxiliaryModels()
+        self._optimizer = self._make_optimizer()
+        self._progress = Progress()
+        self._checkpoints = CheckpointWriter(config.call_timeout_s)
+
+    @property
+    def model(self) -> RankModel:
+        """What was loaded."""
+        return RankModel(
+            parameters=sum(one.numel() for one in self._policy.parameters()),
+            tensors=self._layout.tensors,
+            buckets=self._layout.buckets,
+            canary=self._canary,
+            adapter=describe_adapter(self._config.lora, self._base),
+        )
+
+    def snapshot(self, version: int) -> RankSnapshot:
+        """Copy the weights as they are under the name `version`, where they will be sent."""
+        self._policy.reshard_all()
+        if dist.get_rank() >= self._config.shards:
+            return RankSnapshot(digests=())
+        shards = (one.shard() for one in outgoing(self._policy, self._config.lora))
+        dtype = getattr(torch, self._dtype.value)
+        taken = take_snapshot(version, shards, self._layout.parameters, dtype, self._pool)
+        self.shelf.put(taken)
+        return RankSnapshot(digests=taken.digests)
+
+    def start_run(self, start: RunStart, version: int) -> RankRun:
+        """Load the newest good checkpoint, else the initial weights, and take a snapshot.
+
+        Raises:
+            InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
+                is good.
+        """
+        self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
+        self._start, self._algorithm = start, start.algorithm
+        self._auxiliary_models = AuxiliaryModels.load(self._algorithm, self._config, self._mesh)
+        torch.manual_seed(start.seed)
+        self._checkpoints.settle()
+        loaded = load_newest(
+            CheckpointFolder(start.checkpoint_dir),
+            self._fresh_parts,
+            lambda manifest: refuse_other_base(manifest, self._config, self._base),
+        )
+        if loaded is None and self._touched:
+            self._policy = load_policy(self._config, self._mesh, Policy)
+            self._touched = False
+        if loaded is None:
+            self._optimizer = self._make_optimizer()
+        self._progress = loaded.manifest.progress if loaded else Progress()
+        self._checkpoints.follow(self._progress.step)
+        return RankRun(
+            step=self._progress.step,
+            snapshot=self.snapshot(version),
+            frontier=loaded.manifest.frontier if loaded else None,
+            refused=loaded.refused if loaded else (),
+        )
+
+    def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
+        """Do one train step and take a snapshot named `next_version`.
+
+        Raises:
+            InvalidInput: the batch does not fit the model.
+        """
+        start = self._started()
+        self._check(batch)
+        rows = rows_of(batch, self._algorithm)
+        minibatches = plan_minibatches(
+            rows,
+            count=self._algorithm.minibatches,
+            world_size=dist.get_world_size(),
+            max_tokens=self._config.micro_batch_tokens,
+            padded=not self._policy.packs,
+            seed=f"{start.seed}/{batch.step}",
+        )
+        self._touched = True
+        step = TrainStep(
+            self._policy,
+            self._optimizer,
+            start,
+            self._device,
+            user_loss=self._user_loss,
+            auxiliary_models=self._auxiliary_models,
+        )
+        done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
+        began = time.perf_counter()
+        self._auxiliary_models.follow(batch.step, self._policy)
+        snapshot = self.snapshot(next_version)
+        self._progress = Progress(
+            step=batch.step,
+            optimizer_steps=self._progress.optimizer_steps + done.optimizer_steps,
+            policy_version=next_version,
+        )
+        return RankStep(
+            tokens=done.tokens,
+            metrics=done.metrics | left_out(batch, rows, self._algorithm),
+            seconds=done.seconds | {"snapshot": time.perf_counter() - began},
+            snapshot=snapshot,
+            skipped_groups=done.skipped_groups,
+            checkpoint=self._checkpoints.report(),
+            advantages=advantages_of(rows),
+            details=done.details,
+        )
+
+    def save(
+        self, version: int, frontier: LedgerFrontier | None = None, wait: bool = True
+    ) -> CheckpointReport:
+        """Begin a checkpoint of the current step, and `wait` until it is on disk."""
+        start = self._started()
+        self._progress = self._progress.model_copy(update={"policy_version": version})
+        manifest = CheckpointManifest(
+            run_id=start.run_id,
+            progress=self._progress,
+            frontier=frontier,
+            world_size=dist.get_world_size(),
+            model=self._config.model,
+            dtype=self._dtype,
+            lora=self._config.lora,
+            base=self._base,
+        )
+        folder = CheckpointFolder(start.checkpoint_dir)
+        kept = self._config.checkpoints_kept
+        self._policy.reshard_all()
+        self._auxiliary_models.reshard_all()
+        self._checkpoints.begin(folder, self._parts(), manifest, kept=kept)
+        if wait:
+            self._checkpoints.settle()
+        return self._checkpoints.report()
+
+    def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
+        """Score this rank's share of the sequences, at temperature 1; by sequence index."""
+        for index, sequence in enumerate(sequences):
+            if not sequence:
+                raise InvalidInput(f"sequences[{index}]", sequence, "It needs a token.")
+            self._check_ids(f"sequences[{index}]", sequence)
+        plan = plan_microbatches(
+            [len(sequence) for sequence in sequences],
+            dist.get_world_size(),
+            self._config.micro_batch_tokens,
+            padded=not self._policy.packs,
+        )
+        scored: dict[int, list[float]] = {}
+        with torch.no_grad():
+            for chosen in plan[dist.get_rank()]:
+                micro = collate_sequences([sequences[i] for i in chosen]).to(self._device)
+                flat, _ = self._policy(micro, 1.0)
+                lengths = [len(sequences[i]) - 1 for i in chosen]
+                for index, values in zip(chosen, flat[: sum(lengths)].split(lengths), strict=True):
+                    scored[index] = values.tolist()
+        # A forward pass without a backward one leaves the root's parameters gathered, and an
+        # optimizer that is made next would train those and not the shards.
+        self._policy.reshard_all()
+        return scored
+
+    def _parts(self) -> Parts:
+        # The inner model, so that parameters have the names of a Hugging Face checkpoint.
+        policy = Part(module=self._policy.causal, optimizer=self._optimizer)
+        return {"policy": policy} | self._auxiliary_models.parts()
+
+    def _fresh_parts(self) -> Parts:
+        """What a checkpoint is loaded into."""
+        self._touched = True
+        self._policy.reshard_all()
+        self._optimizer = self._make_optimizer()
+        return self._parts()
+
+    def _started(self) -> RunStart:
+        if self._start is None:
+            raise RuntimeError("a rank was given work before start_run")
+        return self._start
+
+    def _check(self, batch: TrainBatch) -> None:
+        for group in batch.groups:
+            for one in group.trajectories:
+                field = f"batch.groups[{group.group_id}]"
+                self._check_ids(field, one.trajectory.prompt_token_ids)
+                self._check_ids(field, one.trajectory.response_token_ids)
+
+    def _check_ids(self, field: str, ids: list[int] | tuple[int, ...]) -> None:
+        limit = self._policy.vocabulary
+        if ids and (min(ids) < 0 or max(ids) >= limit):
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
+            self._policy.trained_parameters(),
+            lr=self._algorithm.learning_rate,
+            betas=BETAS,
+            weight_decay=self._algorithm.weight_decay,
+            fused=True,
+        )
+
+    def _describe(self) -> list[tuple[TensorSpec, ...]]:
+        tensors = outgoing(self._policy, self._config.lora)
+        mine = [one.parameter.to_local().numel() for one in tensors]
+        numels: list[list[int]] = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(numels, mine)
+        shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
+        names = CheckpointNames(self._policy.model_type)
+        return tensor_specs(shapes, numels[: self._config.shards], names, self._dtype)
+
+
+def _mesh(config: TrainerConfig) -> DeviceMesh:
+    """All ranks, or copies of the model by shards of a copy; gradients are averaged over all."""
+    if config.model_copies == 1:
+        return init_device_mesh(config.device, (config.shards,))
+    shape = config.model_copies, config.shards
+    return init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))

@@ -1,0 +1,162 @@
+"""The Ray actor of one FSDP2 rank: torch in one thread, the weight bus beside it.
+
+The module imports no torch, so the Serve replica that starts ranks stays light.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import ray
+
+from services.observability.garbage import heavy_imports
+from services.open_files import raise_open_files
+from services.peers import BusPeer
+from services.protocol.errors import NotReady, portable_errors
+from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
+from services.protocol.weights.weight_bus import Link, TrainerHello
+from services.trainer.config import TrainerConfig
+from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+
+if TYPE_CHECKING:
+    from services.trainer.rank.fault_injector import FaultInjector, Spoiling
+    from services.trainer.rank.learner import Learner
+    from services.transport.gloo import GlooLink
+
+T = TypeVar("T")
+
+
+class TrainerRank:
+    """One rank of one incarnation of the group.
+
+    All torch work runs in a single thread, in the order in which it was asked for; the
+    event loop stays free to follow the bus while a train step runs.
+    """
+
+    def __init__(self, config: TrainerConfig, group: str, rank: int) -> None:
+        raise_open_files()
+        self._config, self._group, self._rank = config, group, rank
+        self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory
+        # costs several times the copy.
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+        self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._torch.submit(_import_torch)  # the ranks import while they wait for rank 0
+        self._store: Any = None
+        self._learner: Learner | None = None
+        self._fault_injector: FaultInjector | None = None
+        self._member: asyncio.Task[None] | None = None
+
+    async def meet(self) -> tuple[str, int]:
+        """Open the group's rendezvous store, on rank 0; returns its address and port."""
+        self._store = await self._in_torch(partial(_open_store, self._address))
+        return self._address, self._store.port
+
+    async def join(self, place: tuple[str, int]) -> RankModel:
+        """Join the group, load and shard the model, and start following the bus.
+
+        Raises:
+            InvalidInput: the model cannot be loaded.
+        """
+        self._learner = await self._in_torch(partial(self._load, *place))
+        # Ranks of further copies of the model have nothing to send that the first has not.
+        sends = self._rank < self._config.shards
+        self._member = asyncio.create_task(self._send() if sends else _live_on())
+        return self._learner.model
+
+    async def _send(self) -> None:
+        """Follow the bus."""
+        from services.trainer.rank.fault_injector import FaultInjector
+        from services.trainer.snapshot.bus_member import BusMember  # imports torch
+        from services.transport.ends import end_of
+        from services.transport.shared_memory import memory_domain
+
+        hello = TrainerHello(
+            member_id=f"trainer/{self._group}/{self._rank}",
+            group=self._group,
+            rank=self._rank,
+            world_size=self._config.shards,
+            memory_domain=memory_domain(),
+            has_gpu=self._config.device == "cuda",
+        )
+        make_end: Callable[[Link, str], GlooLink] = end_of
+        if self._config.allow_fault_injection:
+            self._fault_injector = FaultInjector()
+            make_end = self._fault_injector.end_of
+        shelf = self._loaded().shelf
+        await BusMember(hello, BusPeer(), shelf, self._address, make_end=make_end).run()
+
+    async def spoil(self, how: "Spoiling", replica_id: str = "", bucket: int | None = None) -> None:
+        """See `services.trainer.rank.fault_injector.FaultInjector`.
+
+        Raises:
+            NotReady: the configuration does not allow it, or this rank sends nothing.
+        """
+        if self._fault_injector is None:
+            raise NotReady("the rank sends nothing, or trainer.allow_fault_injection is off")
+        self._fault_injector.spoil(how, replica_id, bucket)
+
+    async def follow_bus(self) -> None:
+        """Ends only with the rank or with a fault of its bus membership; call after `join`."""
+        if self._member is None:
+            raise RuntimeError("follow_bus before join")
+        await self._member
+
+    async def snapshot(self, version: int) -> RankSnapshot:
+        """See `Learner.snapshot`."""
+        return await self._in_torch(lambda: self._loaded().snapshot(version))
+
+    async def start_run(self, start: RunStart, version: int) -> RankRun:
+        """See `Learner.start_run`."""
+        return await self._in_torch(lambda: self._loaded().start_run(start, version))
+
+    async def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
+        """See `Learner.train`."""
+        return await self._in_torch(lambda: self._loaded().train(batch, held_version, next_version))
+
+    async def save(
+        self, version: int, frontier: LedgerFrontier | None, wait: bool
+    ) -> CheckpointReport:
+        """See `Learner.save`."""
+        return await self._in_torch(lambda: self._loaded().save(version, frontier, wait))
+
+    async def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
+        """See `Learner.logprobs`."""
+        return await self._in_torch(lambda: self._loaded().logprobs(sequences))
+
+    async def _in_torch(self, work: Callable[[], T]) -> T:
+        with portable_errors():
+            return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+
+    def _load(self, address: str, port: int) -> "Learner":
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # seconds to import; see the module's first line
+
+        from services.trainer.rank.learner import Learner, join_group
+
+        store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
+        join_group(self._config, self._rank, store, self._address)
+        return Learner(self._config)
+
+    def _loaded(self) -> "Learner":
+        if self._learner is None:
+            raise RuntimeError("a rank was given work before join")
+        return self._learner
+
+
+async def _live_on() -> None:
+    """What a rank does instead that has no part in the bus: nothing, for as long as it lives."""
+    await asyncio.Event().wait()
+
+
+def _import_torch() -> None:
+    with heavy_imports():
+        import services.trainer.rank.learner  # noqa: F401  (seconds to import; done ahead of time)
+
+
+def _open_store(address: str) -> Any:
+    from services.trainer.rank.learner import open_store  # imports torch
+
+    return open_store(address)

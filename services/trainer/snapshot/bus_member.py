@@ -1,0 +1,178 @@
+"""One trainer rank as a member of the weight bus: registers, follows orders, reports."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from services.observability.log import Log
+from services.protocol.errors import NotReady
+from services.protocol.weights.weight_bus import (
+    DropLinks,
+    Link,
+    Order,
+    Phase,
+    Report,
+    SendWeights,
+    TrainerHello,
+    WeightBus,
+)
+from services.trainer.snapshot.snapshot import SnapshotShelf
+from services.transport.ends import end_of
+from services.transport.gloo import GlooLink, LinkBroken
+
+POLL_S = 10.0
+RETRY_S = 0.2
+REPORT_DEADLINE_S = 10.0
+SUPERSEDED = "superseded"
+
+_log = Log("trainer")
+
+
+class _Outlet:
+    """A link with the one thread that uses it, and the versions it was told to send."""
+
+    def __init__(self, link: GlooLink) -> None:
+        self.link = link
+        self.versions: set[int] = set()
+        self.dropped = False
+        self._opened = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{link.link.replica_id}")
+
+    async def send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
+        """Open if need be and send, in the link's own thread; returns payload bytes."""
+        if self.dropped:
+            raise LinkBroken("dropped")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._send, order, shelf)
+
+    def _send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
+        if self.dropped:
+            raise LinkBroken("dropped")
+        if not self._opened:
+            self._opened = True
+            self.link.open()
+        source = shelf.source(order.version)
+        if source is None:
+            self.link.close()
+            raise LinkBroken(SUPERSEDED)
+        return self.link.send(source, order.base, cancelled=lambda: self.dropped)
+
+    def drop(self) -> None:
+        """Forget the group as soon as the thread is done with it; never waits."""
+        self.dropped = True
+        self._thread.submit(self.link.close)
+        self._thread.shutdown(wait=False)
+
+
+class BusMember:
+    """Carries out the bus's orders while the rank trains; every link has its own thread."""
+
+    def __init__(
+        self,
+        hello: TrainerHello,
+        bus: WeightBus,
+        shelf: SnapshotShelf,
+        address: str,
+        *,
+        make_end: Callable[[Link, str], GlooLink] = end_of,
+    ) -> None:
+        self._hello, self._bus, self._shelf = hello, bus, shelf
+        self._address, self._make_end = address, make_end
+        self._outlets: dict[str, _Outlet] = {}
+        self._sends: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Follow the bus until cancelled; an absent bus is tried again for ever."""
+        registered, acknowledged = False, 0
+        try:
+            while True:
+                try:
+                    if not registered:
+                        await self._bus.register_trainer(self._hello)
+                        registered = True
+                    orders = await self._bus.next_orders(
+                        self._hello.member_id, acknowledged, POLL_S
+                    )
+                except NotReady:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                registered = orders.known
+                for order in orders.orders:
+                    self._carry_out(order)
+                acknowledged = max(acknowledged, orders.last) if orders.known else 0
+        finally:
+            await self._close()
+
+    def _carry_out(self, order: Order) -> None:
+        if isinstance(order, SendWeights):
+            self._start_send(order)
+        elif isinstance(order, DropLinks):
+            for prefix in [p for p in self._outlets if p.startswith(order.prefix)]:
+                self._outlets.pop(prefix).drop()
+        else:
+            _log.warning("order_not_for_a_trainer", order=type(order).__name__)
+
+    def _start_send(self, order: SendWeights) -> None:
+        outlet = self._outlets.get(order.link.prefix)
+        if outlet is None:
+            self._drop_earlier(order.link.replica_id)
+            outlet = _Outlet(self._make_end(order.link, self._address))
+            self._outlets[order.link.prefix] = outlet
+        if order.version in outlet.versions:
+            return  # delivered again
+        outlet.versions.add(order.version)
+        task = asyncio.create_task(self._send(outlet, order))
+        self._sends.add(task)
+        task.add_done_callback(self._sends.discard)
+
+    def _drop_earlier(self, replica_id: str) -> None:
+        """A replica has one link; a new prefix means that the bus gave up the one before."""
+        for prefix, outlet in list(self._outlets.items()):
+            if outlet.link.link.replica_id == replica_id:
+                self._outlets.pop(prefix).drop()
+
+    async def _send(self, outlet: _Outlet, order: SendWeights) -> None:
+        started = time.perf_counter()
+        error, sent = None, 0
+        try:
+            sent = await outlet.send(order, self._shelf)
+        except LinkBroken as broken:
+            error = str(broken)
+        await self._report(
+            Report(
+                member_id=self._hello.member_id,
+                replica_id=order.link.replica_id,
+                phase=Phase.SEND,
+                version=order.version,
+                error=error,
+                seconds=time.perf_counter() - started,
+                sent_bytes=sent,
+                prefix=order.link.prefix,
+            )
+        )
+
+    async def _report(self, report: Report) -> None:
+        """Tell the bus; it has its own deadline, so a report it cannot get is given up."""
+        if report.error is not None:
+            _log.warning(
+                "send_failed", replica=report.replica_id, version=report.version, why=report.error
+            )
+        deadline = time.monotonic() + REPORT_DEADLINE_S
+        while True:
+            try:
+                await self._bus.report(report)
+                return
+            except NotReady as error:
+                if time.monotonic() > deadline:
+                    _log.warning("report_lost", replica=report.replica_id, why=str(error))
+                    return
+                await asyncio.sleep(RETRY_S)
+
+    async def _close(self) -> None:
+        for outlet in self._outlets.values():
+            outlet.drop()
+        self._outlets.clear()
+        for task in list(self._sends):
+            task.cancel()
+        await asyncio.gather(*self._sends, return_exceptions=True)

@@ -1,0 +1,151 @@
+"""Policy versions: their numbers, and making them the newest on the weight bus."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.observability.log import Log
+from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.weights.weight_bus import MemberTable, WeightBus
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+
+RETRY_S = 0.2
+WATCH_S = 10.0
+
+T = TypeVar("T")
+_log = Log("trainer")
+
+
+class Publisher:
+    """Numbers versions so that they never go back, and publishes each exactly once.
+
+    Every call repeats itself while the bus is away, up to `timeout_s`, then raises
+    `NotReady`.
+
+    Attributes:
+        version: version last published, None before the first.
+    """
+
+    def __init__(self, bus: WeightBus, timeout_s: float) -> None:
+        self.version: int | None = None
+        self._bus, self._timeout_s = bus, timeout_s
+        self._group = ""
+        self._held: WeightManifest | None = None
+        self._canary: CanaryLogprobs | None = None  # of what is held
+
+    def follow(self, group: str) -> None:
+        """The ranks are new: they cannot send what was published before.
+
+        The bus refuses what a group publishes when another one has taken its place.
+        """
+        self._group, self._held, self._canary = group, None, None
+
+    @property
+    def unproved(self) -> WeightManifest | None:
+        """The version last published, while its canary must still be scored."""
+        held = self._held
+        return held if held is not None and held.canary and self._canary is None else None
+
+    @property
+    def holds_snapshots(self) -> bool:
+        """The ranks can send the version last published."""
+        return self._held is not None
+
+    async def next_version(self) -> int:
+        """Above everything ever published, by this trainer or one before it; first 0."""
+        newest = (await self.members()).newest_version
+        return max(-1 if v is None else v for v in (self.version, newest)) + 1
+
+    async def is_published(self, manifest: WeightManifest) -> bool:
+        """Whether the newest version has these very bytes and the ranks can still send it."""
+        if self._held is None or self._held.digests != manifest.digests:
+            return False
+        return (await self.members()).newest_version == self.version
+
+    async def published_model(self) -> str | None:
+        """The checkpoint from which training to the newest version began.
+
+        None: there is no version. Empty: the bus does not know, since it was restarted.
+        """
+        newest = (await self.members()).newest_version
+        if newest is None:
+            return None
+        records = await self._repeat(self._bus.versions)
+        return next((one.model for one in records if one.version == newest), "")
+
+    async def publish(self, manifest: WeightManifest) -> None:
+        """Publish once, however often the call has to be repeated.
+
+        Raises:
+            InvalidInput: somebody else has published this version or a higher one, or has
+                taken these ranks' place.
+        """
+        try:
+            await self._repeat(lambda: self._bus.publish(manifest, self._group))
+        except InvalidInput:
+            # A first attempt whose answer was lost: the bus has this very version.
+            if (await self.members()).newest_version != manifest.version:
+                raise
+        self._held, self._canary, self.version = manifest, None, manifest.version
+        _log.info("published", version=manifest.version, step=manifest.train_step)
+
+    async def publish_canary(self, logprobs: CanaryLogprobs) -> None:
+        """Tell the bus what the version last published must answer."""
+        assert self._held is not None, "unproved"
+        self._canary, version = logprobs, self._held.version
+        await self._repeat(lambda: self._bus.publish_canary(version, logprobs))
+
+    async def delivered(self, version: int, *, timeout_s: float) -> bool:
+        """Wait until every leased replica serves the version or a newer one."""
+        revision, deadline = -1, time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            table = await self._bus.watch(revision, left)
+            held = [member.committed_version for member in table.leased]
+            if all(one is not None and one >= version for one in held):
+                return True
+            revision = table.revision
+        return False
+
+    async def keep_published(self) -> None:
+        """Tell a restarted bus again what it has forgotten, until cancelled.
+
+        Without it, the version published last would reach no late joiner, or nobody at all,
+        before the next one.
+        """
+        revision, known = -1, ""
+        while True:
+            try:
+                table = await self._bus.watch(revision, WATCH_S)
+                if table.bus_id != known and self._held is not None:
+                    await self._tell_again(self._held)
+            except NotReady:
+                revision = -1
+                await asyncio.sleep(RETRY_S)
+                continue
+            revision, known = table.revision, table.bus_id
+
+    async def _tell_again(self, held: WeightManifest) -> None:
+        try:
+            await self._bus.publish(held, self._group)
+        except InvalidInput as has_it:
+            _log.info("bus_needs_no_manifest", why=str(has_it))
+            # It may have the manifest from a replica's copy; the canary only the trainer knows.
+            if (await self._bus.watch(-1, 0.0)).newest_version != held.version:
+                return
+        if self._canary is not None:
+            await self._bus.publish_canary(held.version, self._canary)
+
+    async def members(self) -> MemberTable:
+        """The bus's table as it is now."""
+        return await self._repeat(lambda: self._bus.watch(-1, 0.0))
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return await call()
+            except NotReady:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)

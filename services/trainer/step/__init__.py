@@ -1,0 +1,1 @@
+"""One optimizer step and what it needs: credit, critic, reference, diagnostics."""

@@ -1,0 +1,83 @@
+"""The models beside the policy that an algorithm asks for."""
+
+from dataclasses import dataclass
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from services.protocol.errors import InvalidInput
+from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.trainer.checkpoints.checkpoint import Part
+from services.trainer.config import TrainerConfig
+from services.trainer.model.model import Policy
+from services.trainer.step.critic import Critic
+from services.trainer.step.reference import AdapterOff, OwnCopy, Reference
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuxiliaryModels:
+    """Those of one run.
+
+    Attributes:
+        reference: with a KL penalty.
+        refreshed: the same, where it becomes the policy every `refresh_steps` train steps.
+        critic: with `advantage: gae`.
+    """
+
+    reference: Reference | None = None
+    refreshed: OwnCopy | None = None
+    refresh_steps: int = 0
+    critic: Critic | None = None
+
+    @classmethod
+    def load(
+        cls, algorithm: AlgorithmConfig, config: TrainerConfig, mesh: DeviceMesh
+    ) -> "AuxiliaryModels":
+        """Load what the algorithm asks for, at the model's initial weights. Collective.
+
+        Raises:
+            InvalidInput: the reference is to be refreshed and is no model of its own.
+        """
+        refresh_steps = _refresh_steps(algorithm.kl, config)
+        reference: OwnCopy | AdapterOff | None = None
+        if algorithm.kl.coefficient > 0:
+            reference = OwnCopy(config, mesh) if config.lora is None else AdapterOff()
+        return cls(
+            reference=reference,
+            refreshed=reference if isinstance(reference, OwnCopy) and refresh_steps else None,
+            refresh_steps=refresh_steps,
+            critic=Critic(algorithm.critic, config, mesh) if algorithm.has_critic else None,
+        )
+
+    def follow(self, step: int, policy: Policy) -> None:
+        """Train step `step` has changed the policy."""
+        if self.refreshed is not None and step % self.refresh_steps == 0:
+            self.refreshed.refresh(policy)
+
+    def parts(self) -> dict[str, Part]:
+        """What a checkpoint has to keep of them: a reference that stays can be loaded again."""
+        kept = {}
+        if self.refreshed is not None:
+            kept["reference"] = Part(module=self.refreshed.model.causal)
+        if self.critic is not None:
+            module = self.critic.model.causal
+            kept["critic"] = Part(module=module, optimizer=self.critic.optimizer)
+        return kept
+
+    def reshard_all(self) -> None:
+        """Leave only local shards of what a checkpoint keeps."""
+        if self.refreshed is not None:
+            self.refreshed.model.reshard_all()
+        if self.critic is not None:
+            self.critic.model.reshard_all()
+
+
+def _refresh_steps(kl: KlConfig, config: TrainerConfig) -> int:
+    if kl.refresh_steps is None:
+        return 0
+    if config.lora is not None:
+        fix = (
+            "With trainer.lora the reference is the policy with its adapter turned off, which "
+            "cannot become the policy; leave refresh_steps out, or train without lora."
+        )
+        raise InvalidInput("algorithm.kl.refresh_steps", kl.refresh_steps, fix)
+    return kl.refresh_steps

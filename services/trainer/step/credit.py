@@ -1,0 +1,149 @@
+"""Which token gets how much of an answer's reward, where that takes a model's word."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import TrainBatch
+from services.trainer.algorithms.advantages.gae import gae
+from services.trainer.algorithms.advantages.reinforce_plus_plus import VARIANCE_FLOOR
+from services.trainer.algorithms.losses.kl import kl_in_reward
+from services.trainer.batch.batching import Row, lowered, rows_of
+from services.trainer.batch.collate import MicroBatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A micro-batch, and what is known of its tokens before the train step changes anything.
+
+    Attributes:
+        rows: the rows that it is made of.
+        micro: as collated, with its advantages.
+        proximal: `[N]`, proximal logprobs, where the algorithm wants them.
+        reference: `[N]`, reference logprobs, where there is a reference.
+        kl_penalty: `[N]`, what a KL penalty takes from the reward of each token.
+        values: `[N]`, the critic's, where there is one.
+        returns: `[N]`, what the critic learns.
+    """
+
+    rows: tuple[int, ...]
+    micro: MicroBatch
+    proximal: Tensor | None = None
+    reference: Tensor | None = None
+    kl_penalty: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+
+    def learned(self) -> tuple[Tensor, Tensor]:
+        """Values and returns, which there are with a critic."""
+        if self.values is None or self.returns is None:
+            raise RuntimeError("a critic was asked to learn from tokens that it had not scored")
+        return self.values, self.returns
+
+
+Work = list[list[Prepared]]
+"""This rank's micro-batches by minibatch."""
+
+
+def assign_credit(
+    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig
+) -> Work:
+    """Work out the advantages that values, a discount or a penalty change. Collective.
+
+    Where an estimator gives an answer one advantage, the answer's reward is lowered by the sum
+    of its penalties. Where it goes by token, each token pays its own, the last one earns the
+    reward, and advantages are normalised over the tokens of the whole batch, all ranks'.
+    """
+    if algorithm.kl.in_reward:
+        work = [[_penalised(one, algorithm) for one in several] for several in work]
+    if algorithm.by_token:
+        return _normalised([[_by_token(one, algorithm) for one in several] for several in work])
+    if algorithm.kl.in_reward:
+        return _by_answer(work, rows, batch, algorithm)
+    return work
+
+
+def _penalised(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
+    assert one.reference is not None, "a KL penalty loads a reference"
+    # The policy that the ratio is anchored at counts as the one that acted.
+    acted = one.micro.behaviour if one.proximal is None else one.proximal
+    return replace(one, kl_penalty=kl_in_reward(acted, one.reference, algorithm.kl))
+
+
+def _by_answer(
+    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig
+) -> Work:
+    penalties = torch.zeros(len(rows), dtype=torch.float64)
+    for one in (one for several in work for one in several if one.rows):
+        assert one.kl_penalty is not None, "worked out before"
+        sums = torch.zeros(len(one.rows), dtype=torch.float64)
+        sums.index_add_(0, one.micro.row.cpu(), one.kl_penalty.double().cpu())
+        penalties[list(one.rows)] = sums
+    penalties = _summed(penalties, work)
+    changed = rows_of(lowered(batch, rows, penalties.tolist()), algorithm)
+    advantages = torch.tensor([row.advantage for row in changed])
+    return [[_with(one, advantages[list(one.rows)]) for one in several] for several in work]
+
+
+def _with(one: Prepared, of_rows: Tensor) -> Prepared:
+    if not one.rows:
+        return one
+    advantage = of_rows.to(one.micro.advantage)[one.micro.row]
+    return replace(one, micro=replace(one.micro, advantage=advantage))
+
+
+def _by_token(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
+    """Rewards to come of each token; `advantage` is what the whole answer earned."""
+    micro = one.micro
+    last = torch.ones_like(micro.row, dtype=torch.bool)
+    last[:-1] = micro.row[1:] != micro.row[:-1]
+    rewards = torch.where(last, micro.advantage, 0.0)
+    if one.kl_penalty is not None:
+        rewards = rewards - one.kl_penalty
+    # Without a critic what counts are the rewards to come, less nothing.
+    values = torch.zeros_like(rewards) if one.values is None else one.values
+    gae_lambda = 1.0 if one.values is None else algorithm.gae_lambda
+    advantages, returns = gae(rewards, values, micro.row, algorithm.gamma, gae_lambda)
+    return replace(
+        one,
+        micro=replace(micro, advantage=advantages.to(micro.advantage)),
+        returns=returns.to(micro.advantage),
+    )
+
+
+def _normalised(work: Work) -> Work:
+    """Mean 0 and variance 1 over the trained tokens of all ranks.
+
+    A value that is not finite is left as it is and counts for nothing, so that the guard
+    names its group and no other.
+    """
+    micros = [one.micro for several in work for one in several]
+    if not micros:
+        return work
+    values = torch.cat([micro.advantage for micro in micros]).double()
+    weight = torch.cat([micro.weight for micro in micros]).double() * values.isfinite()
+    kept = values.nan_to_num(0.0, 0.0, 0.0)
+    total, count = _all_sum(torch.stack([(kept * weight).sum(), weight.sum()])).unbind()
+    mean = total / count.clamp(min=1.0)
+    squares = _all_sum((weight * (kept - mean).square()).sum())
+    scale = (squares / count.clamp(min=1.0)).clamp(min=VARIANCE_FLOOR).rsqrt()
+
+    def normal(one: Prepared) -> Prepared:
+        advantage = ((one.micro.advantage.double() - mean) * scale).to(one.micro.advantage)
+        return replace(one, micro=replace(one.micro, advantage=advantage))
+
+    return [[normal(one) for one in several] for several in work]
+
+
+def _summed(values: Tensor, work: Work) -> Tensor:
+    device = next((one.micro.weight.device for several in work for one in several), values.device)
+    return _all_sum(values.to(device)).cpu()
+
+
+def _all_sum(values: Tensor) -> Tensor:
+    dist.all_reduce(values)
+    return values

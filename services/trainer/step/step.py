@@ -1,0 +1,283 @@
+"""One train step: minibatches of micro-batches, and what they measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, TokenDetail, TrainBatch
+from services.trainer.algorithms.losses.aggregation import denominator, token_shares
+from services.trainer.algorithms.losses.losses import policy_losses
+from services.trainer.algorithms.losses.tokens import ScoredTokens
+from services.trainer.algorithms.losses.user_loss import UserLoss
+from services.trainer.batch.batching import Minibatch, Row
+from services.trainer.batch.collate import collate
+from services.trainer.model.model import Policy
+from services.trainer.step.auxiliary_models import AuxiliaryModels
+from services.trainer.step.credit import Prepared, assign_credit
+from services.trainer.step.critic import Critic, CriticDiagnostics
+from services.trainer.step.diagnostics import StepDiagnostics
+from services.trainer.step.token_details import TokenDetails
+from services.trainer.step.update import update
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What a train step did, the same on every rank.
+
+    Attributes:
+        tokens: response tokens that carried a gradient.
+        optimizer_steps: updates made.
+        metrics: see `TrainReport`; besides, `mismatch_tokens`, how many tokens
+            `mismatch_max` was taken over, and `skipped_updates`, updates left out because
+            their gradient was not finite.
+        seconds: `forward_backward`, `optimizer` and, with one, `critic`.
+        skipped_groups: sample groups to blame for skipped updates: those with a loss that
+            was not finite, else all of the minibatch.
+        details: of the batch's detailed groups, as far as their rows are this rank's.
+    """
+
+    tokens: int
+    optimizer_steps: int
+    metrics: dict[str, float]
+    seconds: dict[str, float]
+    skipped_groups: tuple[int, ...] = ()
+    details: tuple[TokenDetail, ...] = ()
+
+
+@dataclass
+class _Updates:
+    """What became of the optimizer steps so far."""
+
+    gradient_norms: list[float] = field(default_factory=list)
+    skipped: int = 0
+    held_back: bool = False  # measured, but not made
+    skipped_groups: set[int] = field(default_factory=set)
+
+    @property
+    def made(self) -> int:
+        """Updates that changed the policy."""
+        return 0 if self.held_back else len(self.gradient_norms)
+
+
+class TrainStep:
+    """Runs train steps on one rank; all ranks must run the same ones together."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        run: RunStart,
+        device: torch.device,
+        *,
+        user_loss: UserLoss | None = None,
+        auxiliary_models: AuxiliaryModels,
+    ) -> None:
+        self._policy, self._optimizer = policy, optimizer
+        self._algorithm, self._device = run.algorithm, device
+        self._temperature, self._user_loss = run.temperature, user_loss
+        self._auxiliary_models = auxiliary_models
+        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
+        self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
+        self._updates = _Updates()
+        self._details = TokenDetails((), ())
+
+    def run(
+        self,
+        rows: Sequence[Row],
+        minibatches: Sequence[Minibatch],
+        batch: TrainBatch,
+        held_version: int,
+        optimizer_steps: int,
+    ) -> StepOutcome:
+        """Train on the minibatches in order.
+
+        Args:
+            rows: what the minibatches index.
+            minibatches: the plan of all ranks.
+            batch: what the rows come from.
+            held_version: policy version of the weights as they are now.
+            optimizer_steps: updates made before, for the warm-up of the learning rate.
+        """
+        self._diagnostics, self._updates = StepDiagnostics(self._device), _Updates()
+        self._values = CriticDiagnostics(self._device)
+        self._details = TokenDetails(rows, batch.detailed)
+        self._clock = dict.fromkeys(self._clock, 0.0)
+        started = time.perf_counter()
+        work = [
+            [
+                self._prepared(micro, rows, held_version, first=index == 0)
+                for micro in minibatch.ranks[self._rank]
+            ]
+            for index, minibatch in enumerate(minibatches)
+        ]
+        work = assign_credit(work, rows, batch, self._algorithm)
+        if self._auxiliary_models.critic is not None:
+            self._values.add_start(work)
+        self._clock["forward_backward"] += time.perf_counter() - started
+        self._updates.held_back = batch.step <= self._algorithm.critic.warmup_steps
+        for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
+            bad = self._accumulate(minibatch, micros, first=index == 0)
+            if not self._update(optimizer_steps + self._updates.made, bad):
+                self._blame(rows, minibatch, bad)
+            if self._auxiliary_models.critic is not None:
+                self._update_critic(self._auxiliary_models.critic, rows, minibatch, micros)
+        return self._outcome(minibatches)
+
+    def _prepared(
+        self, chosen: tuple[int, ...], rows: Sequence[Row], held_version: int, *, first: bool
+    ) -> Prepared:
+        """Collate rows, and score them before the first update where the algorithm wants it."""
+        micro = collate([rows[i] for i in chosen], held_version).to(self._device)
+        proximal = reference = None
+        # The first minibatch's forward pass for the loss is its proximal pass as well: no
+        # update comes before it.
+        scored_before = not first or self._algorithm.kl.in_reward
+        if self._algorithm.ratio_anchor == "proximal" and scored_before:
+            with torch.no_grad():
+                proximal = self._policy(micro, self._temperature)[0]
+            self._diagnostics.note_mismatch(micro, proximal)
+        if self._auxiliary_models.reference is not None:
+            reference = self._auxiliary_models.reference.logprobs(
+                micro, self._temperature, self._policy
+            )
+        critic = self._auxiliary_models.critic
+        return Prepared(
+            rows=chosen,
+            micro=micro,
+            proximal=proximal,
+            reference=reference,
+            values=critic.values(micro) if critic is not None else None,
+        )
+
+    def _accumulate(
+        self,
+        minibatch: Minibatch,
+        work: Sequence[Prepared],
+        *,
+        first: bool,
+    ) -> list[Tensor]:
+        """Forward and backward over the micro-batches of one minibatch.
+
+        FSDP averages gradients over ranks; with the loss divided by the minibatch's global
+        denominator and multiplied by the world size, that average is the exact quotient.
+
+        Returns:
+            For each micro-batch the rows of tokens whose loss was not finite.
+        """
+        started = time.perf_counter()
+        # A proximal pass has taken the mismatch before any update; without one, only the
+        # first minibatch still sees the weights of the step's start.
+        note = first and not any(one.proximal is not None for one in work)
+        scale = self._world_size / denominator(
+            minibatch.tokens, minibatch.sequences, self._algorithm
+        )
+        bad = []
+        for index, prepared in enumerate(work):
+            micro = prepared.micro
+            self._policy.reduce_gradients(index == len(work) - 1)
+            wanted = "gradient" if self._algorithm.entropy_bonus else "value"
+            current, entropy = self._policy(micro, self._temperature, wanted)
+            tokens = _scored(prepared, current, entropy, self._algorithm)
+            losses = policy_losses(tokens, self._algorithm, self._user_loss)
+            shares = token_shares(
+                micro.weight, micro.row, micro.sequences, self._algorithm.aggregation
+            )
+            loss = (losses.tokens.loss * shares).sum()
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            if note:
+                self._diagnostics.note_mismatch(micro, current)
+            self._details.add(prepared, current)
+            penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
+            self._diagnostics.add(micro, tokens, losses, shares, penalty)
+            bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
+        self._clock["forward_backward"] += time.perf_counter() - started
+        return bad
+
+    def _update(self, optimizer_steps: int, bad: list[Tensor]) -> bool:
+        """One step of the policy's optimizer; returns False if it was left out."""
+        started = time.perf_counter()
+        warmup = self._algorithm.warmup_steps
+        share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._algorithm.learning_rate * share
+        norm = update(
+            self._optimizer,
+            self._policy.trained_parameters(),
+            bad,
+            grad_clip=self._algorithm.grad_clip,
+            held_back=self._updates.held_back,
+        )
+        if norm is None:
+            self._updates.skipped += 1
+        else:
+            self._updates.gradient_norms.append(norm)
+        self._clock["optimizer"] += time.perf_counter() - started
+        return norm is not None
+
+    def _update_critic(
+        self,
+        critic: Critic,
+        rows: Sequence[Row],
+        minibatch: Minibatch,
+        work: Sequence[Prepared],
+    ) -> None:
+        started = time.perf_counter()
+        bad = critic.learn(work, minibatch.tokens, self._values)
+        self._clock["critic"] = self._clock.get("critic", 0.0) + time.perf_counter() - started
+        if bad is not None:
+            self._blame(rows, minibatch, bad)
+
+    def _blame(self, rows: Sequence[Row], minibatch: Minibatch, bad: list[Tensor]) -> None:
+        """Find the sample groups of a skipped update; all ranks come here together."""
+        mine = zip(minibatch.ranks[self._rank], bad, strict=True)
+        own = [rows[micro[i]].group_id for micro, places in mine for i in set(places.tolist())]
+        everyones: list[list[int]] = [[] for _ in range(self._world_size)]
+        dist.all_gather_object(everyones, own)
+        found = {group for part in everyones for group in part}
+        everything = {rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
+        self._updates.skipped_groups |= found or everything
+
+    def _outcome(self, minibatches: Sequence[Minibatch]) -> StepOutcome:
+        divisor = denominator(
+            sum(minibatch.tokens for minibatch in minibatches),
+            sum(minibatch.sequences for minibatch in minibatches),
+            self._algorithm,
+        )
+        tokens, metrics = self._diagnostics.reduce(divisor)
+        norms, skipped = self._updates.gradient_norms, self._updates.skipped
+        metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
+        metrics["skipped_updates"] = float(skipped)
+        if self._auxiliary_models.critic is not None:
+            metrics |= self._values.reduce()
+        return StepOutcome(
+            tokens=tokens,
+            optimizer_steps=self._updates.made,
+            metrics=metrics,
+            seconds=dict(self._clock),
+            skipped_groups=tuple(sorted(self._updates.skipped_groups)),
+            details=self._details.found,
+        )
+
+
+def _scored(
+    prepared: Prepared, current: Tensor, entropy: Tensor, algorithm: AlgorithmConfig
+) -> ScoredTokens:
+    micro, proximal = prepared.micro, prepared.proximal
+    if algorithm.ratio_anchor == "proximal" and proximal is None:
+        proximal = current.detach()
+    return ScoredTokens(
+        current=current,
+        behaviour=micro.behaviour,
+        advantage=micro.advantage,
+        sequence=micro.row,
+        sequences=micro.sequences,
+        proximal=proximal,
+        reference=prepared.reference,
+        entropy=entropy,
+    )

@@ -1,0 +1,1 @@
+"""One version's way into the replicas."""

@@ -1,0 +1,47 @@
+"""What the delivery to one replica sees of the rest of the bus."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from services.protocol.weights.weight_bus import Order
+from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.barrier import Barrier
+from services.weight_bus.canary import Canaries
+from services.weight_bus.changes import Changes
+from services.weight_bus.config import WeightBusConfig
+from services.weight_bus.members.replicas import Replicas
+from services.weight_bus.members.trainer_groups import TrainerGroups
+from services.weight_bus.version_ledger import VersionLedger
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeliveryContext:
+    """What a delivery needs of the bus.
+
+    Attributes:
+        config: deadlines.
+        barrier: where replicas wait for each other before a commit, if they do.
+        replicas: where the replica's state is kept.
+        trainers: who sends.
+        canaries: what the trainer answered to the canary.
+        ledger: where outcomes are written down.
+        changes: announces every change of the first four above and of `newest`.
+        clock: monotonic seconds, the same as that of `replicas`.
+        newest: the newest manifest and when it was published by `clock`.
+        post: put an order into a member's mailbox.
+        store: host and port of the rendezvous store.
+        new_prefix: a link prefix for a replica that was never used before.
+    """
+
+    config: WeightBusConfig
+    barrier: Barrier
+    replicas: Replicas
+    trainers: TrainerGroups
+    canaries: Canaries
+    ledger: VersionLedger
+    changes: Changes
+    clock: Callable[[], float]
+    newest: Callable[[], tuple[WeightManifest, float] | None]
+    post: Callable[[str, Order], None]
+    store: Callable[[], Awaitable[tuple[str, int]]]
+    new_prefix: Callable[[str], str]

@@ -1,0 +1,95 @@
+"""By which way a version reaches one replica: from whom, over which links, onto what."""
+
+from collections.abc import Sequence
+
+from services.protocol.weights.weight_bus import Link, Phase, ReplicaHello, Transport
+from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.reports import UpdateFailed
+
+
+def senders(
+    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
+) -> tuple[str, ...] | None:
+    """Who can send the version, one member id for each trainer rank; None: nobody.
+
+    The trainer's ranks, unless they are gone, are another trainer of another size, or have
+    just failed; else one replica that keeps a copy stands in for all of them.
+    """
+    ranks = around.trainers.current
+    if ranks is not None and len(ranks) != manifest.world_size:
+        ranks = None
+    peer = around.replicas.holder_of(manifest, besides=replica_id)
+    if peer is not None and (ranks is None or failures % 2 == 1):
+        return (peer,) * manifest.world_size
+    return ranks
+
+
+def base_of_changes(
+    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
+) -> int | None:
+    """The version onto which changes are enough; None: everything must be sent.
+
+    Only what the replica itself acknowledged to hold, and nothing after a failure.
+    """
+    replica, every = around.replicas.get(replica_id), around.config.delta_anchor_every
+    if replica is None or not replica.hello.keeps_copy or not every or failures:
+        return None
+    return None if manifest.version % every == 0 else replica.committed_version
+
+
+def transport_between(
+    around: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
+) -> Transport:
+    """How one sender's bytes reach the replica; `plain`: over TCP, if that is allowed.
+
+    A replica that stands in for the trainer sends over the wire: its copy lies in memory of
+    its own.
+
+    Raises:
+        UpdateFailed: the configured way does not lead there.
+    """
+    wanted, rank = around.config.transport, around.trainers.hello(sender)
+    if rank is None:
+        return Transport.GLOO
+    possible = [Transport.GLOO]
+    if rank.has_gpu and receiver.has_gpu:
+        possible.append(Transport.NCCL)
+    if rank.memory_domain == receiver.memory_domain != "":
+        possible.append(Transport.SHARED_MEMORY)
+    if wanted == "auto":
+        return Transport.GLOO if plain else possible[-1]
+    if wanted not in possible:
+        raise UpdateFailed(
+            Phase.STAGE,
+            f"weight_bus.transport: {wanted} -> Between {sender} and {receiver.replica_id} only "
+            f"{', '.join(possible)} can be used.",
+        )
+    return Transport(wanted)
+
+
+async def links(
+    around: DeliveryContext, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
+) -> tuple[Link, ...]:
+    """One link from each sender, in the order of the trainer's ranks.
+
+    Raises:
+        UpdateFailed: the replica is gone, or cannot be reached as configured.
+    """
+    replica = around.replicas.get(replica_id)
+    if replica is None:
+        raise UpdateFailed(Phase.STAGE, "the replica left")
+    host, port = await around.store()
+    return tuple(
+        Link(
+            replica_id=replica_id,
+            trainer_rank=rank,
+            store_host=host,
+            store_port=port,
+            prefix=f"{prefix}t{rank}",
+            world_size=1 + replica.hello.tensor_parallel_size,
+            timeout_s=around.config.link_timeout_s,
+            transport=transport_between(around, sender, replica.hello, plain=plain),
+        )
+        for rank, sender in enumerate(senders)
+    )

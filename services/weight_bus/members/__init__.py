@@ -1,0 +1,1 @@
+"""Replicas and trainers that the bus knows."""

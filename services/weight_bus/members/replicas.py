@@ -1,0 +1,216 @@
+"""Which replica is alive, what it serves, and whether it may be given work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.protocol.errors import InvalidInput
+from services.protocol.weights.model_layout import first_difference
+from services.protocol.weights.replica_control import ControlOutcome, Hold
+from services.protocol.weights.weight_bus import Member, ReplicaHello, ReplicaState
+from services.protocol.weights.weights import WeightManifest
+from services.weight_bus.config import WeightBusConfig
+
+SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
+"""States with a lease: staging does not disturb generation, committing only delays it."""
+
+
+_HELD = {Hold.PAUSED: ReplicaState.PAUSED, Hold.ASLEEP: ReplicaState.ASLEEP}
+
+
+@dataclass
+class Replica:
+    """What the bus knows of one rollout server.
+
+    Attributes:
+        hello: how it introduced itself.
+        state: see `ReplicaState`.
+        committed_version: version it serves, None before its first commit.
+        registered_at: when it first registered, by the clock of `Replicas`.
+        seen_at: when it was last heard of.
+        copy: manifest of the version it keeps a copy of, None if it keeps none.
+        last_error: why it was last suspected or failed.
+        held: what an operator keeps it from.
+        loaded: manifest of what it committed last in this life of the bus.
+        was_leased: it has had a lease in this life of the bus.
+    """
+
+    hello: ReplicaHello
+    state: ReplicaState
+    committed_version: int | None
+    registered_at: float
+    seen_at: float
+    copy: WeightManifest | None = None
+    last_error: str = ""
+    held: Hold = Hold.NONE
+    loaded: WeightManifest | None = None
+    was_leased: bool = False
+
+
+class Replicas:
+    """All replicas and the versions they hold; no input or output, no tasks.
+
+    Attributes:
+        newest_version: highest version published or reported by a member; it never falls.
+        max_lag: versions that a leased replica may be behind, None for any number.
+        pushes: commits so far.
+    """
+
+    def __init__(self, config: WeightBusConfig, *, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self._replicas: dict[str, Replica] = {}
+        self.newest_version: int | None = None
+        self.max_lag: int | None = None
+        self.pushes = 0
+
+    def get(self, replica_id: str) -> Replica | None:
+        """The replica, if it is in the table."""
+        return self._replicas.get(replica_id)
+
+    @property
+    def replica_ids(self) -> tuple[str, ...]:
+        """Every replica in the table."""
+        return tuple(self._replicas)
+
+    def enter(self, hello: ReplicaHello) -> None:
+        """Take a replica in, or renew what is known of one whose update may be under way."""
+        known = self._replicas.get(hello.replica_id)
+        if known is not None and known.state is not ReplicaState.DEAD:
+            known.hello, known.seen_at = hello, self._clock()
+            if hello.committed_version is None and known.state in SERVING:
+                # It holds no whole version: a commit failed half-way.
+                known.state = ReplicaState.SUSPECT
+            known.committed_version, known.copy = hello.committed_version, hello.copy
+            known.held = hello.held
+        else:
+            has_weights = hello.committed_version is not None
+            self._replicas[hello.replica_id] = Replica(
+                hello=hello,
+                state=ReplicaState.LIVE if has_weights else ReplicaState.JOINING,
+                committed_version=hello.committed_version,
+                registered_at=self._clock(),
+                seen_at=self._clock(),
+                copy=hello.copy,
+                held=hello.held,
+            )
+        self.raise_newest(hello.committed_version)
+
+    def seen(self, replica_id: str) -> bool:
+        """Note a heartbeat; False if the replica must register (again)."""
+        replica = self._replicas.get(replica_id)
+        if replica is None or replica.state is ReplicaState.DEAD:
+            return False
+        replica.seen_at = self._clock()
+        return True
+
+    def holder_of(self, manifest: WeightManifest, *, besides: str) -> str | None:
+        """A replica in service that keeps a copy of these very bytes."""
+        for replica_id, replica in self._replicas.items():
+            copy = replica.copy
+            holds = copy is not None and copy.digests == manifest.digests
+            same = holds and replica.committed_version == manifest.version
+            if same and replica_id != besides and self.leased(replica):
+                return replica_id
+        return None
+
+    def leave(self, replica_id: str) -> None:
+        """Forget a replica."""
+        self._replicas.pop(replica_id, None)
+
+    def hold(self, replica_id: str, held: Hold) -> None:
+        """An operator keeps the replica from its work."""
+        self._replicas[replica_id].held = held
+
+    def told(self, outcome: ControlOutcome) -> None:
+        """The replica says what became of an operator's order."""
+        replica = self._replicas.get(outcome.replica_id)
+        if replica is None:
+            return
+        replica.held = outcome.held
+        if not outcome.has_weights and replica.committed_version is not None:
+            replica.committed_version, replica.copy = None, None
+            replica.state = ReplicaState.CATCHING_UP
+
+    def check_model(self, manifest: WeightManifest) -> None:
+        """Refuse a version that a replica in service could not load without losing its own.
+
+        Raises:
+            InvalidInput: its names, shapes or element types are not those that are served.
+        """
+        for replica_id, replica in self._replicas.items():
+            served = replica.loaded or replica.copy
+            if served is None or not self.in_service(replica):
+                continue
+            difference = first_difference(manifest, served)
+            if difference is not None:
+                fix = f"{replica_id} serves another model: {difference}. Deploy it anew."
+                raise InvalidInput("tensors", f"version {manifest.version}", fix)
+
+    def begin(self, replica_id: str, state: ReplicaState) -> None:
+        """An update of the replica enters a new state."""
+        self._replicas[replica_id].state = state
+
+    def fail(self, replica_id: str, state: ReplicaState, error: str) -> None:
+        """An update of the replica failed."""
+        replica = self._replicas[replica_id]
+        replica.state, replica.last_error = state, error
+
+    def commit(self, replica_id: str, manifest: WeightManifest) -> None:
+        """The replica serves this version from now on."""
+        replica, version = self._replicas[replica_id], manifest.version
+        replica.state, replica.committed_version = ReplicaState.LIVE, version
+        replica.copy = manifest if replica.hello.keeps_copy else None
+        replica.loaded = manifest
+        self.pushes += 1
+        self.raise_newest(version)
+
+    def raise_newest(self, version: int | None) -> None:
+        """Note that a version exists."""
+        if version is not None and (self.newest_version is None or version > self.newest_version):
+            self.newest_version = version
+
+    def expire(self) -> list[str]:
+        """Mark silent replicas dead and forget those long dead; returns the newly dead."""
+        died = []
+        for replica_id, replica in list(self._replicas.items()):
+            silence = self._clock() - replica.seen_at
+            if silence > self._config.forget_after_s:
+                self.leave(replica_id)
+            elif silence > self._config.dead_after_s and replica.state is not ReplicaState.DEAD:
+                self.fail(replica_id, ReplicaState.DEAD, f"silent for {silence:.0f} s")
+                died.append(replica_id)
+        return died
+
+    def in_service(self, replica: Replica) -> bool:
+        """Whether it serves and has been heard of lately."""
+        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
+        return replica.state in SERVING and not silent and replica.held is Hold.NONE
+
+    def leased(self, replica: Replica) -> bool:
+        """Whether the replica may be given work now."""
+        version = replica.committed_version
+        if not self.in_service(replica) or version is None or self.newest_version is None:
+            return False
+        return self.max_lag is None or self.newest_version - version <= self.max_lag
+
+    def members(self) -> tuple[Member, ...]:
+        """The table's rows as other services see them, in order of registration."""
+        return tuple(self._member(replica) for replica in self._replicas.values())
+
+    def _member(self, replica: Replica) -> Member:
+        hello, state = replica.hello, replica.state
+        silent = self._clock() - replica.seen_at > self._config.heartbeat_timeout_s
+        state = _HELD.get(replica.held, state) if state is not ReplicaState.DEAD else state
+        if silent and state is not ReplicaState.DEAD:
+            state = ReplicaState.SUSPECT
+        return Member(
+            replica_id=hello.replica_id,
+            address=hello.address,
+            state=state,
+            committed_version=replica.committed_version,
+            leased=self.leased(replica),
+            model=hello.model,
+            max_model_len=hello.max_model_len,
+            pid=hello.pid,
+            last_error=replica.last_error,
+        )
