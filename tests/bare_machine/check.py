@@ -190,16 +190,15 @@ def counts(output: str) -> str:
 
 def table(record: Mapping[str, Any]) -> str:
     """The runs as docs/installing.md shows them."""
-    lines = ["| user | programs that burn a core | `make demo` | `make test` |"]
-    lines += ["| --- | --- | --- | --- |"]
+    lines = ["| user | programs that burn a core | commit | `make demo` | `make test` |"]
+    lines += ["| --- | --- | --- | --- | --- |"]
     for run in record["runs"]:
-        cells = [run["user"], str(run["busy"])]
+        cells = [run["user"], str(run["busy"]), f"`{run['commit']}`, {run['date']}"]
         for name in COMMANDS:
             ending, seconds = run["results"].get(name, ("not tried", 0))
             cells.append(f"{ending}, {seconds:,} s" if seconds else ending)
         lines.append(f"| {' | '.join(cells)} |")
-    facts = f"Commit `{record['commit']}`, {record['date']}, {record['cores']} cores."
-    return "\n".join([*lines, "", facts, ""])
+    return "\n".join([*lines, "", f"On {record['cores']} cores ({record['machine']}).", ""])
 
 
 def page(text: str, record: Mapping[str, Any]) -> str:
@@ -208,9 +207,16 @@ def page(text: str, record: Mapping[str, Any]) -> str:
 
 
 def joined(kept: Mapping[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """This record with the runs of the kept one before its own, if both are of one commit."""
-    same = all(kept.get(name) == record[name] for name in ("commit", "cores", "machine"))
-    return {**record, "runs": [*kept["runs"], *record["runs"]]} if same else record
+    """This record with runs of the kept one that it did not repeat, if the machine is the same."""
+    if any(kept.get(name) != record[name] for name in ("cores", "machine")):
+        return record
+
+    def kind(run: Mapping[str, Any]) -> tuple[str, int]:
+        return run["user"], run["busy"]
+
+    repeated = {kind(run) for run in record["runs"]}
+    others = [run for run in kept["runs"] if kind(run) not in repeated]
+    return {**record, "runs": [*others, *record["runs"]]}
 
 
 def complaint() -> str:
@@ -252,9 +258,8 @@ def main() -> int:
     root = (given.root or Path(tempfile.mkdtemp(prefix="millrace-debian-"))).resolve()
     runs: list[dict[str, Any]] = []
     commit = ["git", "-C", REPOSITORY, "rev-parse", "--short", "HEAD"]
+    at = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     record = {
-        "commit": subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip(),
-        "date": f"{began:%Y-%m-%d}",
         "cores": len(os.sched_getaffinity(0)),
         "machine": platform.machine(),
         "runs": runs,
@@ -265,7 +270,8 @@ def main() -> int:
         for busy in given.busy * given.times:
             for user in given.users:
                 results: dict[str, tuple[str, int]] = {}
-                runs.append({"user": user, "busy": busy, "results": results})
+                which = {"commit": at, "date": f"{began:%Y-%m-%d}", "user": user, "busy": busy}
+                runs.append({**which, "results": results})
                 fresh_clone(root, user)
                 for name in [given.only] if given.only else COMMANDS:
                     log = logs / f"{len(runs)}-{user}-busy{busy}-{name}.log"

@@ -20,16 +20,22 @@ def test_the_page_shows_the_record() -> None:
 
 
 def test_a_command_that_was_not_tried_is_said_to_be_so() -> None:
-    run = {"user": "root", "busy": 2, "results": {"demo": ("failed (2)", 1004)}}
-    shown = check.table({"commit": "abc", "date": "2026-01-02", "cores": 2, "runs": [run]})
-    assert "| root | 2 | failed (2), 1,004 s | not tried |" in shown
+    of = {"commit": "abc", "date": "2026-01-02", "user": "root", "busy": 2}
+    run = {**of, "results": {"demo": ("failed (2)", 1004)}}
+    shown = check.table({"cores": 2, "machine": "x86_64", "runs": [run]})
+    assert "| root | 2 | `abc`, 2026-01-02 | failed (2), 1,004 s | not tried |" in shown
 
 
-def test_runs_of_one_commit_are_kept_together_and_those_of_another_are_replaced() -> None:
-    first = {"commit": "abc", "cores": 2, "machine": "x86_64", "date": "2026-01-02", "runs": [1]}
-    again = {**first, "date": "2026-01-03", "runs": [2]}
-    assert check.joined(first, again) == {**again, "runs": [1, 2]}
-    other = {**again, "commit": "def"}
+def test_a_run_that_is_repeated_replaces_the_one_of_its_kind() -> None:
+    def made(*runs: tuple[str, int, str]) -> dict:
+        names = ("user", "busy", "commit")
+        rows = [dict(zip(names, run, strict=True)) for run in runs]
+        return {"cores": 2, "machine": "x86_64", "runs": rows}
+
+    first = made(("root", 0, "abc"), ("root", 2, "abc"), ("root", 2, "abc"))
+    again = made(("root", 2, "def"))
+    assert check.joined(first, again) == made(("root", 0, "abc"), ("root", 2, "def"))
+    other = {**again, "cores": 4}
     assert check.joined(first, other) == other
     assert check.joined({}, first) == first
 
