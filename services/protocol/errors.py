@@ -34,6 +34,6 @@ def portable_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if type(error).__module__.partition(".")[0] in ("builtins", "services"):
+        if type(error).__module__.partition(".")[0] in ("builtins", "millrace_tools", "services"):
             raise
         raise RuntimeError(f"{type(error).__name__}: {error}") from error

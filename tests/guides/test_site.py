@@ -87,7 +87,8 @@ def test_nothing_is_fetched_from_another_host_when_a_page_is_read(site: Path) ->
 
 def _configuration_modules() -> list[str]:
     protocol = import_module("services.protocol")
-    names = [f"services.protocol.{one.name}" for one in pkgutil.iter_modules(protocol.__path__)]
+    found = pkgutil.walk_packages(protocol.__path__, "services.protocol.")
+    names = [one.name for one in found if not one.ispkg]
     for service in pkgutil.iter_modules(services.__path__):
         if (Path(services.__path__[0]) / service.name / "config.py").exists():
             names.append(f"services.{service.name}.config")

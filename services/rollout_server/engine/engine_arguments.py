@@ -128,8 +128,8 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "enable_prefix_caching": config.in_flight != "keep_stale",
         "enable_scale_out": True,
         "weight_transfer_config": WeightTransferConfig(backend="millrace_staged"),
-        "worker_extension_cls": f"{_PACKAGE}.weight_receiver.WeightReceiverExtension",
-        "distributed_executor_backend": f"{_PACKAGE}.engine_process.{executor}",
+        "worker_extension_cls": f"{_PACKAGE}.weights.weight_receiver.WeightReceiverExtension",
+        "distributed_executor_backend": f"{_PACKAGE}.engine.engine_process.{executor}",
     }
     if config.tracing is not None:
         # Its spans go below those that the router names in the headers of a request.
