@@ -12,7 +12,7 @@ from hatchling.builders.wheel import WheelBuilder
 from millrace_tools.main import main
 
 ROOT = Path(__file__).parents[2]
-STARTER = "millrace_tools/starter_files/"
+STARTER = "millrace_tools/demo/starter_files/"
 PACKED = {
     "services/": "services/",
     "deploy/": f"{STARTER}deploy/",
