@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from millrace_tools import demo
+from millrace_tools.demo import demo
 from millrace_tools.demo.demo import DemoOptions, resolved
 from millrace_tools.deploy.deployment import Deployment
 from millrace_tools.run.run_view import RunView
