@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import GroupQuery, Prompt
 from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.page.reading.ledger_reading import GroupQuery
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.protocol.run.orchestrator import RunConfig

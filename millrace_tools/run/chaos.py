@@ -22,7 +22,7 @@ from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.run.chaos_report import show_account, write_account
 from millrace_tools.run.follow import ENDED
 from millrace_tools.run.run_commands import active_run
-from services.orchestrator.ledger.ledger_copy import ledger_copy
+from services.ledger.ledger import ledger_of
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunStatus
 
@@ -135,7 +135,7 @@ async def _undoing(seen: Observation) -> AsyncIterator[tuple[str, int]]:
 
 
 def _audit(run_dir: str) -> tuple[int, int]:
-    with ledger_copy(run_dir) as ledger:
+    with ledger_of(run_dir) as ledger:
         return ledger.imbalance(), ledger.next_position() - ledger.counts().admitted
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from millrace_tools.rows import show_rows
-from services.orchestrator.ledger.ledger_copy import ledger_copy
+from services.ledger.ledger import ledger_of
 
 
 def show_balance(run_dir: str | Path, console: Console) -> bool:
@@ -14,7 +14,7 @@ def show_balance(run_dir: str | Path, console: Console) -> bool:
     Raises:
         InvalidInput: the directory has no ledger that can be read.
     """
-    with ledger_copy(run_dir) as ledger:
+    with ledger_of(run_dir) as ledger:
         groups, tokens = ledger.counts().model_dump(), ledger.token_counts().model_dump()
         wasted, off = ledger.wasted(), ledger.imbalance()
     rows = [("", "groups", "tokens")]

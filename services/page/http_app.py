@@ -16,11 +16,11 @@ from starlette.staticfiles import StaticFiles
 from services.access.error_answer import answer_invalid_input, error_answer
 from services.access.json_body import AsciiJson
 from services.access.openapi import ERRORS
+from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
 from services.page.open_folders import NoSuchRun, RunGone
 from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
-from services.page.reading.ledger_reading import LARGEST, GroupQuery
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_shelf import RunShelf
 

@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 from millrace_tools.main import main
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
 from services.observability.log import Log
-from services.orchestrator.ledger.ledger import Ledger, Prompt
 from services.orchestrator.run_folder.run_log import run_log
 from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 
 CRASHING = """
 import os, sys
-from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
 ledger = Ledger(sys.argv[1])
 groups = ledger.admit([Prompt(position=i, epoch=0, task_id="t") for i in range(3)], version=1)
 for group in groups:

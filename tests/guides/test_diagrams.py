@@ -8,8 +8,8 @@ from typing import get_args
 import pytest
 import yaml
 
+from services.ledger.sample_group import Ending
 from services.orchestrator.core.open_groups import Stage
-from services.orchestrator.ledger.ledger import Ending
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     Phase,

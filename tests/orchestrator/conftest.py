@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from services.ledger.sample_group import LedgerGroup, Prompt
 from services.orchestrator.core.results import Graded, GroupResult
-from services.orchestrator.ledger.ledger import LedgerGroup, Prompt
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.run.task import Task

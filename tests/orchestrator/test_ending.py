@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from services.ledger.ledger import LedgerError
 from services.observability.metrics import Gauge, RunMetrics
-from services.orchestrator.ledger.ledger import LedgerError
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.observers.run_record import RunRecord

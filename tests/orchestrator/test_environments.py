@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.ledger.ledger import Ledger
+from services.ledger.ledger import Ledger
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.rollout import environment_process
 from services.orchestrator.rollout.episodes import EpisodeSampler

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
 from services.orchestrator.core.results import GroupResult
-from services.orchestrator.ledger.ledger import Ledger, Prompt
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus

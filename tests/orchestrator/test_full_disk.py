@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from services.ledger.ledger import Ledger, LedgerError
+from services.ledger.sample_group import Prompt
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.results import GroupResult
-from services.orchestrator.ledger.ledger import Ledger, LedgerError, Prompt
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.observers.group_record import GroupRecord

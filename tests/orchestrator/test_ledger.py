@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger.ledger import Ledger, LedgerError, Prompt
+from services.ledger.ledger import Ledger, LedgerError
+from services.ledger.sample_group import Prompt
 from services.orchestrator.tasks.prompts import PromptOrder
 
 
@@ -187,20 +188,3 @@ def test_tokens_whose_fate_is_not_told_are_an_imbalance(ledger: Ledger) -> None:
     ledger.rolled_out(group.group_id, oldest_version=1, tokens=10)
     ledger._db.execute("UPDATE groups SET kept = 4")
     assert ledger.imbalance() == 6
-
-
-def test_a_ledger_from_before_waste_was_accounted_for_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.sqlite"
-    old = Ledger(path)
-    (group,) = old.admit(prompts(1), version=1)
-    old.rolled_out(group.group_id, oldest_version=1, tokens=10)
-    old._db.connection.executescript(
-        "DROP INDEX groups_by_ending; ALTER TABLE groups DROP COLUMN kept; DROP TABLE waste;"
-        "CREATE INDEX groups_by_status ON groups (status, tokens)"
-    )
-    old.close()
-    ledger = Ledger(path)
-    assert ledger.imbalance() == 0
-    ledger.retry(group.group_id, reason="deadline")
-    assert ledger.wasted() == {"again: deadline": 10}
-    ledger.close()

@@ -5,7 +5,8 @@ import random
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
 
 _KILLS = 12
 

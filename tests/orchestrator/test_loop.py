@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from services.orchestrator.ledger.ledger import Ledger
+from services.ledger.ledger import Ledger
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.ledger.ledger import Prompt
+from services.ledger.sample_group import Prompt
 from services.orchestrator.rollout.rollout import RolloutRequest
 from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from services.ledger.sample_group import LedgerGroup, Prompt
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.results import Graded, GroupResult
-from services.orchestrator.ledger.ledger import LedgerGroup, Prompt
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.loop.no_signal_streak import NoSignalStreak
 from services.orchestrator.loop.recovery import RunFailed

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.ledger.ledger import Ending, Ledger
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Ending
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.trainer import TrainBatch
 from services.protocol.trajectory import Trajectory

@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
 from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.run.evaluation import Evaluation

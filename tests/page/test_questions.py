@@ -4,15 +4,16 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from services.orchestrator.ledger.ledger import Ledger, Prompt
+from services.ledger import ledger_file
+from services.ledger.ledger import Ledger, reading
+from services.ledger.sample_group import Prompt
 from services.page.http_app import open_paths, page_app
 from services.page.open_folders import OpenFolders
-from services.page.reading import ledger_reading
-from services.page.reading.ledger_reading import LedgerReading
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_shelf import FolderShelf
@@ -42,17 +43,18 @@ def test_a_run_looked_at_before_its_first_step_shows_its_tokens_later(run_dir: P
     assert run.trajectory(0)["token_ids"] == [5, 6, 7]
 
 
-def test_an_account_that_is_written_meanwhile_is_seen_at_one_moment(run_dir: Path) -> None:
-    reading, ledger = LedgerReading(run_dir / "ledger.sqlite"), Ledger(run_dir / "ledger.sqlite")
-    opened, admitted = reading._connected, 0
+def test_an_account_that_is_written_meanwhile_is_seen_at_one_moment(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, opened, admitted = Ledger(run_dir / "ledger.sqlite"), ledger_file._opened, 0
 
-    def watched() -> sqlite3.Connection:
+    def watched(*args: Any) -> sqlite3.Connection:
         """A group is admitted just before it asks how many there are."""
-        db = opened()
+        db = opened(*args)
 
         def between(question: str) -> None:
             nonlocal admitted
-            if "FROM account" in question:
+            if "FROM account" in question and not admitted:
                 admitted += 1
                 place = Prompt(position=1000 + admitted, epoch=0, task_id="late")
                 ledger.admit([place], version=1)
@@ -60,20 +62,21 @@ def test_an_account_that_is_written_meanwhile_is_seen_at_one_moment(run_dir: Pat
         db.set_trace_callback(between)
         return db
 
-    reading._connected = watched
-    assert reading.flow()["imbalance"] == 0
+    monkeypatch.setattr(ledger_file, "_opened", watched)
+    with reading(run_dir / "ledger.sqlite") as read:
+        assert read.flow()["imbalance"] == 0
     assert admitted == 1
     ledger.close()
 
 
 def test_a_ledger_that_is_locked_is_not_read_behind_the_lock(run_dir: Path, monkeypatch) -> None:
-    monkeypatch.setattr(ledger_reading, "_BUSY_S", 0.01)
+    monkeypatch.setattr(ledger_file, "_BUSY_S", 0.01)
     path = run_dir / "ledger.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as owner:
         owner.execute("PRAGMA journal_mode = DELETE")
         owner.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(sqlite3.OperationalError, match="locked"):
-            LedgerReading(path).flow()
+        with pytest.raises(sqlite3.OperationalError, match="locked"), reading(path) as read:
+            read.flow()
 
 
 def test_curves_have_every_number_of_a_step_and_the_evaluations(client: TestClient) -> None:

@@ -6,6 +6,8 @@ that was decided; then the schedule; then the observers are told.
 
 from collections.abc import Iterable, Sequence
 
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Ending, LedgerGroup, Prompt
 from services.orchestrator.core.events import (
     BatchTaken,
     BatchTrained,
@@ -24,7 +26,6 @@ from services.orchestrator.core.events import (
 )
 from services.orchestrator.core.results import GroupResult
 from services.orchestrator.core.schedule import Schedule, Selection
-from services.orchestrator.ledger.ledger import Ending, Ledger, LedgerGroup, Prompt
 from services.protocol.reward.reward_service import Score
 from services.protocol.trajectory import Trajectory
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from services.ledger.sample_group import Ending
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.results import GroupResult
-from services.orchestrator.ledger.ledger import Ending
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.trajectory import Trajectory

@@ -5,8 +5,8 @@ from typing import Self
 
 import msgspec
 
+from services.ledger.sample_group import LedgerGroup
 from services.orchestrator.core.stale_tokens import tokens_before, without_stale_tokens
-from services.orchestrator.ledger.ledger import LedgerGroup
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.task import Task
 from services.protocol.trainer import ScoredTrajectory, TrainGroup

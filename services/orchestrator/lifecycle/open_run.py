@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.ledger.ledger import ledger_of
 from services.observability.log import Log
-from services.orchestrator.ledger.ledger_copy import ledger_copy
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunRequest
 
@@ -68,7 +68,7 @@ class OpenRun:
             request, noted = await self._read()
             if request is None:
                 return None
-            with ledger_copy(Path(request.config.run_root) / str(request.resume)) as ledger:
+            with ledger_of(Path(request.config.run_root) / str(request.resume)) as ledger:
                 step = ledger.last_step()
         except (NotReady, InvalidInput) as error:
             _log.warning("run_not_resumed", why=str(error))

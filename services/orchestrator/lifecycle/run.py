@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from services.ledger.ledger import Ledger
 from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
@@ -17,7 +18,6 @@ from services.orchestrator.evaluation.evaluation import Evaluator
 from services.orchestrator.evaluation.heldout import HeldOut
 from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
-from services.orchestrator.ledger.ledger import Ledger
 from services.orchestrator.lifecycle.background import Background
 from services.orchestrator.lifecycle.ending import RunEnding
 from services.orchestrator.lifecycle.stages import Stages

@@ -4,10 +4,10 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from services.ledger.sample_group import LedgerGroup
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
-from services.orchestrator.ledger.ledger import LedgerGroup
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.observers.admission_window import AdmissionWindow

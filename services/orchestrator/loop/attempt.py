@@ -5,12 +5,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from services.ledger.sample_group import LedgerGroup
 from services.observability import tracing
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import GroupResult
-from services.orchestrator.ledger.ledger import LedgerGroup
 from services.orchestrator.loop.answers import Answers
 from services.orchestrator.observers.group_traces import GroupTraces
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed

@@ -2,8 +2,8 @@
 
 import time
 
+from services.ledger.ledger import Ledger
 from services.orchestrator.core.context import RunContext
-from services.orchestrator.ledger.ledger import Ledger
 from services.orchestrator.loop.disk_guard import Room
 from services.orchestrator.loop.recovery import ask, saved_step
 from services.orchestrator.observers.timeline import Timeline

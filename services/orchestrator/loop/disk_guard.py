@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from services.ledger.ledger import Ledger
 from services.orchestrator.changes import Changes
-from services.orchestrator.ledger.ledger import Ledger
 from services.orchestrator.loop.run_disk import LEDGER, LONGEST_PAUSE_S, RunDisk
 
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from services.ledger.sample_group import Ending, LedgerGroup
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import GroupResult
 from services.orchestrator.failures import one_line
-from services.orchestrator.ledger.ledger import Ending, LedgerGroup
 from services.orchestrator.loop.attempt import Attempt, Attempts
 from services.orchestrator.loop.no_signal_streak import NoSignalStreak
 from services.orchestrator.observers.run_record import RunRecord

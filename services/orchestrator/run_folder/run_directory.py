@@ -9,12 +9,12 @@ from typing import Any, Self
 
 import yaml
 
+from services.ledger.ledger import LEDGER_FILE
 from services.orchestrator.run_folder.journal import Journal
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunSummary
 
-_LEDGER = "ledger.sqlite"
 _RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
@@ -32,7 +32,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.ledger = self.path / _LEDGER
+        self.ledger = self.path / LEDGER_FILE
         self.checkpoints = self.path / "checkpoints"
         self.pass_rates = self.path / "pass_rates.jsonl"
         self.decisions = self.path / "decisions.jsonl"
@@ -74,7 +74,7 @@ class RunDirectory:
             InvalidInput: there is no such run, or the run file is another one.
         """
         path = Path(config.run_root) / run_id
-        if not _RUN_ID.fullmatch(run_id) or not os.path.exists(path / _LEDGER):
+        if not _RUN_ID.fullmatch(run_id) or not os.path.exists(path / LEDGER_FILE):
             fix = f"There is no such run under {config.run_root}."
             raise InvalidInput("resume", run_id, fix)
         directory = cls(path)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.orchestrator.ledger.ledger import Prompt
+from services.ledger.sample_group import Prompt
 from services.orchestrator.tasks.prompts import Order
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from services.ledger.ledger import LEDGER_FILE, reading
+from services.ledger.sample_group import GroupQuery
 from services.page.reading.group_lines import GroupLines
 from services.page.reading.json_lines import JsonLines
-from services.page.reading.ledger_reading import GroupQuery, LedgerReading
 from services.page.reading.metric_table import MetricTable
 from services.page.reading.revision_cache import RevisionCache
 from services.page.reading.timeline_reading import TimelineReading
@@ -18,7 +19,7 @@ from services.page.reading.token_pieces import TokenPieces
 from services.page.reading.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
 from services.protocol.errors import InvalidInput
 
-_MARKS = ("config.yaml", "ledger.sqlite")
+_MARKS = ("config.yaml", LEDGER_FILE)
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters
 
@@ -31,7 +32,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.ledger = LedgerReading(path / "ledger.sqlite")
+        self._ledger = path / LEDGER_FILE
         self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
         self._evaluations = JsonLines(path / "evaluations.jsonl")
         self._tokens = TrajectoryIndex(JsonLines(path / "tokens.jsonl"))
@@ -75,7 +76,7 @@ class RunFolder:
         found = []
         for name in ("metrics", "evaluations", "trajectories", "tokens", "groups", "timeline"):
             found.append(_mark(self.path / f"{name}.jsonl"))
-        for name in ("ledger.sqlite", "ledger.sqlite-wal", "summary.json", "error.txt"):
+        for name in (LEDGER_FILE, f"{LEDGER_FILE}-wal", "summary.json", "error.txt"):
             found.append(_mark(self.path / name))
         return found
 
@@ -94,7 +95,8 @@ class RunFolder:
         return self._answers.get("overview", self._standing) | account
 
     def _account(self) -> dict[str, Any]:
-        return {"flow": self.ledger.flow(), "facts": self.ledger.facts()}
+        with reading(self._ledger) as ledger:
+            return {"flow": ledger.flow(), "facts": ledger.facts()}
 
     def _standing(self) -> dict[str, Any]:
         config = self._config()
@@ -131,7 +133,8 @@ class RunFolder:
         """A page of sample groups."""
 
         def find() -> dict[str, Any]:
-            total, groups = self.ledger.groups(query)
+            with reading(self._ledger) as ledger:
+                total, groups = ledger.groups(query)
             known = [one | {"result": self._groups.find(one["group_id"])} for one in groups]
             return {"total": total, "groups": known}
 
@@ -139,7 +142,8 @@ class RunFolder:
 
     def group(self, group_id: int) -> dict[str, Any] | None:
         """One sample group and those of its trajectories that are kept."""
-        group = self.ledger.group(group_id)
+        with reading(self._ledger) as ledger:
+            group = ledger.group(group_id)
         if group is None:
             return None
         kept = self.trajectories(TrajectoryQuery(group=group_id, limit=MOST_SIBLINGS))

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from pydantic import Field
 
+from services.ledger.sample_group import LARGEST
 from services.page.reading.json_lines import Count, JsonLines
-from services.page.reading.ledger_reading import LARGEST
 from services.protocol.strict import StrictModel
 
 _SHORT = 240  # characters of a prompt or an answer in a list

@@ -1,27 +1,29 @@
-"""A ledger's SQLite file, which goes on in memory while there is no room on its disk.
-
-A transaction that finds no room is rolled back by SQLite. It is then done in a copy of the
-database in memory, as are those after it, and all are kept as the statements that they were.
-`catch_up` brings them to the file, in order. A kill meanwhile leaves the file as it was before the
-first of them, which is what a kill at that moment would have left.
-"""
+"""Connections to a ledger's SQLite file."""
 
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from services.disk import has_room
 
-_Statement = tuple[str, Sequence[Any]]
+_Values = Sequence[Any] | Mapping[str, Any]
+_Statement = tuple[str, _Values]
 _PRIMARY = 0xFF
 """Of SQLite's extended error codes, the bits that say which kind it is."""
+_BUSY_S = 2.0
+_CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 class LedgerFile:
-    """One connection; use it from one thread.
+    """One connection, which goes on in memory while the disk is full; use it from one thread.
+
+    SQLite rolls a transaction back that finds no space. It is then done in a copy of the
+    database in memory, as are those after it, and all are kept as statements. `catch_up` writes
+    them to the file, in order. A kill meanwhile leaves the file as it was before the first of
+    them, which is what a kill at that moment would have left.
 
     Attributes:
         fell_behind: is called when the file takes no more transactions.
@@ -46,14 +48,14 @@ class LedgerFile:
         """There are transactions that the file does not have."""
         return self.connection is not self._file
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def execute(self, statement: str, values: _Values = ()) -> sqlite3.Cursor:
         """Ask for something, or change something within a `transaction`."""
         if self._now is not None:
             self._now.append((statement, values))
         try:
             return self.connection.execute(statement, values)
         except sqlite3.OperationalError as error:
-            if self._now is None or self.behind or not self._lacks_room(error):
+            if self._now is None or self.behind or not self._is_disk_full(error):
                 raise
             return self._go_on_in_memory(self._now)
 
@@ -75,14 +77,14 @@ class LedgerFile:
             self._now = None
 
     def catch_up(self) -> bool:
-        """Bring to the file what it lacks; False while there is no room."""
+        """Write to the file what it lacks; False while its disk is full."""
         while self._late:
             try:
                 for statement, values in self._late[0]:
                     self._file.execute(statement, values)
             except sqlite3.OperationalError as error:
                 self._undo()
-                if not self._lacks_room(error):
+                if not self._is_disk_full(error):
                     raise
                 return False
             self._late.popleft()
@@ -109,9 +111,37 @@ class LedgerFile:
         if self._file.in_transaction:  # SQLite has mostly done so by itself
             self._file.execute("ROLLBACK")
 
-    def _lacks_room(self, error: sqlite3.OperationalError) -> bool:
+    def _is_disk_full(self, error: sqlite3.OperationalError) -> bool:
         kind = error.sqlite_errorcode & _PRIMARY
         # A quota that is used up is an I/O error to SQLite, and so are other things.
         return kind == sqlite3.SQLITE_FULL or (
             kind == sqlite3.SQLITE_IOERR and not has_room(self._folder)
         )
+
+
+@contextmanager
+def read_only(path: Path, *, probe: str) -> Iterator[sqlite3.Connection]:
+    """A transaction that only reads: both sides of the account are seen at one moment.
+
+    Args:
+        path: of the file.
+        probe: a query that works if the file can be read.
+    """
+    with closing(_opened(path, probe)) as db:
+        db.execute("BEGIN")
+        yield db
+
+
+def _opened(path: Path, probe: str) -> sqlite3.Connection:
+    """Read-only; where even that needs a file that cannot be made, as it is on the disk."""
+    uri = path.resolve().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=_BUSY_S)
+    try:
+        db.execute(probe)
+    except sqlite3.Error as error:
+        db.close()
+        if error.sqlite_errorcode & _PRIMARY not in _CANNOT_WRITE:
+            raise
+        # A disk that cannot be written holds no run in progress.
+        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True, timeout=_BUSY_S)
+    return db
