@@ -1,11 +1,11 @@
 """What the orchestrator logged about a run, line by line for people."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from services.json_lines import JsonLines
 from services.orchestrator.run_folder.run_log import LOG_FILE
 from services.protocol.errors import InvalidInput
 
@@ -19,14 +19,14 @@ def show_run_log(run_dir: str | Path, console: Console, *, lines: int) -> None:
         InvalidInput: there is no log.
     """
     path = Path(run_dir) / LOG_FILE
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        fix = f"The log cannot be read: {error.strerror}."
-        raise InvalidInput("run directory", str(run_dir), fix) from None
-    whole = text.split("\n")[:-1]  # a last line cut short by a kill is left out
-    for line in whole[-lines:] if lines else []:
-        console.print(_shown(json.loads(line)), markup=False, highlight=False, soft_wrap=True)
+    if not path.is_file():
+        fix = f"The log cannot be read: it has no {LOG_FILE}."
+        raise InvalidInput("run directory", str(run_dir), fix)
+    log = JsonLines(path)
+    count = log.look()
+    for _, entry in log.since(max(0, count - lines), dict):
+        if entry is not None:
+            console.print(_shown(entry), markup=False, highlight=False, soft_wrap=True)
 
 
 def _shown(entry: dict[str, Any]) -> str:

@@ -4,13 +4,12 @@ The run's status shows only the newest step, and steps can be shorter than the t
 two looks at it. The file has every step, where it can be read from here.
 """
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from services.json_lines import JsonLines
 from services.protocol.run.orchestrator import RunState, RunStatus
 
 
@@ -52,7 +51,7 @@ class StepLog:
 
     def __init__(self, run_dir: str) -> None:
         self._path = Path(run_dir) / "metrics.jsonl"
-        self._file_id, self._offset = 0, 0
+        self._lines = JsonLines(self._path)
         self._seen_s = -1.0
         self._shown = 0
         self._appended()  # what a resumed run did before
@@ -68,26 +67,11 @@ class StepLog:
         return [_newest(status, status.reward)]
 
     def _appended(self) -> list[Step]:
-        try:
-            with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._file_id or about.st_size < self._offset:
-                    # Steps that are done again were cut off: it is another file.
-                    self._file_id, self._offset = about.st_ino, 0
-                file.seek(self._offset)
-                steps, size = _whole_lines(file.read())
-        except OSError:
-            return []
-        self._offset += size
-        steps = [step for step in steps if step.elapsed_s > self._seen_s]
+        # After steps that are done again were cut off, it is another file.
+        lines = (Step.from_line(line) for _, line in self._lines.follow(dict))
+        steps = [step for step in lines if step.elapsed_s > self._seen_s]
         self._seen_s = max([self._seen_s, *(step.elapsed_s for step in steps)])
         return steps
-
-
-def _whole_lines(text: bytes) -> tuple[list[Step], int]:
-    """The steps, and the bytes they take; a line that is still being written is left."""
-    size = text.rfind(b"\n") + 1
-    return [Step.from_line(json.loads(line)) for line in text[:size].splitlines()], size
 
 
 def _newest(status: RunStatus, reward: float) -> Step:

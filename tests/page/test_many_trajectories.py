@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.page.reading.json_lines import JsonLines
+from services.json_lines import JsonLines
 from services.page.reading.trajectory_index import TrajectoryIndex, TrajectoryQuery
 
 MANY = 100_000

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from services.json_lines import JsonLines
 from services.orchestrator.core.schedule import Slots
 from services.orchestrator.observers.timeline import Timeline
-from services.page.reading.json_lines import JsonLines
 from services.page.reading.timeline_reading import TimelineReading
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from services.json_lines import JsonLines
 from services.orchestrator.core.decisions import BEGIN, DECISIONS, FULL, plain
 from services.orchestrator.core.schedule import Schedule
 from services.protocol.errors import InvalidInput
@@ -67,12 +68,12 @@ def replay(path: Path) -> Replay:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered from 1; without those that a kill cut short."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        fix = f"Give the directory of a run: {error.strerror}."
-        raise InvalidInput("run_dir", str(path.parent), fix) from None
-    for number, (line, following) in enumerate(pairwise(lines), start=1):
+    if not path.is_file():
+        fix = f"Give the directory of a run: it holds no {path.name}."
+        raise InvalidInput("run_dir", str(path.parent), fix)
+    whole = JsonLines(path)
+    lines = [line.decode(errors="replace") for line in whole.raw(0, whole.look())]
+    for number, (line, following) in enumerate(pairwise([*lines, ""]), start=1):
         # A kill in the middle of a line; the next orchestrator left it as it was.
         cut_short = not line.endswith("]") and following.startswith(f'["{BEGIN}"')
         if line and not cut_short:

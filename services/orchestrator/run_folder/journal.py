@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from services.json_lines import JsonLines
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 
@@ -98,14 +99,16 @@ class Journal:
 
     def lines(self, newest: int | None = None) -> list[Any]:
         """The newest whole lines of the file, or all; one cut short by a kill is left out."""
-        lines = self._whole_lines()
-        return [json.loads(line) for line in (lines if newest is None else lines[-newest:])]
+        lines = JsonLines(self._path)
+        count = lines.look()
+        return [json.loads(line) for line in lines.raw(max(0, count - (count if newest is None else newest)), count)]
 
     def keep(self, wanted: Callable[[Any], bool]) -> bool:
         """Take off the lines that are not wanted; whether there were any."""
         self.flush()
         self._let_go()
-        lines = self._whole_lines()
+        whole = JsonLines(self._path)
+        lines = [line + b"\n" for line in whole.raw(0, whole.look())]
         kept = [line for line in lines if wanted(json.loads(line))]
         if len(kept) == len(lines):
             return False
@@ -120,12 +123,6 @@ class Journal:
             self._drop(len(kept) - before, "disk", error)
         self._size = self._path.stat().st_size
         return True
-
-    def _whole_lines(self) -> list[bytes]:
-        if not self._path.exists():
-            return []
-        lines = self._path.read_bytes().splitlines(keepends=True)
-        return [line for line in lines if line.endswith(b"\n")]
 
     def _open(self) -> FileIO:
         """The file at the end of its last whole line.

@@ -50,13 +50,13 @@ def open_rows(source: TaskSource) -> Rows:
             raise InvalidInput("task file", source.name, "It is not an ordinary file.")
         if source.file.endswith(".parquet"):
             return ParquetRows(source.file)
-        return JsonLines(source.file)
+        return JsonRows(source.file)
     except OSError as error:
         fix = f"It cannot be read: {error.strerror or error}."
         raise InvalidInput("task file", source.name, fix) from None
 
 
-class JsonLines:
+class JsonRows:
     """A file with one JSON object a line; kept in memory is where each line begins."""
 
     def __init__(self, path: str) -> None:

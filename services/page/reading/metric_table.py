@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from services.page.reading.json_lines import JsonLines
+from services.json_lines import JsonLines
 
 _LARGEST = 1e300  # of a column, means can be taken
 
@@ -18,21 +18,16 @@ class MetricTable:
 
     def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
-        self._life = lines.lives
-        self._read = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._columns: dict[str, array[float]] = {}
         self._rows = 0
 
     def look(self) -> int:
         """Read what was appended; returns the number of steps."""
-        self._lines.look()
-        if self._lines.lives != self._life:
-            self._life, self._read, self._rows = self._lines.lives, 0, 0
-            self._columns.clear()
-        for number, line in self._lines.since(self._read, dict):
-            if line is not None:
-                self._add(line)
-            self._read = number + 1
+        for _, line in self._lines.follow(dict, self._forget):
+            self._add(line)
         return self._rows
 
     def _add(self, line: dict[str, Any]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from services.json_lines import JsonLines
 from services.ledger.ledger import LEDGER_FILE, reading
 from services.ledger.sample_group import GroupQuery
 from services.page.reading.group_lines import GroupLines
-from services.page.reading.json_lines import JsonLines
 from services.page.reading.metric_table import MetricTable
 from services.page.reading.revision_cache import RevisionCache
 from services.page.reading.timeline_reading import TimelineReading

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from services.page.reading.json_lines import Count, JsonLines
+from services.json_lines import Count, JsonLines
 
 LATEST = 1e10
 """Seconds since 1970: of later ones, numbers cannot tell the parts of a screen apart."""

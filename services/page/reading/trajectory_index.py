@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from pydantic import Field
 
+from services.json_lines import Count, JsonLines
 from services.ledger.sample_group import LARGEST
-from services.page.reading.json_lines import Count, JsonLines
 from services.protocol.strict import StrictModel
 
 _SHORT = 240  # characters of a prompt or an answer in a list
@@ -72,8 +72,6 @@ class TrajectoryIndex:
 
     def __init__(self, lines: JsonLines) -> None:
         self._lines = lines
-        self._life = lines.lives
-        self._read = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -84,14 +82,8 @@ class TrajectoryIndex:
 
     def look(self) -> int:
         """Read what was appended; returns how many there are."""
-        self._lines.look()
-        if self._lines.lives != self._life:
-            self._life, self._read = self._lines.lives, 0
-            self._forget()
-        for number, head in self._lines.since(self._read, _Head):
-            if head is not None:
-                self._add(number, head)
-            self._read = number + 1
+        for number, head in self._lines.follow(_Head, self._forget):
+            self._add(number, head)
         return len(self._number)
 
     def _add(self, number: int, head: _Head) -> None:

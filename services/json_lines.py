@@ -3,7 +3,7 @@
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
 from typing import Annotated, TypeVar
@@ -33,6 +33,7 @@ class JsonLines:
         self._lock = Lock()
         self.lives = 0
         """Grows whenever the file turned out to be another one: what was read of it is gone."""
+        self._followed, self._followed_life = 0, 0
 
     def __len__(self) -> int:
         """Whole lines, as of the last look."""
@@ -102,6 +103,23 @@ class JsonLines:
             for line in lines:
                 yield number, _decoded(line, decoder)
                 number += 1
+
+    def follow(
+        self, kind: type[T], forget: Callable[[], None] | None = None
+    ) -> Iterator[tuple[int, T]]:
+        """Look, and give out each readable line that was not given out before, with its number.
+
+        After the file was replaced, `forget` is called and every line comes again.
+        """
+        self.look()
+        if self._followed_life != self.lives:
+            self._followed, self._followed_life = 0, self.lives
+            if forget is not None:
+                forget()
+        for number, line in self.since(self._followed, kind):
+            self._followed = number + 1
+            if line is not None:
+                yield number, line
 
     def _end_of_piece(self, number: int) -> int:
         with self._lock:

@@ -1,8 +1,8 @@
 import json
 from pathlib import Path
 
-from services.page.reading import json_lines
-from services.page.reading.json_lines import JsonLines
+from services import json_lines
+from services.json_lines import JsonLines
 
 
 def test_a_torn_last_line_is_not_there_until_it_is_whole(tmp_path: Path) -> None:
