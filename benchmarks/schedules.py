@@ -38,7 +38,7 @@ from schedules_ideal import bounds
 from schedules_oracle import ideal
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
+from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState

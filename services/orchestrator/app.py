@@ -11,7 +11,7 @@ from services.observability import tracing
 from services.open_files import raise_open_files
 from services.orchestrator.api import http_api
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
+from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.open_run import OpenRun
 from services.orchestrator.lifecycle.runs import Runs
 from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.trackers.kinds import open_tracker
-from services.orchestrator.trackers.tracker import TrackedRun
+from services.orchestrator.trackers.tracker import TrackedRun, open_tracker
 from services.protocol.run.orchestrator import RunState
 from services.protocol.run.tracker import MlflowTracker, TensorBoardTracker, WandbTracker
 

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
+from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict

@@ -11,7 +11,7 @@ from unittest import mock
 from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
+from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.runs import Runs
 from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.orchestrator.core.events import BatchTaken
-from services.orchestrator.observers.admission_window import AdmissionWindow
+from services.orchestrator.loop.admission import AdmissionWindow
 from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunState
 from tests.orchestrator.fakes import run_to_end, world
@@ -85,7 +85,7 @@ def test_groups_that_grow_old_in_waiting_lower_it_and_a_starving_trainer_raises_
 async def test_a_run_admits_no_more_than_its_window_and_shows_it(
     tmp_path: Path, no_drawing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.orchestrator.observers.admission_window._LOOK_S", 0.005)
+    monkeypatch.setattr("services.orchestrator.loop.admission._LOOK_S", 0.005)
     async with world(tmp_path) as cluster:
         cluster.router.load = IDLE.model_copy(update={"waiting": 5})
         cluster.router.delay = lambda asked, index: 0.02

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.orchestrator.evaluation.evaluation import Evaluator
-from services.orchestrator.evaluation.pass_at import pass_at_k, pass_rates
+from services.orchestrator.evaluation.evaluation import Evaluator, pass_at_k, pass_rates
 from services.orchestrator.rollout.rollout import Arrived, RolloutClient, RolloutRequest
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput

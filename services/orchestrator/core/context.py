@@ -1,15 +1,46 @@
 """One run, and what every part of it works with."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.orchestrator.changes import Changes
+from services.orchestrator.checks.run_check import DeploymentFacts
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.fleet import Fleet
+from services.orchestrator.rollout.router_calls import router_load
+from services.orchestrator.rollout.sampler import RunSampler, run_sampler
 from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.reward.reward_service import RewardService
+from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.trainer import RunStart
+from services.protocol.trainer import RunStart, Trainer
+from services.protocol.weights.weight_bus import WeightBus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peers:
+    """The services a run works with.
+
+    Attributes:
+        rollouts: makes the run's way to the router.
+        load: asks the router how full the replicas are.
+    """
+
+    trainer: Trainer
+    reward: RewardService
+    bus: WeightBus
+    rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
+    load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
+
+    async def surroundings(self, config: OrchestratorConfig) -> DeploymentFacts:
+        """What they say of themselves; one that is away is not waited for."""
+        own = DeploymentFacts(
+            environments=config.environments,
+            tracker_addresses=config.tracker_addresses,
+            score_queue=config.score_queue,
+        )
+        return await own.asked(self.bus, self.trainer, self.load(config))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,11 @@
 """What a sample group becomes once it is rolled out and scored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
 
 from services.ledger.sample_group import LedgerGroup
-from services.orchestrator.core.stale_tokens import tokens_before, without_stale_tokens
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.task import Task
 from services.protocol.trainer import ScoredTrajectory, TrainGroup
@@ -103,3 +102,26 @@ class GroupResult:
                 for graded in self.graded
             ),
         )
+
+
+def without_stale_tokens(trajectory: Trajectory, min_version: int) -> Trajectory:
+    """The trajectory with loss mask 0 for tokens sampled under versions before `min_version`.
+
+    Nothing else changes: they stay what the later tokens were sampled after, and its reward
+    stays in its group's statistics.
+    """
+    if trajectory.oldest_version >= min_version:
+        return trajectory
+    mask = list(trajectory.loss_mask)
+    for span in trajectory.spans:
+        if span.version < min_version:
+            mask[span.start : span.end] = [0] * (span.end - span.start)
+    return replace(trajectory, loss_mask=tuple(mask))
+
+
+def tokens_before(trajectory: Trajectory, min_version: int) -> int:
+    """How many of the tokens that the policy sampled are of versions before `min_version`."""
+    if trajectory.oldest_version >= min_version:
+        return 0
+    old = [span for span in trajectory.spans if span.version < min_version]
+    return sum(sum(trajectory.loss_mask[span.start : span.end]) for span in old)

@@ -5,9 +5,9 @@ from collections.abc import Coroutine
 
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.schedule import Schedule
+from services.orchestrator.loop.admission import AdmissionWindow, follow
 from services.orchestrator.loop.disk_guard import Room
 from services.orchestrator.observers import replica_demand
-from services.orchestrator.observers.admission_window import AdmissionWindow, follow
 from services.orchestrator.observers.push_record import follow_pushes
 from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.rollout.scoring import Scorer

@@ -8,10 +8,9 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.book import GroupBook
-from services.orchestrator.core.context import RunContext
+from services.orchestrator.core.context import Peers, RunContext
 from services.orchestrator.core.decisions import DecisionLog
 from services.orchestrator.core.length_bias import SETTLED_BATCHES, LengthBias
-from services.orchestrator.core.peers import Peers
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.schedule import Schedule
 from services.orchestrator.evaluation.evaluation import Evaluator
@@ -21,7 +20,7 @@ from services.orchestrator.fleet import Fleet
 from services.orchestrator.lifecycle.background import Background
 from services.orchestrator.lifecycle.ending import RunEnding
 from services.orchestrator.lifecycle.stages import Stages
-from services.orchestrator.loop.admission import Admission
+from services.orchestrator.loop.admission import Admission, AdmissionWindow
 from services.orchestrator.loop.attempt import Attempts
 from services.orchestrator.loop.checkpoints import Checkpoints
 from services.orchestrator.loop.disk_guard import Room
@@ -31,7 +30,6 @@ from services.orchestrator.loop.run_disk import RunDisk
 from services.orchestrator.loop.train_steps import TrainSteps
 from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.loop.training import TrainingLoop
-from services.orchestrator.observers.admission_window import AdmissionWindow
 from services.orchestrator.observers.group_metrics import GroupMetrics
 from services.orchestrator.observers.group_traces import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
@@ -39,7 +37,7 @@ from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.run_folder.run_log import run_log
 from services.orchestrator.tasks.curriculum import PassRates
-from services.orchestrator.tasks.prompt_source import PromptSource
+from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.errors import InvalidInput, NotReady

@@ -9,15 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.observability.log import Log
-from services.orchestrator.checks.run_check import refuse
+from services.orchestrator.checks.run_check import check_environments, check_paths, refuse
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.peers import Peers
-from services.orchestrator.lifecycle.open_run import OpenRun
-from services.orchestrator.lifecycle.pending_resume import PendingResume
+from services.orchestrator.core.context import Peers
+from services.orchestrator.lifecycle.open_run import OpenRun, PendingResume
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.loop.recovery import RunFailed
 from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.orchestrator.run_folder.run_paths import check_environments, check_paths
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus

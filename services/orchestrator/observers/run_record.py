@@ -10,9 +10,8 @@ from services.observability.log import Log
 from services.observability.metrics import Gauge, RunMetrics
 from services.orchestrator.core.events import Event, GroupClosed, RolledBack
 from services.orchestrator.core.progress import Progress
-from services.orchestrator.core.results import Graded, GroupResult
+from services.orchestrator.core.results import Graded, GroupResult, tokens_before
 from services.orchestrator.core.schedule import Selection
-from services.orchestrator.core.stale_tokens import tokens_before
 from services.orchestrator.observers.group_record import GroupRecord
 from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.run_folder.run_directory import RunDirectory

@@ -12,15 +12,14 @@ import aiohttp
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.environment_process import EnvironmentProcess, EpisodeFailed
-from services.orchestrator.rollout.interruption import interrupt_session
 from services.orchestrator.rollout.rollout import (
     WHOLE_DISTRIBUTION,
     Arrived,
     RolloutFailed,
     RolloutRequest,
-    key_header,
     sampling_seed,
 )
+from services.orchestrator.rollout.router_calls import interrupt_session, key_header
 from services.orchestrator.rollout.session_client import Recorded, SessionClient
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.router import SESSION_HEADER

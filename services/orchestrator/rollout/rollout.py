@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,8 +12,7 @@ from pydantic import ValidationError
 
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout.interruption import interrupt_session
-from services.protocol.errors import InvalidInput
+from services.orchestrator.rollout.router_calls import interrupt_session, key_header
 from services.protocol.reward.reward_service import Score
 from services.protocol.router import (
     MIN_VERSION_HEADER,
@@ -231,20 +229,6 @@ class RolloutClient:
             STREAM_BY: "choice",
             RETURN_TRAJECTORY: True,
         }
-
-
-def key_header(variable: str | None) -> dict[str, str]:
-    """The header with the API key in this environment variable; none for None.
-
-    Raises:
-        InvalidInput: it is not set.
-    """
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        fix = "Set that variable where the orchestrator runs."
-        raise InvalidInput("orchestrator.router_key_env", variable, fix)
-    return {"authorization": f"Bearer {key}"}
 
 
 def _message(text: str) -> str:

@@ -101,7 +101,8 @@ class Journal:
         """The newest whole lines of the file, or all; one cut short by a kill is left out."""
         lines = JsonLines(self._path)
         count = lines.look()
-        return [json.loads(line) for line in lines.raw(max(0, count - (count if newest is None else newest)), count)]
+        first = 0 if newest is None else max(0, count - newest)
+        return [json.loads(line) for line in lines.raw(first, count)]
 
     def keep(self, wanted: Callable[[Any], bool]) -> bool:
         """Take off the lines that are not wanted; whether there were any."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from services.ledger.sample_group import Prompt
+
 WINDOW = 4
 """Blocks of a streamed source whose prompts are shuffled among each other."""
 
@@ -161,3 +163,26 @@ class Mixture:
         self._next += 1
         epoch, index = self._orders[source].at(place)
         return epoch, self._starts[source] + index
+
+
+class PromptSource:
+    """Gives the next prompt of an order.
+
+    Args:
+        order: of places in `task_ids`.
+        task_ids: of the tasks to learn from.
+
+    Attributes:
+        position: 0-based, where the next prompt is looked for.
+    """
+
+    def __init__(self, order: Order, task_ids: Sequence[str]) -> None:
+        self._order, self._task_ids = order, task_ids
+        self.position = 0
+
+    def next(self) -> Prompt:
+        """The next prompt; its position is passed."""
+        place = self._order.next(self.position)
+        self.position = place.position + 1
+        task_id = self._task_ids[place.index]
+        return Prompt(position=place.position, epoch=place.epoch, task_id=task_id)

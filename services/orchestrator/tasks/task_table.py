@@ -1,16 +1,69 @@
 """All tasks of a run, whatever files they come from; only ids are in memory, if those."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
+from typing import overload
 
 from services.orchestrator.tasks.curriculum import Curriculum, PassRates
 from services.orchestrator.tasks.prompts import Mixture, Order
-from services.orchestrator.tasks.task_ids import JoinedIds, StreamedIds
 from services.orchestrator.tasks.task_rows import Rows, open_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import DEFAULT_SET
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import NOT_SHOWN, Task, TaskSource
+
+
+class StreamedIds(Sequence[str]):
+    """The ids of a source's rows: its name and their numbers, counted from 1."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name = name
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(self._count))]
+        if not 0 <= place < self._count:
+            raise IndexError(place)
+        return f"{self._name}:{place + 1}"
+
+    def row(self, task_id: str) -> int | None:
+        """The row of an id, counted from 0; None if it is not of these."""
+        name, _, number = task_id.rpartition(":")
+        if name != self._name or not number.isdigit() or not 0 < int(number) <= self._count:
+            return None
+        return int(number) - 1
+
+
+class JoinedIds(Sequence[str]):
+    """The ids of several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[str]]) -> None:
+        self._parts = parts
+        self._ends = list(accumulate(map(len, parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[str]: ...
+    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+        if isinstance(place, slice):
+            return [self[number] for number in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        part = bisect_right(self._ends, place)
+        return self._parts[part][place - (self._ends[part - 1] if part else 0)]
 
 
 class TaskTable(Mapping[str, Task]):

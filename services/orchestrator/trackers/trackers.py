@@ -7,15 +7,13 @@ Nothing here waits for it but the end of a run, and that within a deadline.
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
-from services.orchestrator.trackers.figures import of_evaluation, of_step
-from services.orchestrator.trackers.kinds import open_tracker
-from services.orchestrator.trackers.tracker import TrackedRun, Tracker
+from services.orchestrator.trackers.tracker import TrackedRun, Tracker, open_tracker
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.run.tracker import LOGIN, TrackerConfig
@@ -121,3 +119,29 @@ class Trackers:
 
 def _feed(config: TrackerConfig, run: TrackedRun, open_it: Open) -> TrackerFeed:
     return TrackerFeed(config.kind, lambda: open_it(config, run), run.run_id)
+
+
+_ELSEWHERE = ("step", "evaluations", "heldout_pass_rate", "heldout_step")
+"""Of a step's line: the step itself, and what `of_evaluation` gives at the step it is of."""
+
+
+def of_step(line: Mapping[str, Any]) -> dict[str, float]:
+    """Every number of a line of `metrics.jsonl`; those below a key are named `key/name`."""
+    return dict(_flat({key: value for key, value in line.items() if key not in _ELSEWHERE}, ""))
+
+
+def of_evaluation(evaluation: Evaluation) -> dict[str, float]:
+    """What one evaluation measured, below `evaluation/NAME/`."""
+    prefix = f"evaluation/{evaluation.name}/"
+    figures = {f"{prefix}pass_at_{k}": rate for k, rate in evaluation.pass_at.items()}
+    if evaluation.reward is not None:
+        figures[f"{prefix}reward"] = evaluation.reward
+    return figures | {f"{prefix}graded": evaluation.graded, f"{prefix}seconds": evaluation.seconds}
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float):
+            yield f"{prefix}{key}", float(value)

@@ -13,11 +13,9 @@ import pytest
 
 from services.observability.metrics import RunMetrics
 from services.orchestrator.observers.run_record import RunRecord
-from services.orchestrator.trackers import kinds, trackers
-from services.orchestrator.trackers.figures import of_evaluation, of_step
-from services.orchestrator.trackers.kinds import missing_packages
-from services.orchestrator.trackers.tracker import TrackedRun
-from services.orchestrator.trackers.trackers import Trackers
+from services.orchestrator.trackers import tracker, trackers
+from services.orchestrator.trackers.tracker import TrackedRun, missing_packages
+from services.orchestrator.trackers.trackers import Trackers, of_evaluation, of_step
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunState
@@ -101,7 +99,7 @@ def test_a_password_is_kept_out_of_the_run_file_which_is_shown(entry: dict[str, 
 def test_a_missing_package_is_said_before_a_run_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(kinds._PACKAGES, "wandb", "no_such_package_of_anybody")
+    monkeypatch.setitem(tracker._PACKAGES, "wandb", "no_such_package_of_anybody")
     (problem,) = missing_packages(run_config("wandb").trackers)
     assert (problem.field, problem.value) == ("trackers", "wandb")
     assert "pip install 'millrace[trackers]'" in problem.fix
