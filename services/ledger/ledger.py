@@ -14,7 +14,7 @@ the cause for which their attempt was thrown away.
 import json
 import sqlite3
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,10 +234,13 @@ class Ledger(LedgerReader):
         """Close the file."""
         self._file.close()
 
+    def _transaction(self) -> AbstractContextManager[None]:
+        return self._file.transaction()
+
     def admit(self, prompts: Sequence[Prompt], *, version: int) -> list[LedgerGroup]:
         """Open a group for each prompt, first attempt, sampled from `version` or newer."""
         groups = []
-        with self._file.transaction():
+        with self._transaction():
             for prompt in prompts:
                 row = self._db.execute(
                     "INSERT INTO groups (position, epoch, task_id, status, admitted_version)"
@@ -251,24 +254,24 @@ class Ledger(LedgerReader):
 
     def restart(self, group_id: int, *, version: int) -> None:
         """A group's next rollout begins, sampled from `version` or newer."""
-        with self._file.transaction():
+        with self._transaction():
             self._change(group_id, "admitted_version = ?, oldest_version = NULL", version)
 
     def rolled_out(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
         """A rollout ended; add its response tokens, of use or not."""
-        with self._file.transaction():
+        with self._transaction():
             change = "oldest_version = ?, tokens = tokens + ?, kept = kept + ?"
             self._change(group_id, change, oldest_version, tokens, tokens)
             self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
 
     def keep_result(self, group_id: int, result: bytes) -> None:
         """Keep the result of a group in flight, rolled out and scored; the caller encodes it."""
-        with self._file.transaction():
+        with self._transaction():
             self._db.execute("INSERT INTO results VALUES (?, ?)", (group_id, result))
 
     def retry(self, group_id: int, *, reason: str) -> int:
         """A group is to be rolled out again; returns the number of the new attempt."""
-        with self._file.transaction():
+        with self._transaction():
             self._waste(reason, "group_id = ?", group_id)
             self._change(group_id, "attempts = attempts + 1, kept = 0, reason = ?", reason)
         return int(self._one("SELECT attempts FROM groups WHERE group_id = ?", group_id))
@@ -279,7 +282,7 @@ class Ledger(LedgerReader):
         Raises:
             LedgerError: it is closed already or was never admitted.
         """
-        with self._file.transaction():
+        with self._transaction():
             self._change(group_id, "status = ?, reason = ?", ending, reason)
 
     def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
@@ -288,7 +291,7 @@ class Ledger(LedgerReader):
         Raises:
             LedgerError: one of them is closed already or was never admitted.
         """
-        with self._file.transaction():
+        with self._transaction():
             for group_id in train:
                 self._change(group_id, "status = 'trained', train_step = ?", step)
             for group_id in filtered:
@@ -319,7 +322,7 @@ class Ledger(LedgerReader):
         Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
         Returns how many closed groups were opened again.
         """
-        with self._file.transaction():
+        with self._transaction():
             opened = self._db.execute(
                 "UPDATE groups SET status = 'in_flight', train_step = NULL"
                 " WHERE status = 'trained' AND train_step > ?",
@@ -339,7 +342,7 @@ class Ledger(LedgerReader):
 
     def note(self, **facts: Any) -> None:
         """Remember facts about the run, as JSON values."""
-        with self._file.transaction():
+        with self._transaction():
             for name, value in facts.items():
                 self._db.execute(
                     "INSERT INTO facts VALUES (?, ?)"
