@@ -48,7 +48,7 @@ class OrchestratorConfig(StrictModel):
         no_signal_batches: batches in a row in which every sample group has equal rewards after
             which a run finishes, because there is nothing left to learn; it fails if all
             those rewards were 0.
-        room_timeout_s: how long a run waits for room on a full disk before it fails, seconds.
+        disk_full_timeout_s: how long a run waits while its disk is full before it fails, seconds.
         stop_timeout_s: how long a stop waits for the train step in progress, seconds.
         sample_trajectories: sample groups per train step, and per batch in a row without
             one, of which one trajectory is kept for people to read.
@@ -78,6 +78,6 @@ class OrchestratorConfig(StrictModel):
     recoveries_in_row: int = Field(default=3, ge=1)
     failures_in_row: int = Field(default=4, ge=1)
     no_signal_batches: int = Field(default=20, ge=1)
-    room_timeout_s: float = Field(default=3600.0, gt=0)
+    disk_full_timeout_s: float = Field(default=3600.0, gt=0)
     stop_timeout_s: float = Field(default=60.0, gt=0)
     sample_trajectories: int = Field(default=2, ge=0)

@@ -19,7 +19,7 @@ from services.orchestrator.core.events import (
     GroupStarted,
     VersionLive,
 )
-from services.orchestrator.observers.group_traces import GroupTraces
+from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.reward_service import (
     FunctionTest,

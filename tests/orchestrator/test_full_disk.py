@@ -208,7 +208,7 @@ async def test_a_run_waits_for_room_for_its_ledger_and_goes_on_by_itself(
 async def test_a_run_that_finds_no_room_in_time_fails_with_the_fix_and_can_be_resumed(
     small_disk: Path,
 ) -> None:
-    async with world(small_disk, room_timeout_s=0.2) as cluster:
+    async with world(small_disk, disk_full_timeout_s=0.2) as cluster:
         run = await in_first_step(cluster)
         filling = fill(small_disk)
         assert cluster.trainer.hold is not None

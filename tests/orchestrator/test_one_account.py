@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.observability.metrics import RunMetrics
-from services.orchestrator.observers import group_traces
+from services.orchestrator.observers import group_telemetry
 from services.protocol.run.orchestrator import RunState
 from tests.orchestrator.random_schedule import draw, play
 
@@ -58,8 +58,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     monkeypatch.setattr(RunMetrics.groups, "inc", count)
     monkeypatch.setattr(RunMetrics.groups_reopened, "inc", reopen)
-    monkeypatch.setattr(group_traces.tracing, "is_on", lambda: True)
-    monkeypatch.setattr(group_traces.tracing, "begin", lambda name, *_, **__: GroupSpan(name, seen))
+    monkeypatch.setattr(group_telemetry.tracing, "is_on", lambda: True)
+    monkeypatch.setattr(
+        group_telemetry.tracing, "begin", lambda name, *_, **__: GroupSpan(name, seen)
+    )
     return seen
 
 

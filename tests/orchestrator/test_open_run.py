@@ -126,7 +126,7 @@ async def test_a_run_that_finds_no_room_to_come_back_in_time_fails_with_the_fix(
     small_disk: Path,
 ) -> None:
     note = Note()
-    async with world(small_disk, room_timeout_s=0.1) as cluster:
+    async with world(small_disk, disk_full_timeout_s=0.1) as cluster:
         run_id = await cut_off(cluster, note)
         fill(small_disk)
         after = orchestrator(cluster, note)

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from millrace_tools.run.decision_replay import show_replay
-from services.orchestrator.core.decisions import DecisionLog
 from services.orchestrator.core.replay import replay
 from services.orchestrator.core.schedule import Schedule
+from services.orchestrator.observers.decision_log import DecisionLog
 from services.protocol.errors import InvalidInput
 from services.protocol.run.schedule import ScheduleConfig
 from tests.orchestrator.random_schedule import draw, play

@@ -8,7 +8,7 @@ from services.orchestrator.changes import Changes
 from services.orchestrator.core.idle_times import IdleTimes
 from services.orchestrator.core.schedule import Slots
 from services.orchestrator.fleet import Fleet
-from services.orchestrator.observers.replica_demand import ReplicaDemand, follow
+from services.orchestrator.observers.replica_demand import ReplicaDemand, follow_demand
 from tests.orchestrator.fakes import FakeBus
 
 STARVED, FED = {"waited": 0.8, "ready": 0}, {"waited": 0.0, "ready": 4}
@@ -54,7 +54,7 @@ async def test_the_bus_is_told_until_the_run_ends() -> None:
     slots = Slots(sampling=8, scoring=0, ready=0, training=0, updating=0, free=0)
     fleet = Fleet(bus, changes)
     follower = asyncio.create_task(
-        follow(
+        follow_demand(
             ReplicaDemand(batch_groups=4),
             idle=idle,
             slots=lambda: slots,

@@ -4,19 +4,20 @@ its start, as far as the services that it meets are known."""
 import asyncio
 import os
 from collections.abc import Awaitable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from errno import ENAMETOOLONG
 from pathlib import Path
 from typing import TypeVar
 
 from services.disk import free_bytes
+from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.tracker import missing_packages
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.trainer import Trainer, TrainerState
-from services.protocol.weights.weight_bus import MemberTable, WeightBus
+from services.protocol.trainer import Trainer
+from services.protocol.weights.weight_bus import WeightBus
 
 _ANSWER_S = 1.0
 _FASTEST = 500.0  # tokens a second of one answer, more than any server gives
@@ -50,36 +51,32 @@ class DeploymentFacts:
     checkpoint_bytes: int | None = None
     checkpoints_kept: int | None = None
 
-    async def asked(
-        self, bus: WeightBus, trainer: Trainer, router: Awaitable[RouterLoad | None]
-    ) -> "DeploymentFacts":
-        """With what the services say of themselves; one that is away is not waited for."""
-        table, state, load = await asyncio.gather(
-            _answer(bus.watch(-1, _ANSWER_S)), _answer(trainer.state()), router
-        )
-        return self._of_table(table)._of_trainer(state)._of_router(load)
 
-    def of_a_run_that_goes_on(self) -> "DeploymentFacts":
-        """Its checkpoints are on disk already, and make room for each other."""
-        return replace(self, checkpoint_bytes=None)
-
-    def _of_table(self, table: MemberTable | None) -> "DeploymentFacts":
-        members = table.members if table else ()
-        if not members:
-            return self
-        models = tuple(sorted({member.model for member in members}))
-        longest = min(member.max_model_len for member in members)
-        return replace(self, models=models, max_model_len=longest)
-
-    def _of_trainer(self, state: TrainerState | None) -> "DeploymentFacts":
-        if state is None:
-            return self
-        size, kept = state.checkpoint_bytes, state.checkpoints_kept
-        known = replace(self, checkpoint_bytes=size, checkpoints_kept=kept)
-        return replace(known, ranks=state.world_size)
-
-    def _of_router(self, load: RouterLoad | None) -> "DeploymentFacts":
-        return self if load is None else replace(self, max_choices=load.max_choices)
+async def deployment_facts(
+    config: OrchestratorConfig,
+    bus: WeightBus,
+    trainer: Trainer,
+    router: Awaitable[RouterLoad | None],
+    *,
+    resumed: bool,
+) -> DeploymentFacts:
+    """What the services say of themselves; one that is away is not waited for."""
+    table, state, load = await asyncio.gather(
+        _answer(bus.watch(-1, _ANSWER_S)), _answer(trainer.state()), router
+    )
+    members = table.members if table else ()
+    return DeploymentFacts(
+        environments=config.environments,
+        tracker_addresses=config.tracker_addresses,
+        score_queue=config.score_queue,
+        models=tuple(sorted({member.model for member in members})) or None,
+        max_model_len=min((member.max_model_len for member in members), default=None),
+        max_choices=load.max_choices if load else None,
+        ranks=state.world_size if state else None,
+        # The checkpoints of a resumed run are on disk already, and replace each other.
+        checkpoint_bytes=state.checkpoint_bytes if state and not resumed else None,
+        checkpoints_kept=state.checkpoints_kept if state else None,
+    )
 
 
 async def _answer(call: Awaitable[_T]) -> _T | None:
@@ -89,23 +86,23 @@ async def _answer(call: Awaitable[_T]) -> _T | None:
         return None  # The run itself waits for it, with a deadline.
 
 
-def refuse(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> None:
+def refuse(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> None:
     """Refuse a run that cannot go well.
 
     Raises:
         InvalidInput: the first of its `problems`.
     """
-    for problem in problems(run, tasks, around):
+    for problem in problems(run, tasks, facts):
         raise problem
 
 
-def problems(run: RunConfig, tasks: TaskTable, around: DeploymentFacts) -> Iterator[InvalidInput]:
+def problems(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> Iterator[InvalidInput]:
     """What would fail or do nothing, each with the field to change."""
     yield from _of_algorithm(run)
     yield from _of_tasks(run, tasks)
-    yield from _of_rollout(run, around)
-    yield from _of_orchestrator(run, around)
-    yield from _of_trainer(run, around)
+    yield from _of_rollout(run, facts)
+    yield from _of_orchestrator(run, facts)
+    yield from _of_trainer(run, facts)
     yield from missing_packages(run.trackers)
 
 
@@ -137,7 +134,7 @@ def _of_tasks(run: RunConfig, tasks: TaskTable) -> Iterator[InvalidInput]:
         yield InvalidInput("batch_groups", run.batch_groups, fix)
 
 
-def _of_rollout(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+def _of_rollout(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
     longest = run.sampling.max_tokens
     if longest / run.rollout_timeout_s > _FASTEST:
         fix = (
@@ -145,30 +142,30 @@ def _of_rollout(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInpu
             "tokens a second: longer, or a smaller sampling.max_tokens."
         )
         yield InvalidInput("rollout_timeout_s", run.rollout_timeout_s, fix)
-    if around.models is not None and run.model not in around.models:
-        fix = f"The rollout servers serve {', '.join(around.models)}."
+    if facts.models is not None and run.model not in facts.models:
+        fix = f"The rollout servers serve {', '.join(facts.models)}."
         yield InvalidInput("model", run.model, fix)
-    if around.max_model_len is not None and longest >= around.max_model_len:
+    if facts.max_model_len is not None and longest >= facts.max_model_len:
         fix = (
-            f"Prompt and answer together may have {around.max_model_len} tokens (the servers' "
+            f"Prompt and answer together may have {facts.max_model_len} tokens (the servers' "
             "max_model_len): less."
         )
         yield InvalidInput("sampling.max_tokens", longest, fix)
-    if around.max_choices is not None and run.group_size > around.max_choices:
-        fix = f"The router refuses more than its max_choices, {around.max_choices}."
+    if facts.max_choices is not None and run.group_size > facts.max_choices:
+        fix = f"The router refuses more than its max_choices, {facts.max_choices}."
         yield InvalidInput("group_size", run.group_size, fix)
 
 
-def _of_orchestrator(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+def _of_orchestrator(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
     for environment in filter(None, run.environments):
-        if around.environments is False:
+        if facts.environments is False:
             fix = (
                 "This deployment runs no code of run files: set `environments: true` in the "
                 "orchestrator's args, if you trust whoever may start runs."
             )
             yield InvalidInput("environment", environment, fix)
     for tracker in run.trackers:
-        if tracker.address is not None and around.tracker_addresses is False:
+        if tracker.address is not None and facts.tracker_addresses is False:
             fix = (
                 "This deployment shows its keys to no server that a run file names: leave it out "
                 "and set the tracker's environment variables where the orchestrator runs, or set "
@@ -176,20 +173,20 @@ def _of_orchestrator(run: RunConfig, around: DeploymentFacts) -> Iterator[Invali
             )
             yield InvalidInput(f"trackers.{tracker.kind}", tracker.address, fix)
     waiting = run.schedule.groups_in_flight(run.batch_groups) * run.group_size
-    if around.score_queue is not None and waiting > around.score_queue:
+    if facts.score_queue is not None and waiting > facts.score_queue:
         fix = f"Up to {waiting} answers may wait to be graded: at least that many."
-        yield InvalidInput("orchestrator.score_queue", around.score_queue, fix)
+        yield InvalidInput("orchestrator.score_queue", facts.score_queue, fix)
 
 
-def _of_trainer(run: RunConfig, around: DeploymentFacts) -> Iterator[InvalidInput]:
+def _of_trainer(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput]:
     each = trajectories(run) // run.algorithm.minibatches
-    if around.ranks is not None and 0 < each < around.ranks:
+    if facts.ranks is not None and 0 < each < facts.ranks:
         fix = (
             f"An optimizer step of {each} trajectories leaves some of the trainer's "
-            f"{around.ranks} ranks without any: more groups, or fewer minibatches."
+            f"{facts.ranks} ranks without any: more groups, or fewer minibatches."
         )
         yield InvalidInput("batch_groups", run.batch_groups, fix)
-    size, kept = around.checkpoint_bytes, around.checkpoints_kept
+    size, kept = facts.checkpoint_bytes, facts.checkpoints_kept
     if size is None or kept is None:
         return
     together, free = size * (kept + 1), free_bytes(run.run_root)  # and one being written

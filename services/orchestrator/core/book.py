@@ -17,6 +17,7 @@ from services.orchestrator.core.events import (
     GroupSampled,
     GroupScored,
     GroupStarted,
+    Idle,
     Observer,
     Observers,
     RolledBack,
@@ -196,6 +197,11 @@ class GroupBook:
         """Every leased replica serves at least this policy version."""
         self.schedule.live(version)
         self._tell(VersionLive(version=version))
+
+    def trainer_waits_for(self, cause: str | None) -> None:
+        """From now on the trainer waits for this; None: it trains."""
+        schedule = self.schedule
+        self._tell(Idle(trainer=cause, slots=schedule.slots, capacity=schedule.capacity))
 
     # Trainer losses, and the end
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.orchestrator.changes import Changes
-from services.orchestrator.checks.run_check import DeploymentFacts
+from services.orchestrator.checks.run_check import DeploymentFacts, deployment_facts
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.fleet import Fleet
@@ -33,14 +33,10 @@ class Peers:
     rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
     load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
 
-    async def surroundings(self, config: OrchestratorConfig) -> DeploymentFacts:
-        """What they say of themselves; one that is away is not waited for."""
-        own = DeploymentFacts(
-            environments=config.environments,
-            tracker_addresses=config.tracker_addresses,
-            score_queue=config.score_queue,
-        )
-        return await own.asked(self.bus, self.trainer, self.load(config))
+    async def facts(self, config: OrchestratorConfig, *, resumed: bool) -> DeploymentFacts:
+        """What the services say of themselves; one that is away is not waited for."""
+        load = self.load(config)
+        return await deployment_facts(config, self.bus, self.trainer, load, resumed=resumed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +50,7 @@ class RunContext:
         fleet: the rollout servers, as the weight bus shows them.
         progress: where the run is.
         changes: wakes parts that wait for another one.
+        directory: the run's folder.
     """
 
     run: RunConfig
@@ -62,6 +59,7 @@ class RunContext:
     fleet: Fleet
     progress: Progress
     changes: Changes
+    directory: RunDirectory
 
     @property
     def run_id(self) -> str:
@@ -72,11 +70,6 @@ class RunContext:
     def tags(self) -> dict[str, str]:
         """Of the run's metrics and log lines."""
         return {"run": self.run_id}
-
-    @property
-    def directory(self) -> RunDirectory:
-        """The run's folder."""
-        return RunDirectory(self.progress.run_dir)
 
     @property
     def start(self) -> RunStart:

@@ -8,6 +8,7 @@ from services.ledger.sample_group import Ending
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
 from services.orchestrator.core.results import GroupResult
+from services.orchestrator.core.schedule import Slots
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.trajectory import Trajectory
@@ -107,6 +108,15 @@ class RolledBack:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Idle:
+    """From now on the trainer waits for `trainer`, None if it trains, and slots are used so."""
+
+    trainer: str | None
+    slots: Slots
+    capacity: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunOver:
     """Nothing more happens: a group that is open stays in flight."""
 
@@ -130,6 +140,7 @@ Event = (
     | BatchTrained
     | VersionLive
     | RolledBack
+    | Idle
     | RunOver
 )
 

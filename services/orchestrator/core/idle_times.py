@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 
+from services.orchestrator.core.events import Event, Idle
 from services.orchestrator.core.schedule import Slots
 
 
@@ -20,6 +21,12 @@ class IdleTimes:
         self._step: dict[str, dict[str, float]] = {"trainer": {}, "rollout": {}}
         self._total: dict[str, dict[str, float]] = {"trainer": {}, "rollout": {}}
         self._elapsed_s = 0.0
+
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case Idle(trainer=trainer, slots=slots, capacity=capacity):
+                self.look(trainer=trainer, slots=slots, capacity=capacity)
 
     def look(self, *, trainer: str | None, slots: Slots, capacity: int) -> None:
         """Something has changed: from now on the trainer waits for this, None if it trains."""

@@ -8,6 +8,7 @@ from math import comb
 from statistics import fmean
 
 from services.observability.log import Log
+from services.orchestrator.core.context import RunContext
 from services.orchestrator.failures import one_line
 from services.orchestrator.rollout.rollout import (
     RolloutFailed,
@@ -18,7 +19,6 @@ from services.orchestrator.rollout.rollout import (
 from services.orchestrator.rollout.scoring import Scorer
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
-from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
 
@@ -48,14 +48,10 @@ class _Asked:
 class Evaluator:
     """Asks the tasks of held-out sets; all sets of a run share its bound on open requests."""
 
-    def __init__(
-        self, *, run: RunConfig, run_id: str, sampler: Sampler, scorer: Scorer, concurrency: int
-    ) -> None:
-        self._run = run
-        self._run_id = run_id
-        self._sampler = sampler
-        self._scorer = scorer
-        self._slots = asyncio.Semaphore(concurrency)
+    def __init__(self, context: RunContext, sampler: Sampler, scorer: Scorer) -> None:
+        self._run, self._run_id = context.run, context.run_id
+        self._sampler, self._scorer = sampler, scorer
+        self._slots = asyncio.Semaphore(context.config.evaluation_concurrency)
 
     async def evaluate(
         self,

@@ -15,8 +15,6 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.failures import one_line
 from services.orchestrator.loop.recovery import TrainerLost, ask
 from services.orchestrator.observers.run_record import RunRecord
-from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.run.orchestrator import LedgerCounts, RunState, RunSummary
 
 _RELEASE_S = 10.0
@@ -26,19 +24,11 @@ _log = Log("orchestrator")
 class RunEnding:
     """The last steps of one run; a part that fails is logged and counted."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        book: GroupBook,
-        *,
-        record: RunRecord,
-        directory: RunDirectory,
-        trackers: Trackers,
-    ) -> None:
+    def __init__(self, context: RunContext, book: GroupBook, record: RunRecord) -> None:
         self._trainer, self._fleet = context.peers.trainer, context.fleet
         self._progress, self._tags = context.progress, context.tags
-        self._book, self._ledger = book, book.ledger
-        self._record, self._directory, self._trackers = record, directory, trackers
+        self._directory, self._seed = context.directory, context.run.seed
+        self._book, self._ledger, self._record = book, book.ledger, record
 
     async def save(self) -> None:
         """Write a checkpoint if there are train steps that none holds."""
@@ -71,14 +61,14 @@ class RunEnding:
         except Exception as error:  # noqa: BLE001  the edge of a run's life
             self.failed("records", error)
 
-    async def close(self, state: RunState, detail: str, *, seed: int) -> LedgerCounts | None:
+    async def close(self, state: RunState, detail: str) -> LedgerCounts | None:
         """Write the summary, close the ledger and only then show the last state.
 
         Returns the ledger as it was closed, None where it cannot be read any more.
         """
         self._progress.detail = "writing the summary"
         try:
-            summary = self._summarise(state, seed)
+            summary = self._summarise(state)
         except Exception as error:  # noqa: BLE001  the edge of a run's life
             self.failed("summary", error)
             state = RunState.FAILED if state is RunState.FINISHED else state
@@ -86,7 +76,7 @@ class RunEnding:
         else:
             self._progress.summary = summary
             await self._draw()
-        await asyncio.to_thread(self._trackers.close, state)
+        await asyncio.to_thread(self._record.trackers.close, state)
         self._book.end()
         counts = self._close_ledger()  # no await from here on: who asks meets ledger or last state
         self._record.forget()
@@ -114,10 +104,10 @@ class RunEnding:
         _log.warning("run_end_failed", **self._tags, part=part, error=repr(error))
         RunMetrics.end_failures.inc(1, self._tags | {"part": part})
 
-    def _summarise(self, state: RunState, seed: int) -> RunSummary:
+    def _summarise(self, state: RunState) -> RunSummary:
         if state is RunState.FINISHED:
             self._book.expire_all()
-        summary = self._record.summarise(seed=seed, pushes=self._fleet.pushes)
+        summary = self._record.summarise(seed=self._seed, pushes=self._fleet.pushes)
         if not self._ledger.catch_up():
             raise OSError(ENOSPC, "no room for the ledger")
         return summary

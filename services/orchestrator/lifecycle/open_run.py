@@ -16,7 +16,7 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
-from services.orchestrator.loop.run_disk import LEDGER, RunDisk
+from services.orchestrator.loop.disk_guard import LEDGER, DiskGuard
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
@@ -110,7 +110,7 @@ class PendingResume:
         run_id, run = str(request.resume), request.config
         folder = Path(run.run_root) / run_id
         self.progress = Progress(run_id=run_id, run_dir=str(folder), steps=run.steps)
-        self._disk = RunDisk(folder, config=config, progress=self.progress, changes=Changes())
+        self._disk = DiskGuard(folder, config=config, progress=self.progress, changes=Changes())
         self._stop = asyncio.Event()
 
     @property
@@ -130,9 +130,9 @@ class PendingResume:
         """Wait no more; there is no progress yet that could be kept, or not."""
         self._stop.set()
 
-    async def has_room(self) -> bool:
+    async def has_space(self) -> bool:
         """Whether the run can go on now."""
-        return await self._disk.has_room()
+        return await self._disk.has_space()
 
     async def wait(self) -> None:
         """Until the run can go on, or is asked to end.
@@ -140,7 +140,7 @@ class PendingResume:
         Raises:
             RunFailed: it could not within the deadline.
         """
-        room = asyncio.create_task(self._disk.until(LEDGER, self._disk.has_room), name="room")
+        room = asyncio.create_task(self._disk.until(LEDGER, self._disk.has_space), name="room")
         stop = asyncio.create_task(self._stop.wait(), name="run-stop")
         try:
             await asyncio.wait({room, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,15 +1,17 @@
-"""One run from its first evaluation to its summary; it owns every task of it."""
+"""One run: what it is made of, and what it does."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
 
 from services.ledger.ledger import Ledger
 from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
+from services.orchestrator.checks.run_check import refuse
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import Peers, RunContext
-from services.orchestrator.core.decisions import DecisionLog
 from services.orchestrator.core.length_bias import SETTLED_BATCHES, LengthBias
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.schedule import Schedule
@@ -17,21 +19,19 @@ from services.orchestrator.evaluation.evaluation import Evaluator
 from services.orchestrator.evaluation.heldout import HeldOut
 from services.orchestrator.failures import Failures
 from services.orchestrator.fleet import Fleet
-from services.orchestrator.lifecycle.background import Background
 from services.orchestrator.lifecycle.ending import RunEnding
-from services.orchestrator.lifecycle.stages import Stages
 from services.orchestrator.loop.admission import Admission, AdmissionWindow
 from services.orchestrator.loop.attempt import Attempts
 from services.orchestrator.loop.checkpoints import Checkpoints
-from services.orchestrator.loop.disk_guard import Room
+from services.orchestrator.loop.disk_guard import DiskGuard
 from services.orchestrator.loop.groups import Groups
-from services.orchestrator.loop.recovery import RunFailed
-from services.orchestrator.loop.run_disk import RunDisk
-from services.orchestrator.loop.train_steps import TrainSteps
-from services.orchestrator.loop.trainer_idle import TrainerIdle
+from services.orchestrator.loop.recovery import RunFailed, adopt, start_trainer
+from services.orchestrator.loop.train_steps import TrainerIdle, TrainSteps
 from services.orchestrator.loop.training import TrainingLoop
-from services.orchestrator.observers.group_metrics import GroupMetrics
-from services.orchestrator.observers.group_traces import GroupTraces
+from services.orchestrator.observers.decision_log import DecisionLog
+from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupTraces
+from services.orchestrator.observers.push_record import follow_pushes
+from services.orchestrator.observers.replica_demand import ReplicaDemand, follow_demand
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory
@@ -57,158 +57,77 @@ class Run:
         peers: Peers,
         directory: RunDirectory,
     ) -> None:
-        self._directory, self._tasks = directory, tasks
-        self._ledger = Ledger(directory.ledger)
-        progress, changes = _remembered(run_id, run, self._ledger, directory), Changes()
+        ledger, changes, self._tasks = Ledger(directory.ledger), Changes(), tasks
+        self.progress = progress = _remembered(run_id, run, ledger, directory)
         progress.heldout_set = tasks.first_set
-        self.progress = progress
+        fleet = Fleet(peers.bus, changes)
         self._context = context = RunContext(
             run=run,
             config=config,
             peers=peers,
-            fleet=Fleet(peers.bus, changes),
+            fleet=fleet,
             progress=progress,
             changes=changes,
-        )
-        self._client = peers.rollouts(run, config, run_id)
-        self._scorer = Scorer(peers.reward, config)
-        self._rates = PassRates(directory.pass_rates)
-        trackers = Trackers(run, run_id=run_id, run_dir=directory.path)
-        self._record = RunRecord(
             directory=directory,
-            ledger=self._ledger,
-            progress=progress,
-            samples=config.sample_trajectories,
-            trackers=trackers,
         )
-        self._traces, self._decisions = GroupTraces(run_id), DecisionLog(directory.decisions)
-        self._book, self._window = self._group_book()
-        disk = RunDisk(directory.path, config=config, progress=progress, changes=changes)
-        self._room = Room(disk, ledger=self._ledger, changes=changes)
-        self._heldout = self._held_out_sets()
-        self._loop = self._training_loop()
-        self._stages = Stages(
-            context,
-            tasks,
-            self._book,
-            loop=self._loop,
-            heldout=self._heldout,
-            room=self._room,
-        )
-        self._background = self._loops_beside()
-        self._ending = RunEnding(
-            context, self._book, record=self._record, directory=directory, trackers=trackers
-        )
-        self._stop = asyncio.Event()
-        self._keep_progress = True
-        self._counts = LedgerCounts()
-
-    def _loops_beside(self) -> Background:
-        return Background(
-            self._context,
-            self._book.schedule,
-            scorer=self._scorer,
-            room=self._room,
-            window=self._window,
-            timeline=self._record.timeline,
-        )
-
-    def _group_book(self) -> tuple[GroupBook, AdmissionWindow]:
-        """What becomes of sample groups, and who follows it."""
-        run, run_id = self._context.run, self._context.run_id
-        schedule = Schedule(
-            run.schedule, batch_groups=run.batch_groups, listener=self._decisions.hear
-        )
-        window = AdmissionWindow(batch_groups=run.batch_groups, bound=schedule.capacity)
-        observers = (
-            GroupMetrics(run_id),
-            self._traces,
-            self._record.timeline,
-            self._record,
-            self._decisions,
-            window,
-        )
-        return GroupBook(run_id, self._ledger, schedule, observers), window
-
-    def _held_out_sets(self) -> HeldOut:
-        evaluator = Evaluator(
-            run=self._context.run,
-            run_id=self._context.run_id,
-            sampler=self._client,
-            scorer=self._scorer,
-            concurrency=self._context.config.evaluation_concurrency,
-        )
-        return HeldOut(self._context, self._tasks, evaluator=evaluator, record=self._record)
-
-    def _training_loop(self) -> TrainingLoop:
-        context, book, timeline = self._context, self._book, self._record.timeline
-        idle = TrainerIdle(context, book.schedule, timeline)
-        groups = self._open_groups()
+        # The book of sample groups, and its observers
+        trackers = Trackers(run, run_id=run_id, run_dir=directory.path)
+        self._record = record = RunRecord(context, ledger, trackers)
+        traces, decisions = GroupTraces(run_id), DecisionLog(directory.decisions)
+        schedule = Schedule(run.schedule, batch_groups=run.batch_groups, listener=decisions.hear)
+        self._window = AdmissionWindow(batch_groups=run.batch_groups, bound=schedule.capacity)
+        metrics, timeline, idle_times = GroupMetrics(run_id), record.timeline, progress.idle
+        observers = (metrics, traces, timeline, idle_times, record, decisions, self._window)
+        self._book = book = GroupBook(run_id, ledger, schedule, observers)
+        # Rollouts, scores and evaluations
+        self._sampler = sampler = peers.rollouts(run, config, run_id)
+        self._scorer = scorer = Scorer(peers.reward, config)
+        evaluator = Evaluator(context, sampler, scorer)
+        self._heldout = HeldOut(context, tasks, evaluator=evaluator, record=record)
+        # The training loop
+        self._rates = rates = PassRates(directory.pass_rates)
+        self._disk = DiskGuard(directory.path, config=config, progress=progress, changes=changes)
+        idle = TrainerIdle(context, book)
+        attempts = Attempts(context, tasks, book, sampler=sampler, scorer=scorer, traces=traces)
+        groups = Groups(context, tasks, book, attempts=attempts, record=record, rates=rates)
+        prompts = PromptSource(tasks.order(rates), tasks.train)
         admission = Admission(
-            context,
-            book,
-            groups,
-            prompts=PromptSource(self._tasks.order(self._rates), self._tasks.train),
-            window=self._window,
-            idle=idle,
+            context, book, groups, prompts=prompts, window=self._window, idle=idle
         )
-        steps = TrainSteps(
-            context,
-            book,
-            traces=self._traces,
-            idle=idle,
-            record=self._record,
-            checkpoints=Checkpoints(context, self._ledger, room=self._room, timeline=timeline),
+        checkpoints = Checkpoints(context, ledger, disk=self._disk, timeline=timeline)
+        self._steps = TrainSteps(
+            context, book, traces=traces, idle=idle, record=record, checkpoints=checkpoints
         )
-        return TrainingLoop(
-            context, book, groups, admission=admission, steps=steps, heldout=self._heldout
+        self._loop = TrainingLoop(
+            context, book, groups, admission=admission, steps=self._steps, heldout=self._heldout
         )
-
-    def _open_groups(self) -> Groups:
-        attempts = Attempts(
-            self._context,
-            self._tasks,
-            self._book,
-            sampler=self._client,
-            scorer=self._scorer,
-            traces=self._traces,
-        )
-        return Groups(
-            self._context,
-            self._tasks,
-            self._book,
-            attempts=attempts,
-            record=self._record,
-            rates=self._rates,
-        )
+        self._ending = RunEnding(context, book, record)
+        self._stop, self._keep_progress = asyncio.Event(), True
+        self._counts = LedgerCounts()
 
     def status(self) -> RunStatus:
         """Where the run is."""
         if self.progress.active:
-            self._counts = self._ledger.counts()
-        status = self.progress.status(
-            ledger=self._counts, live_replicas=len(self._context.fleet.leased)
-        )
+            self._counts = self._book.ledger.counts()
+        live_replicas = len(self._context.fleet.leased)
+        status = self.progress.status(ledger=self._counts, live_replicas=live_replicas)
         if self._context.run.schedule.adaptive:
             status.admission_window = self._window.size
         return status
 
-    def trajectories(self, limit: int) -> list[dict[str, object]]:
+    def trajectories(self, limit: int) -> list[dict[str, Any]]:
         """The newest trajectories kept for people."""
-        return self._directory.trajectories(limit)
+        return self._context.directory.trajectories(limit)
 
-    def pause(self) -> None:
-        """Admit no sample group and begin no train step until `go_on`; rollouts end as usual."""
-        self._set_paused(True)
-
-    def go_on(self) -> None:
-        """End a pause."""
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
+    def pause(self, paused: bool = True) -> None:
+        """Admit no sample group and begin no train step until `unpause`; rollouts end as usual."""
         self.progress.paused = paused
         RunMetrics.paused.set(float(paused), self._context.tags)
         self._context.changes.notify()
+
+    def unpause(self) -> None:
+        """End a pause."""
+        self.pause(False)
 
     async def checkpoint(self) -> None:
         """Write a checkpoint after the train step in progress, unless the newest one is of it.
@@ -216,11 +135,12 @@ class Run:
         Raises:
             NotReady: the trainer does not write one now.
         """
+        timeout_s = self._context.config.stop_timeout_s
         try:
-            async with asyncio.timeout(self._context.config.stop_timeout_s), self._loop.steps.lock:
+            async with asyncio.timeout(timeout_s), self._steps.lock:
                 await self._ending.save()
         except TimeoutError:
-            raise NotReady(f"no checkpoint in {self._context.config.stop_timeout_s:g} s") from None
+            raise NotReady(f"no checkpoint in {timeout_s:g} s") from None
         if self.progress.saved_step < self.progress.step:
             raise NotReady(f"the checkpoint of step {self.progress.step} was not written")
 
@@ -231,26 +151,34 @@ class Run:
 
     async def execute(self) -> None:
         """Live the whole life of the run; ends in one of the three last states."""
-        with run_log(self._directory.path, self.progress.run_id):
-            await self._live()
+        with run_log(self._context.directory.path, self.progress.run_id):
+            work = asyncio.create_task(self._work(), name="run")
+            stop = asyncio.create_task(self._stop.wait(), name="run-stop")
+            try:
+                await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    await self._interrupt(work)
+            finally:
+                for task in (work, stop):
+                    task.cancel()
+                await asyncio.gather(work, stop, return_exceptions=True)
+                await self._ending.release_replicas()
+            await self._ending.close_record()
+            self._rates.close()
+            counts = await self._ending.close(*self._outcome(work))
+            self._counts = counts or self._counts
 
-    async def _live(self) -> None:
-        work = asyncio.create_task(self._work(), name="run")
-        stop = asyncio.create_task(self._stop.wait(), name="run-stop")
+    async def _interrupt(self, work: asyncio.Task[None]) -> None:
+        """Let a train step in progress end, so that trainer and ledger agree, then cancel."""
+        self.progress.detail = "stopping"
         try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                await self._interrupt(work)
-        finally:
-            for task in (work, stop):
-                task.cancel()
-            await asyncio.gather(work, stop, return_exceptions=True)
-            await self._ending.release_replicas()
-        await self._ending.close_record()
-        self._decisions.close()
-        self._rates.close()
-        counts = await self._ending.close(*self._outcome(work), seed=self._context.run.seed)
-        self._counts = counts or self._counts
+            async with asyncio.timeout(self._context.config.stop_timeout_s), self._steps.lock:
+                work.cancel()
+                if self._keep_progress:
+                    await self._ending.save()
+        except TimeoutError as error:
+            self._ending.failed("checkpoint", error)
+        work.cancel()
 
     def _outcome(self, work: asyncio.Task[None]) -> tuple[RunState, str]:
         if work.cancelled():
@@ -262,22 +190,77 @@ class Run:
             return RunState.FAILED, str(error)
         return RunState.FAILED, self._ending.explain(error)
 
-    async def _interrupt(self, work: asyncio.Task[None]) -> None:
-        """Let a train step in progress end, so that trainer and ledger agree, then cancel."""
-        self.progress.detail = "stopping"
-        try:
-            async with asyncio.timeout(self._context.config.stop_timeout_s):
-                async with self._loop.steps.lock:
-                    work.cancel()
-                    if self._keep_progress:
-                        await self._ending.save()
-        except TimeoutError as error:
-            self._ending.failed("checkpoint", error)
-        work.cancel()
-
     async def _work(self) -> None:
-        async with self._client, self._heldout:
-            await self._background.beside(self._stages.run())
+        """The stages, and beside them loops; one that breaks ends the stages with its error."""
+        async with self._sampler, self._heldout:
+            loops = self._loops().items()
+            background = [asyncio.create_task(loop, name=name) for name, loop in loops]
+            stages = asyncio.create_task(self._stages(), name="stages")
+            try:
+                await asyncio.wait({stages, *background}, return_when=asyncio.FIRST_COMPLETED)
+                for task in background:
+                    if task.done():
+                        task.result()
+                await stages
+            finally:
+                for task in (stages, *background):
+                    task.cancel()
+                await asyncio.gather(stages, *background, return_exceptions=True)
+
+    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        context, schedule = self._context, self._book.schedule
+        demand = ReplicaDemand(batch_groups=context.run.batch_groups)
+        loops = {
+            "fleet": context.fleet.watch(),
+            "scorer": self._scorer.run(),
+            "disk": self._disk.watch(self._book.ledger),
+            "demand": follow_demand(
+                demand,
+                idle=self.progress.idle,
+                slots=lambda: schedule.slots,
+                fleet=context.fleet,
+                run_id=context.run_id,
+            ),
+            "pushes": follow_pushes(context.peers.bus, context.fleet, self._record.timeline),
+        }
+        if context.run.schedule.adaptive:
+            loops["window"] = self._window.follow(context, schedule)
+        return loops
+
+    async def _stages(self) -> None:
+        """Start, first evaluation, training, last evaluation; `Progress` shows where it is.
+
+        Raises:
+            RunFailed: with the reason for people.
+            NotReady: a service was away for longer than its deadline.
+            InvalidInput: the services do not fit the run.
+        """
+        context, progress, heldout = self._context, self.progress, self._heldout
+        run, config, fleet = context.run, context.config, context.fleet
+        progress.enter(RunState.STARTING, "waiting for the weight bus")
+        await fleet.bound_lag(run.schedule.max_staleness, config.replicas_timeout_s)
+        progress.detail = "waiting for the trainer"
+        version = adopt(context, self._book, await start_trainer(context))
+        progress.detail = f"waiting for rollout servers to hold version {version}"
+        await fleet.wait_settled(version, config.replicas_timeout_s)
+        # Of services that were away when the run was asked for.
+        facts = await context.peers.facts(config, resumed=progress.step > 0)
+        refuse(run, self._tasks, facts)
+        if not progress.step and not progress.evaluations:
+            await heldout.measure("before training")
+        progress.enter(RunState.TRAINING, "admitting sample groups")
+        progress.measure_rate()
+        ending = await self._loop.run(version)
+        assert progress.policy_version is not None
+        await fleet.wait_settled(progress.policy_version, config.replicas_timeout_s)
+        # Without a train step the weights are those of the first evaluation.
+        if progress.step:
+            await heldout.measure("after training")
+            if not heldout.measured:
+                problem = (progress.heldout_problem or "").removeprefix("after training: ")
+                ending += f"; held-out pass rate not measured after training: {problem}"
+        await self._disk.summary_fits(self._book.ledger)
+        progress.detail = ending
 
 
 def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirectory) -> Progress:

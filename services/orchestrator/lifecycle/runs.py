@@ -104,11 +104,11 @@ class Runs:
                 if noted is None:
                     return
                 pending = PendingResume(noted, self._config)
-                has_room = await pending.has_room()
+                has_space = await pending.has_space()
             except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
                 _not_resumed(None, error)
                 return
-            if has_room:
+            if has_space:
                 await self._return()
             else:
                 self._enter(pending, self._wait_for_room(pending))
@@ -154,8 +154,8 @@ class Runs:
         check_paths(run)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
-        around = await peers.surroundings(self._config)
-        refuse(run, tasks, around.of_a_run_that_goes_on() if request.resume else around)
+        facts = await peers.facts(self._config, resumed=request.resume is not None)
+        refuse(run, tasks, facts)
         check_environments(run)
         started = self._make(request, tasks, peers)
         self._ended.pop(started.progress.run_id, None)

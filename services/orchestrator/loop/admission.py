@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 
 from services.ledger.sample_group import LedgerGroup
 from services.observability.log import Log
@@ -11,11 +11,13 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.events import BatchTaken, Event
+from services.orchestrator.core.schedule import Schedule
 from services.orchestrator.loop.groups import Groups
-from services.orchestrator.loop.trainer_idle import TrainerIdle
+from services.orchestrator.loop.train_steps import TrainerIdle
 from services.orchestrator.tasks.prompts import PromptSource
 from services.protocol.router import RouterLoad
 
+RECHECK_S = 5.0
 _CUT = 0.8
 _RISE = 8  # looks at least from none to one batch
 _KV_HIGH, _KV_LOW = 0.9, 0.75
@@ -69,6 +71,18 @@ class AdmissionWindow:
             self._size = min(self._bound, self._size + self._step)
         self._late = False
 
+    async def follow(self, context: RunContext, schedule: Schedule) -> None:
+        """Look at the engines every two seconds, until cancelled."""
+        while True:
+            RunMetrics.window.set(self.size, context.tags)
+            await asyncio.sleep(_LOOK_S)
+            before, load = self.size, await context.peers.load(context.config)
+            starving = context.progress.idle.trainer_waits_for == "rollout"
+            self.look(load, open_groups=schedule.open_groups, starving=starving)
+            if self.size != before:
+                _log.info("admission_window", **context.tags, groups=self.size, before=before)
+                context.changes.notify()
+
 
 def _pressed(load: RouterLoad) -> bool:
     """Requests wait for room, or engines queue (as they do when they preempt), or are full."""
@@ -78,29 +92,6 @@ def _pressed(load: RouterLoad) -> bool:
 
 def _has_room(load: RouterLoad) -> bool:
     return load.full < load.replicas and (load.kv_usage or 0.0) < _KV_LOW
-
-
-async def follow(
-    window: AdmissionWindow,
-    *,
-    load: Callable[[], Awaitable[RouterLoad | None]],
-    open_groups: Callable[[], int],
-    starving: Callable[[], bool],
-    run_id: str,
-    changed: Callable[[], None],
-) -> None:
-    """Look at the engines every two seconds, until cancelled; `changed` hears of a new size."""
-    while True:
-        RunMetrics.window.set(window.size, {"run": run_id})
-        await asyncio.sleep(_LOOK_S)
-        before, now = window.size, await load()
-        window.look(now, open_groups=open_groups(), starving=starving())
-        if window.size != before:
-            _log.info("admission_window", run=run_id, groups=window.size, before=before)
-            changed()
-
-
-RECHECK_S = 5.0
 
 
 class Admission:

@@ -13,7 +13,7 @@ from services.observability.tracing import Span
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import Graded, GroupResult
-from services.orchestrator.observers.group_traces import GroupTraces
+from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
 from services.orchestrator.rollout.scoring import BatchBarrier, Scorer
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict

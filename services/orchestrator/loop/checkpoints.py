@@ -4,7 +4,7 @@ import time
 
 from services.ledger.ledger import Ledger
 from services.orchestrator.core.context import RunContext
-from services.orchestrator.loop.disk_guard import Room
+from services.orchestrator.loop.disk_guard import DiskGuard
 from services.orchestrator.loop.recovery import ask, saved_step
 from services.orchestrator.observers.timeline import Timeline
 from services.protocol.trainer import CheckpointReport, TrainReport
@@ -14,11 +14,11 @@ class Checkpoints:
     """Of one run. One that finds no room holds the run up until there is, or fails it."""
 
     def __init__(
-        self, context: RunContext, ledger: Ledger, *, room: Room, timeline: Timeline
+        self, context: RunContext, ledger: Ledger, *, disk: DiskGuard, timeline: Timeline
     ) -> None:
         self._trainer, self._progress = context.peers.trainer, context.progress
         self._every, self._steps = context.run.checkpoint.every, context.run.steps
-        self._ledger, self._room, self._timeline = ledger, room, timeline
+        self._ledger, self._disk, self._timeline = ledger, disk, timeline
 
     async def after_step(self, report: TrainReport) -> float:
         """Write the one that is due after a train step, if any is; seconds that it took.
@@ -60,11 +60,11 @@ class Checkpoints:
             return not saved.no_room
 
         if saved.no_room:
-            await self._room.until(f"the checkpoint of step {self._progress.step}", written)
+            await self._disk.until(f"the checkpoint of step {self._progress.step}", written)
         return saved
 
     async def _tried(self, *, wait: bool) -> CheckpointReport:
         # A kill must never leave a checkpoint of a step that the ledger does not know.
-        await self._room.ledger_written()
+        await self._disk.ledger_written(self._ledger)
         saving = self._trainer.save(self._progress.run_id, self._ledger.frontier(), wait)
         return (await ask(saving))[0]

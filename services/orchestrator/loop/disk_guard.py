@@ -1,62 +1,129 @@
-"""A run waits for room on its disk: nothing is promised that cannot be written down."""
+"""A run waits while its disk is full: nothing is promised that cannot be written down."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+from services.disk import free_bytes, has_room
 from services.ledger.ledger import Ledger
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
-from services.orchestrator.loop.run_disk import LEDGER, LONGEST_PAUSE_S, RunDisk
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.core.progress import Progress
+from services.orchestrator.loop.recovery import RunFailed
+
+LEDGER = "the ledger"
+_LONGEST_PAUSE_S = 30.0
+_log = Log("orchestrator")
 
 
-class Room:
-    """Holds a run up while its ledger or a checkpoint finds no room.
+class DiskGuard:
+    """Holds a run up while its disk is full, and says so in `Progress.no_room`.
 
-    Meanwhile no sample group is admitted and no train step begins; what is being sampled and
-    scored ends as usual.
+    Meanwhile no sample group is admitted and no train step begins; rollouts and scores in
+    progress end as usual.
     """
 
-    def __init__(self, disk: RunDisk, *, ledger: Ledger, changes: Changes) -> None:
-        self._disk = disk
-        self._ledger = ledger
-        self._changes = changes
+    def __init__(
+        self, folder: Path, *, config: OrchestratorConfig, progress: Progress, changes: Changes
+    ) -> None:
+        self._folder = folder
+        self._timeout_s = config.disk_full_timeout_s
+        self._pause_s = config.backoff_s
+        self._progress, self._changes = progress, changes
+        self._tags = {"run": progress.run_id}
+        self._waiting: dict[str, float] = {}  # deadline by what has to be written
         self._behind = asyncio.Event()
-        ledger.when_behind(self._fell_behind)
 
-    async def watch(self) -> None:
-        """Have the ledger's file catch up whenever it falls behind, for ever.
+    async def has_space(self) -> bool:
+        """Whether a little more can be written there now."""
+        return await asyncio.to_thread(has_room, self._folder)
+
+    async def watch(self, ledger: Ledger) -> None:
+        """Have the ledger's file catch up whenever it falls behind, until cancelled.
 
         Raises:
-            RunFailed: it found no room within the deadline.
+            RunFailed: it found no space within the deadline.
         """
+
+        async def caught_up() -> bool:
+            return ledger.catch_up()
+
+        ledger.when_behind(self._fell_behind)
         while True:
             await self._behind.wait()
             self._behind.clear()
-            await self.until(LEDGER, self._caught_up)
+            await self.until(LEDGER, caught_up)
 
-    async def _caught_up(self) -> bool:
-        return self._ledger.catch_up()
+    def _fell_behind(self) -> None:
+        self._hold(LEDGER, time.monotonic() + self._timeout_s)
+        self._behind.set()
 
-    async def ledger_written(self) -> None:
-        """Until the ledger's file has all that the ledger was told; `watch` has the deadline."""
-        while self._ledger.behind:
-            await self._changes.after(self._changes.count, LONGEST_PAUSE_S)
+    async def ledger_written(self, ledger: Ledger) -> None:
+        """Wait until the ledger's file has every transaction; `watch` has the deadline."""
+        while ledger.behind:
+            await self._changes.after(self._changes.count, _LONGEST_PAUSE_S)
 
-    async def summary_fits(self) -> None:
-        """Until there is room for the little that is written when a run is over.
+    async def summary_fits(self, ledger: Ledger) -> None:
+        """Wait until there is space for the little that is written when a run is over.
 
         Raises:
             RunFailed: there was none within the deadline.
         """
 
         async def fits() -> bool:
-            return self._ledger.catch_up() and await self._disk.has_room()
+            return ledger.catch_up() and await self.has_space()
 
         await self.until("the summary", fits)
 
     async def until(self, what: str, written: Callable[[], Awaitable[bool]]) -> None:
-        """See `RunDisk.until`."""
-        await self._disk.until(what, written)
+        """Hold the run up until this is written; tried again and again, ever less often.
 
-    def _fell_behind(self) -> None:
-        self._disk.hold(LEDGER)
-        self._behind.set()
+        Raises:
+            RunFailed: there was no space for it within the deadline.
+        """
+        pause, deadline = self._pause_s, time.monotonic() + self._timeout_s
+        try:
+            while not await written():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    raise RunFailed(self._given_up(what))
+                self._hold(what, deadline)
+                await asyncio.sleep(min(pause, left_s))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            self._waiting.pop(what, None)
+            self._show()
+
+    def _hold(self, what: str, deadline: float) -> None:
+        self._waiting[what] = deadline
+        self._show()
+
+    def _show(self) -> None:
+        """Say what waits, in the run's status, its metrics and, when that changes, its log."""
+        shown, held = bool(self._progress.no_room), bool(self._waiting)
+        free = free_bytes(self._folder)
+        self._progress.no_room = ""
+        if held:
+            left_s = max(0.0, min(self._waiting.values()) - time.monotonic())
+            self._progress.no_room = (
+                f"no room for {' and '.join(self._waiting)}: {free} bytes are free at "
+                f"{self._folder}. The run goes on by itself when there is room, and waits for it "
+                f"{left_s:.0f} s more at most"
+            )
+        if held == shown:
+            return
+        RunMetrics.no_room.set(float(held), self._tags)
+        RunMetrics.disk_free.set(free, self._tags)
+        _log.warning("waits_for_room" if held else "waits_no_more", **self._tags, free=free)
+        self._changes.notify()
+
+    def _given_up(self, what: str) -> str:
+        free = free_bytes(self._folder)
+        return (
+            f"no room for {what} in {self._timeout_s:g} s: {free} bytes are free at "
+            f"{self._folder}. Make room there, then `millrace run RUN.yaml --resume "
+            f"{self._progress.run_id}`: what was written is kept"
+        )

@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from services.observability.log import Log
+from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.protocol.errors import NotReady
 from services.protocol.trainer import CheckpointReport, TrainerState
@@ -81,3 +82,36 @@ async def start_trainer(context: RunContext) -> TrainerState:
         _log.info("waiting_for_trainer", run=start.run_id, problem=problem)
         await asyncio.sleep(pause)
         pause = min(2 * pause, config.backoff_max_s)
+
+
+def adopt(context: RunContext, book: GroupBook, state: TrainerState) -> int:
+    """Go on from where trainer and ledger are; the ledger is never behind a checkpoint.
+
+    Returns:
+        The trainer's policy version.
+
+    Raises:
+        RunFailed: they do not belong together.
+    """
+    ledger, progress = book.ledger, context.progress
+    if state.policy_version is None:
+        raise RunFailed("the trainer started the run without publishing a version")
+    if state.step > ledger.last_step():
+        raise RunFailed(
+            f"the checkpoint is at step {state.step}, the ledger at "
+            f"{ledger.last_step()}: they are not of the same run"
+        )
+    # Where versions count from the beginning again, as in a new cluster, nobody can say how
+    # stale a result of before is.
+    comparable = state.policy_version >= ledger.fact("policy_version", 0)
+    book.resume(state.step, comparable=comparable)
+    if state.frontier is not None and not ledger.reaches(state.frontier):
+        raise RunFailed(
+            f"the checkpoint of step {state.step} was written when the ledger had "
+            f"{state.frontier}, the ledger has {ledger.frontier()}: they are not of the "
+            "same run, or one of them is an older copy"
+        )
+    ledger.note(policy_version=state.policy_version)
+    progress.step = progress.saved_step = state.step
+    progress.policy_version = state.policy_version
+    return state.policy_version

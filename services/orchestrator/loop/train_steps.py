@@ -1,7 +1,9 @@
-"""One train step: from a batch of sample groups to a ledger, a checkpoint and a record of it."""
+"""Train steps, each from a batch to ledger, checkpoint and record; and the time between them."""
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
@@ -9,10 +11,58 @@ from services.orchestrator.core.results import GroupResult
 from services.orchestrator.core.schedule import Selection
 from services.orchestrator.loop.checkpoints import Checkpoints
 from services.orchestrator.loop.recovery import TrainerLost, ask
-from services.orchestrator.loop.trainer_idle import TrainerIdle
-from services.orchestrator.observers.group_traces import GroupTraces
+from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
+from services.protocol.run.orchestrator import RunState
 from services.protocol.trainer import TrainBatch, TrainReport
+
+
+class TrainerIdle:
+    """Tells the book what the trainer waits for, whenever that may have changed.
+
+    Attributes:
+        version: that the trainer holds.
+    """
+
+    def __init__(self, context: RunContext, book: GroupBook) -> None:
+        self._progress, self._fleet = context.progress, context.fleet
+        self._book, self._schedule = book, book.schedule
+        self._training = False
+        self.version = -1
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """The trainer has work."""
+        self._training = True
+        self.look()
+        try:
+            yield
+        finally:
+            self._training = False
+            self.look()
+
+    def look(self) -> None:
+        """The answer may have changed."""
+        working = self._training and not self._progress.no_room
+        self._book.trainer_waits_for(None if working else self._waits_for())
+
+    def _waits_for(self) -> str:
+        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, `room`
+        on the disk, or its own `recovery`."""
+        if self._progress.no_room:
+            return "room"
+        if self._progress.paused:
+            return "pause"
+        if self._progress.state is RunState.RECOVERING:
+            return "recovery"
+        slots = self._schedule.slots
+        if slots.scoring and not self._schedule.lacks_samples(self.version):
+            return "score"
+        if slots.sampling or slots.scoring:
+            return "rollout"
+        if self._fleet.live_version is None:
+            return "replicas"
+        return "weights" if slots.updating else "admission"
 
 
 class TrainSteps:

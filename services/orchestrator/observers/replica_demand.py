@@ -52,7 +52,7 @@ class ReplicaDemand:
         return self._wanted
 
 
-async def follow(
+async def follow_demand(
     demand: ReplicaDemand,
     *,
     idle: IdleTimes,
@@ -61,10 +61,10 @@ async def follow(
     run_id: str,
     look_s: float = LOOK_S,
 ) -> None:
-    """Tell the weight bus what is wanted, again and again, until cancelled.
+    """Say to the weight bus how many replicas are wanted, again and again, until cancelled.
 
-    It forgets what it was told a minute ago, so a bus that was away, and a run that is over,
-    need nothing else.
+    The bus forgets a wish after a minute, so a bus that was away, and a run that is over, need
+    nothing else.
     """
     before, at = idle.waited_s("rollout"), time.monotonic()
     while True:

@@ -8,13 +8,12 @@ from typing import Any
 from services.ledger.ledger import Ledger
 from services.observability.log import Log
 from services.observability.metrics import Gauge, RunMetrics
+from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.events import Event, GroupClosed, RolledBack
-from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.results import Graded, GroupResult, tokens_before
 from services.orchestrator.core.schedule import Selection
 from services.orchestrator.observers.group_record import GroupRecord
 from services.orchestrator.observers.timeline import Timeline
-from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunSummary
@@ -26,25 +25,16 @@ _log = Log("orchestrator")
 class RunRecord:
     """Brings what happened to the run directory, the ledger's facts, metrics and log."""
 
-    def __init__(
-        self,
-        *,
-        directory: RunDirectory,
-        ledger: Ledger,
-        progress: Progress,
-        samples: int,
-        trackers: Trackers,
-    ) -> None:
-        self._directory = directory
-        self._ledger = ledger
-        self._progress = progress
-        self._samples = samples
+    def __init__(self, context: RunContext, ledger: Ledger, trackers: Trackers) -> None:
+        self._directory = directory = context.directory
+        self._ledger, self._progress = ledger, context.progress
+        self._samples = context.config.sample_trajectories
         self._groups = GroupRecord(directory.groups, directory.tokens)
         self.timeline = Timeline(directory.timeline)
-        self._trackers = trackers
+        self.trackers = trackers
         self._fresh: list[Evaluation] = []
         self._measured = directory.evaluations()
-        self.tags = {"run": progress.run_id}
+        self.tags = context.tags
 
     def write(
         self,
@@ -68,7 +58,7 @@ class RunRecord:
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.append_metrics(line)
-        self._trackers.step(line)
+        self.trackers.step(line)
         self._fresh.clear()
         kept = results[: len(self.detailed(batch))]
         self.show(kept, step=report.step)
@@ -112,7 +102,7 @@ class RunRecord:
         self.timeline.span(
             "evaluation", "evaluate", *span, set=evaluation.name, step=evaluation.step
         )
-        self._trackers.evaluated(evaluation)
+        self.trackers.evaluated(evaluation)
         self._fresh.append(evaluation)
 
     def show(self, results: list[GroupResult], *, step: int) -> None:
@@ -199,7 +189,7 @@ class RunRecord:
     def _rolled_back(self, step: int) -> None:
         """Steps above `step` are done again: forget them."""
         if self._directory.truncate_metrics(step):
-            self._trackers.rolled_back(step)
+            self.trackers.rolled_back(step)
         self._fresh = [one for one in self._fresh if one.step <= step]
         self._measured = [one for one in self._measured if one.step <= step]
         before, after = self._evaluations()

@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from services.orchestrator.core.events import Event, GroupSampled, GroupScored
+from services.orchestrator.core.events import Event, GroupSampled, GroupScored, Idle
 from services.orchestrator.core.schedule import Slots
 from services.orchestrator.run_folder.journal import Journal
 from services.protocol.trainer import TrainReport
@@ -41,7 +41,7 @@ class Timeline:
         times = {"start": round(start, 4), "end": round(end, 4)}
         self._journal.add({"lane": lane, "kind": kind, **times, **told})
 
-    def trainer_waits(self, cause: str | None) -> None:
+    def _trainer_waits(self, cause: str | None) -> None:
         """From now on the trainer waits for this; None: it works."""
         now = time.time()
         if self._waiting is not None:
@@ -51,7 +51,7 @@ class Timeline:
             self.span("trainer", "wait", since, now, cause=before)
         self._waiting = (cause, now) if cause is not None else None
 
-    def slots_are(self, slots: Slots) -> None:
+    def _slots_are(self, slots: Slots) -> None:
         """Admission slots are used like this from now on; what lasts a moment is left out."""
         now = time.time()
         if self._slots is not None:
@@ -68,6 +68,9 @@ class Timeline:
                 self._sampled(event)
             case GroupScored():
                 self._scored(event)
+            case Idle(trainer=cause, slots=slots):
+                self._trainer_waits(cause)
+                self._slots_are(slots)
 
     def _sampled(self, event: GroupSampled) -> None:
         """A group's answers, from its request to the last one of each replica."""
@@ -119,5 +122,5 @@ class Timeline:
 
     def close(self) -> None:
         """Nothing more comes."""
-        self.trainer_waits(None)
+        self._trainer_waits(None)
         self._journal.close()

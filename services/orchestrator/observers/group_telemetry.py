@@ -7,6 +7,7 @@ and linked to the others, whose own `train` spans name it.
 from collections.abc import Iterable
 
 from services.observability import tracing
+from services.observability.metrics import RunMetrics
 from services.observability.tracing import Span
 from services.orchestrator.core.events import (
     BatchTaken,
@@ -15,9 +16,29 @@ from services.orchestrator.core.events import (
     GroupClosed,
     GroupReady,
     GroupStarted,
+    RolledBack,
     RunOver,
     VersionLive,
 )
+
+
+class GroupMetrics:
+    """Counts endings: `run_groups` less `run_groups_reopened` is what the ledger has.
+
+    Args:
+        run_id: the run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._tags = {"run": run_id}
+
+    def on(self, event: Event) -> None:
+        """See `Observer`."""
+        match event:
+            case GroupClosed(ending=ending):
+                RunMetrics.groups.inc(1, self._tags | {"status": ending})
+            case RolledBack(reopened=reopened):
+                RunMetrics.groups_reopened.inc(reopened, self._tags)
 
 
 class GroupTraces:
