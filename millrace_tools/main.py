@@ -260,7 +260,7 @@ def _add_run_commands(commands: Any, served: argparse.ArgumentParser) -> None:
     run.add_argument("file", help="run file, such as examples/tiny_code/run.yaml")
     run.add_argument("--seed", type=int, help="instead of the file's")
     run.add_argument("--steps", type=int, help="instead of the file's")
-    run.add_argument("--resume", metavar="RUN_ID", help="go on with an earlier run")
+    run.add_argument("--resume", metavar="RUN_ID", help="resume an earlier run")
     run.add_argument("--dry-run", action="store_true", help="explain it, and start nothing")
     run.add_argument("--deployment", metavar="FILE", help="of --dry-run: for this Serve file")
     run.set_defaults(command=run_command)

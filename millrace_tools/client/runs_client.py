@@ -69,7 +69,7 @@ class RunsClient:
         return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
 
     def control(self, run_id: str, action: str) -> RunStatus:
-        """`pause`, `resume` or `checkpoint` a run; errors as in `start`."""
+        """`pause`, `unpause` or `checkpoint` a run; errors as in `start`."""
         path = f"{RUNS}/{run_id}/{action}"
         return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
 

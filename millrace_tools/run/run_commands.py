@@ -1,4 +1,4 @@
-"""Commands that look into a run or hold it: `ledger`, `replay`, `logs`, `pause`, `resume`, ..."""
+"""Commands that look into a run or hold it: `ledger`, `replay`, `logs`, `pause`, `unpause`, ..."""
 
 import argparse
 from typing import Any
@@ -16,8 +16,8 @@ from services.protocol.run.orchestrator import RunStatus
 _UNBALANCED = _DIFFERENT = 1
 _LINES = 100
 _CONTROLS = {
-    "pause": "admit no sample group and train no step until `millrace resume`",
-    "resume": "go on with a run that is paused",
+    "pause": "admit no sample group and train no step until `millrace unpause`",
+    "unpause": "end the pause of a run",
     "checkpoint": "have the trainer write a checkpoint now",
 }
 
@@ -41,7 +41,7 @@ def logs_command(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def control_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace pause`, `resume` and `checkpoint`; without an id of the run that is active."""
+    """`millrace pause`, `unpause` and `checkpoint`; without an id of the run that is active."""
     with RunsClient(arguments.url) as client:
         run_id = arguments.run_id or active_run(client, arguments.action).run_id
         status = client.control(run_id, arguments.action)

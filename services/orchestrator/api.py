@@ -45,7 +45,7 @@ def http_api(runs: Runs) -> FastAPI:
 
     @app.post("", status_code=201, openapi_extra=json_body(RunRequest, required=True))
     async def start(request: Request) -> RunStatus:
-        """Start a run, or take up an earlier one; 409 while another is active."""
+        """Start a run, or resume an earlier one; 409 while another is active."""
         return await runs.start(await _run_request(request))
 
     @app.get("")
@@ -74,7 +74,7 @@ def http_api(runs: Runs) -> FastAPI:
 
 
 def _add_controls(app: FastAPI, runs: Runs) -> None:
-    """The routes that hold a run and let it go on."""
+    """The routes that pause, unpause and save a run."""
 
     @app.post("/{run_id}/pause")
     async def pause(run_id: str) -> RunStatus:
@@ -83,11 +83,11 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
         run.pause()
         return run.status()
 
-    @app.post("/{run_id}/resume")
-    async def resume(run_id: str) -> RunStatus:
+    @app.post("/{run_id}/unpause")
+    async def unpause(run_id: str) -> RunStatus:
         """End a pause."""
         run = runs.active(run_id)
-        run.go_on()
+        run.unpause()
         return run.status()
 
     @app.post("/{run_id}/checkpoint")

@@ -30,8 +30,8 @@ class Orchestrator:
         self._runs = Runs(config, lambda: _peers(config), open_run)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
-        """The HTTP API, once the replica's event loop runs, and with it an open run."""
-        await self._runs.go_on()
+        """The HTTP API, once the replica's event loop runs; an open run is resumed."""
+        await self._runs.resume_open_run()
         app = http_api(self._runs)
         protect(app, self._access, service="orchestrator")
         return app

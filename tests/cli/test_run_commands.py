@@ -1,4 +1,4 @@
-"""`millrace ledger`, `logs`, `pause`, `resume` and `checkpoint`."""
+"""`millrace ledger`, `logs`, `pause`, `unpause` and `checkpoint`."""
 
 import subprocess
 import sys
@@ -105,9 +105,9 @@ def test_a_run_is_paused_by_its_id_or_as_the_active_one(
     assert [path for path, _ in orchestra.posted] == ["/v1/runs/tiny-1/pause"] * 2
 
 
-def test_without_an_active_run_there_is_nothing_to_resume(
+def test_without_an_active_run_there_is_nothing_to_unpause(
     orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
 ) -> None:
     orchestra.replies["GET", "/v1/runs"] = (200, [])
-    assert main(["resume", "--url", orchestra.url]) == 2
-    assert "No run is active, so there is nothing to resume." in capsys.readouterr().err
+    assert main(["unpause", "--url", orchestra.url]) == 2
+    assert "No run is active, so there is nothing to unpause." in capsys.readouterr().err

@@ -262,7 +262,7 @@ async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(
         assert [step for step, _ in next(iter(cluster.trainer.checkpoints.values()))] == [1]
         status = (await http.get(f"/v1/runs/{run_id}")).json()
         assert (status["step"], status["ledger"]["admitted"]) == (1, admitted)
-        await http.post(f"/v1/runs/{run_id}/resume")
+        await http.post(f"/v1/runs/{run_id}/unpause")
         assert told == [(1.0, {"run": run_id}), (0.0, {"run": run_id})], "silences the alert"
         status = await wait_for_state(http, run_id, "finished")
         assert (status["step"], status["ledger"]["trained"]) == (
@@ -286,6 +286,6 @@ async def test_a_run_that_is_over_cannot_be_paused(tmp_path: Path) -> None:
     async with serving(tmp_path) as (cluster, http):
         run_id = (await http.post("/v1/runs", json=body(cluster, steps=1))).json()["run_id"]
         await wait_for_state(http, run_id, "finished")
-        for action in ("pause", "resume", "checkpoint"):
+        for action in ("pause", "unpause", "checkpoint"):
             answer = await http.post(f"/v1/runs/{run_id}/{action}")
             assert (answer.status_code, answer.json()["error"]["value"]) == (400, run_id)

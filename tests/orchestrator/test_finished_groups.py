@@ -59,7 +59,7 @@ def run_until_killed(folder: Path, told: Connection) -> None:
     asyncio.run(live())
 
 
-async def go_on(folder: Path, run_id: str, newest: int | None) -> tuple[World, RunStatus]:
+async def resume_run(folder: Path, run_id: str, newest: int | None) -> tuple[World, RunStatus]:
     async with world(folder) as cluster:
         cluster.bus.newest = newest
         config = cluster.run_config(rollout_timeout_s=600.0)
@@ -88,7 +88,7 @@ def test_finished_groups_survive_kill_9_and_are_not_sampled_again(
     folder, run_id = killed
     before = {row["group_id"]: row for row in rows(str(folder / "runs" / run_id))}
     assert [group for group, row in before.items() if not row["here"]] == [_LATE]
-    cluster, status = asyncio.run(go_on(folder, run_id, None))
+    cluster, status = asyncio.run(resume_run(folder, run_id, None))
     assert (status.state, status.step) == (RunState.FINISHED, 5), status.detail
     asked = [group_of(one) for one in cluster.router.asked if one.body["n"] > 1]
     assert sorted(asked)[:2] == [_LATE, 5], "of the first four only the unfinished one"

@@ -61,7 +61,7 @@ async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path
     async with world(tmp_path) as cluster:
         run_id = await cut_off(cluster, note)
         after = orchestrator(cluster, note)
-        await after.go_on()
+        await after.resume_open_run()
         async with asyncio.timeout(60):
             status = await after.ended(run_id)
         assert (status.state, status.step) == (RunState.FINISHED, STEPS)
@@ -71,7 +71,7 @@ async def test_the_next_orchestrator_goes_on_with_the_run_that_was_open(tmp_path
 
 async def waiting(runs: Runs, run_id: str) -> RunStatus:
     """The run's status once it waits for room."""
-    await runs.go_on()
+    await runs.resume_open_run()
     async with asyncio.timeout(60):
         while runs.get(run_id).status().state is not RunState.NO_ROOM:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -117,7 +117,7 @@ async def test_a_run_that_waits_to_come_back_ends_as_any_other(
         assert (note.text is None) == asked
         filling.unlink()
         again = orchestrator(cluster, note)
-        await again.go_on()
+        await again.resume_open_run()
         assert [one.run_id for one in again.list()] == [run_id] * (not asked)
         await again.close()
 
@@ -130,7 +130,7 @@ async def test_a_run_that_finds_no_room_to_come_back_in_time_fails_with_the_fix(
         run_id = await cut_off(cluster, note)
         fill(small_disk)
         after = orchestrator(cluster, note)
-        await after.go_on()
+        await after.resume_open_run()
         async with asyncio.timeout(60):
             status = await after.ended(run_id)
         assert status.state is RunState.FAILED
@@ -148,7 +148,7 @@ async def test_a_run_that_was_stopped_does_not_come_back(tmp_path: Path) -> None
         await runs.stop(started.run_id)
         assert note.text is None
         after = orchestrator(cluster, note)
-        await after.go_on()
+        await after.resume_open_run()
         assert after.list() == []
 
 
@@ -237,7 +237,7 @@ async def test_a_note_that_cannot_be_used_keeps_no_orchestrator_from_starting(
     note.text = '{"request": 1'
     async with world(tmp_path) as cluster:
         runs = orchestrator(cluster, note)
-        await runs.go_on()
+        await runs.resume_open_run()
         assert runs.list() == []
 
 
@@ -246,7 +246,7 @@ async def test_a_head_that_is_away_costs_no_run(tmp_path: Path) -> None:
     note.away = True
     async with world(tmp_path) as cluster:
         runs = orchestrator(cluster, note)
-        await runs.go_on()
+        await runs.resume_open_run()
         started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
         async with asyncio.timeout(60):
             status = await runs.ended(started.run_id)

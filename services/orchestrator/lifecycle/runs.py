@@ -80,7 +80,7 @@ class Runs:
         self._closing = False
 
     async def start(self, request: RunRequest) -> RunStatus:
-        """Start a run, or go on with an earlier one; nothing is left behind on an error.
+        """Start a run, or resume an earlier one; nothing is left behind on an error.
 
         Raises:
             RunActive: another run is active.
@@ -93,10 +93,10 @@ class Runs:
                 await self._open_run.begin(request, started.progress.run_id)
             return started.status()
 
-    async def go_on(self) -> None:
-        """Go on with the run that the orchestrator before this one has left open, if it did.
+    async def resume_open_run(self) -> None:
+        """Resume the run that the orchestrator before this one left open, if there is one.
 
-        Without room on its disk that cannot be: it waits then, as a run in progress would.
+        While its disk is full that cannot be: the run waits, as one in progress would.
         """
         async with self._starting:
             try:
@@ -109,11 +109,11 @@ class Runs:
                 _not_resumed(None, error)
                 return
             if has_space:
-                await self._return()
+                await self._resume()
             else:
-                self._enter(pending, self._wait_for_room(pending))
+                self._enter(pending, self._wait_for_space(pending))
 
-    async def _wait_for_room(self, pending: PendingResume) -> None:
+    async def _wait_for_space(self, pending: PendingResume) -> None:
         assert self._open_run is not None
         problem = ""
         try:
@@ -124,7 +124,7 @@ class Runs:
             problem = _not_resumed(None, error)
         async with self._starting:
             if not (problem or pending.stopped):
-                problem = await self._return()
+                problem = await self._resume()
                 if not problem:
                     if pending.stopped and self._active is not None:  # meanwhile
                         self._active.stop(keep_progress=not self._closing)
@@ -135,14 +135,14 @@ class Runs:
             state = RunState.FAILED if problem else RunState.STOPPED
             pending.end(state, problem or stopped)
 
-    async def _return(self) -> str:
-        """Begin the open run again; why not, if that cannot be."""
+    async def _resume(self) -> str:
+        """Resume the open run; returns why not, if that cannot be."""
         assert self._open_run is not None
         request = None
         try:
             request = await self._open_run.again()
             if request is None:
-                return "it cannot be gone on with; the orchestrator's log says why"
+                return "it cannot be resumed; the orchestrator's log says why"
             await self._begin(request)
         except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
             return _not_resumed(request, error)

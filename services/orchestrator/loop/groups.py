@@ -57,8 +57,8 @@ class Groups:
         rolling.task.add_done_callback(lambda task: self._ended(group.group_id, rolling, task))
         self._rolling[group.group_id] = rolling
 
-    def take_up(self) -> list[LedgerGroup]:
-        """Have again what an earlier process of this run finished and nobody has trained.
+    def restore(self) -> list[LedgerGroup]:
+        """Restore the results that an earlier process of this run finished and did not train.
 
         Returns:
             The other groups in flight, to be rolled out again.
@@ -67,10 +67,10 @@ class Groups:
         finished = ledger.finished()
         for group in ledger.in_flight():
             if group.group_id in finished:
-                self._take_up(group)
+                self._restore(group)
         return [one for one in ledger.in_flight() if one.group_id not in self._results]
 
-    def _take_up(self, group: LedgerGroup) -> None:
+    def _restore(self, group: LedgerGroup) -> None:
         group_id, task = group.group_id, self._tasks[group.prompt.task_id]
         packed = self._book.ledger.result(group_id)
         try:
@@ -88,8 +88,8 @@ class Groups:
         """Hand over the results of these groups."""
         return [self._results.pop(group_id) for group_id in group_ids]
 
-    def put_back(self, results: Iterable[GroupResult]) -> None:
-        """Keep results again that were handed over and not trained."""
+    def requeue(self, results: Iterable[GroupResult]) -> None:
+        """Queue results again that were handed over and not trained."""
         self._results |= {result.group.group_id: result for result in results}
 
     def close(self, group_id: int, ending: Ending, *, reason: str) -> None:

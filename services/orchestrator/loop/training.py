@@ -54,7 +54,7 @@ class TrainingLoop:
         """
         self._idle.version = trainer_version
         self._book.begin()
-        self._admission.first(self._groups.take_up())
+        self._admission.first(self._groups.restore())
         admission = asyncio.create_task(self._admission.run(), name="admission")
         try:
             ending = await self._train_all_steps(admission)
@@ -191,7 +191,7 @@ class TrainingLoop:
         state = await start_trainer(self._context)
         self._idle.version = -1 if state.policy_version is None else state.policy_version
         keep, reopened = self._book.roll_back(state.step, self._idle.version)
-        self._groups.put_back(one for one in results if one.group.group_id in keep)
+        self._groups.requeue(one for one in results if one.group.group_id in keep)
         in_flight = self._book.ledger.in_flight()
         self._admission.first(one for one in in_flight if one.group_id not in keep)
         self._progress.step = self._progress.saved_step = state.step
