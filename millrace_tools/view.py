@@ -28,14 +28,14 @@ def view_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace view`: serve the page to this machine's browsers until interrupted."""
     # FastAPI takes half a second to import; only this command needs it.
     from services.page.local_server import serve_locally
-    from services.page.run_shelf import FolderShelf
+    from services.page.run_store import FolderRunStore
 
-    shelf = FolderShelf(arguments.run_dir)
+    store = FolderRunStore(arguments.run_dir)
     with _listening(arguments.port) as listener:
         url = f"http://{_HOST}:{listener.getsockname()[1]}/"
         console.print(f"{Path(arguments.run_dir).resolve().name} at {url}", soft_wrap=True)
         console.print("[dim]Ctrl-C ends it.[/]")
-        serve_locally(shelf, listener)
+        serve_locally(store, listener)
     return 0
 
 

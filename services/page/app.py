@@ -5,7 +5,7 @@ from ray import serve
 
 from services.access.access_control import protect
 from services.open_files import raise_open_files
-from services.page.cluster_shelf import ClusterShelf
+from services.page.cluster_run_store import ClusterRunStore
 from services.page.config import PageConfig
 from services.page.http_app import open_paths, page_app
 from services.peers import BusPeer, http_host, local_proxy
@@ -24,8 +24,8 @@ class Page:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application, once the replica's event loop runs."""
         url = self._config.router_url or local_proxy()
-        shelf = ClusterShelf(self._config, url, BusPeer())
-        app = page_app(shelf, follow=shelf.follow)
+        store = ClusterRunStore(self._config, url, BusPeer())
+        app = page_app(store, follow=store.follow)
         protect(app, self._config.access, service="page", open_paths=open_paths(PREFIX))
         return app
 

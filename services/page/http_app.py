@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, Response, StreamingResponse
+from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
@@ -19,23 +20,64 @@ from services.access.openapi import ERRORS
 from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
-from services.page.open_folders import NoSuchRun, RunGone
-from services.page.query import CurvesQuery, MomentQuery, PushesQuery, TimelineQuery
+from services.page.reading.timeline_reading import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
-from services.page.run_shelf import RunShelf
+from services.page.run_store import NoSuchRun, RunGone, RunStore
+from services.protocol.strict import StrictModel
 
 STATIC = FilePath(__file__).parent / "static"
 _Number = Annotated[int, Path(ge=0, le=LARGEST)]
+_Time = Annotated[float, Field(ge=0, le=LATEST)]
+
+
+class CurvesQuery(StrictModel, use_attribute_docstrings=True):
+    """The numbers of train steps."""
+
+    points: int = Field(default=800, ge=2, le=4000)
+    """Most rows: where there are more steps, a row is the mean over several."""
+
+
+class TimelineQuery(StrictModel, use_attribute_docstrings=True):
+    """What every part of the system did."""
+
+    since: _Time | None = None
+    """Seconds since 1970; the beginning by default."""
+
+    until: _Time | None = None
+    """Seconds since 1970; the end by default."""
+
+    bins: int = Field(default=400, ge=10, le=2000)
+    """Equal parts of that time."""
+
+
+class MomentQuery(StrictModel, use_attribute_docstrings=True):
+    """What one part of the system did at a time."""
+
+    lane: str = Field(max_length=1000)
+    """A lane of the timeline, such as `trainer 0`."""
+
+    at: _Time
+    """Seconds since 1970."""
+
+    slack: _Time = 0.0
+    """Seconds before and after it that count as well."""
+
+
+class PushesQuery(StrictModel, use_attribute_docstrings=True):
+    """Pushes of weights."""
+
+    limit: int = Field(default=100, ge=1, le=500)
+    """Most pushes."""
 
 
 def page_app(
-    shelf: RunShelf, follow: Callable[[], Coroutine[Any, Any, None]] | None = None
+    store: RunStore, follow: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> FastAPI:
     """The application; every error has the body `{"error": {field, value, fix, message}}`.
 
     Args:
-        shelf: where runs are found.
-        follow: what keeps the shelf fresh while the application lives.
+        store: where runs are found.
+        follow: what keeps the store fresh while the application lives.
     """
 
     @asynccontextmanager
@@ -60,9 +102,9 @@ def page_app(
     app.add_exception_handler(sqlite3.Error, _damaged_ledger)
     app.add_middleware(GZipMiddleware, minimum_size=2048)
     app.add_middleware(GuardedApp)
-    _add_questions(app, shelf)
-    _add_trajectories(app, shelf)
-    _add_timeline(app, shelf)
+    _add_questions(app, store)
+    _add_trajectories(app, store)
+    _add_timeline(app, store)
 
     @app.get("/", include_in_schema=False)
     def index() -> FileResponse:
@@ -77,38 +119,38 @@ def open_paths(prefix: str = "") -> list[str]:
     return [prefix, f"{prefix}/", f"{prefix}/static/*"]
 
 
-def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
+def _add_questions(app: FastAPI, store: RunStore) -> None:
     stream = ChangeStream()
 
     @app.get("/api/runs")
     def runs() -> Any:
         """The runs that the page can show, newest first."""
-        return {"runs": shelf.runs()}
+        return {"runs": store.runs()}
 
     @app.get("/api/live")
     def live() -> Any:
         """Replicas with version and lease, and the router's load; null without a cluster."""
-        return {"live": shelf.live()}
+        return {"live": store.live()}
 
     @app.get("/api/runs/{run_id}")
     def overview(run_id: str) -> Any:
         """What a run is, where it stands, and how its ledger balances."""
-        return shelf.open(run_id).overview() | {"status": shelf.status(run_id)}
+        return store.open(run_id).overview() | {"status": store.status(run_id)}
 
     @app.get("/api/runs/{run_id}/curves")
     def curves(run_id: str, asked: Annotated[CurvesQuery, Query()]) -> Any:
         """The numbers of train steps as columns, and the evaluations."""
-        return shelf.open(run_id).curves(asked.points)
+        return store.open(run_id).curves(asked.points)
 
     @app.get("/api/runs/{run_id}/groups")
     def groups(run_id: str, asked: Annotated[GroupQuery, Query()]) -> Any:
         """Sample groups of the ledger with their rewards, and how many fit in all."""
-        return shelf.open(run_id).groups(asked)
+        return store.open(run_id).groups(asked)
 
     @app.get("/api/runs/{run_id}/groups/{group_id}")
     def group(run_id: str, group_id: _Number) -> Any:
         """One sample group, and those of its trajectories that are kept, their texts cut short."""
-        found = shelf.open(run_id).group(group_id)
+        found = store.open(run_id).group(group_id)
         if found is None:
             return error_answer(404, "group_id", group_id, "The run has no such sample group.")
         return found
@@ -116,39 +158,39 @@ def _add_questions(app: FastAPI, shelf: RunShelf) -> None:
     @app.get("/api/runs/{run_id}/events", response_class=StreamingResponse)
     async def events(run_id: str) -> Response:
         """Server-sent events: `change` when a run's file has changed, `gone` when the run is."""
-        return stream.response(await asyncio.to_thread(shelf.open, run_id))
+        return stream.response(await asyncio.to_thread(store.open, run_id))
 
 
-def _add_trajectories(app: FastAPI, shelf: RunShelf) -> None:
+def _add_trajectories(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs/{run_id}/trajectories")
     def trajectories(run_id: str, asked: Annotated[TrajectoryQuery, Query()]) -> Any:
         """Trajectories that are kept, their texts cut short, and how many fit in all."""
-        return shelf.open(run_id).trajectories(asked)
+        return store.open(run_id).trajectories(asked)
 
     @app.get("/api/runs/{run_id}/trajectories/{number}")
     def trajectory(run_id: str, number: _Number) -> Any:
         """One trajectory, whole: its token ids, their texts and logprobs, advantages, versions."""
-        found = shelf.open(run_id).trajectory(number)
+        found = store.open(run_id).trajectory(number)
         if found is None:
             return error_answer(404, "number", number, "The run has no such trajectory.")
         return found
 
 
-def _add_timeline(app: FastAPI, shelf: RunShelf) -> None:
+def _add_timeline(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs/{run_id}/timeline")
     def timeline(run_id: str, asked: Annotated[TimelineQuery, Query()]) -> Any:
         """How busy each lane was in equal parts of a time, and who had the admission slots."""
-        return shelf.open(run_id).timeline(asked.since, asked.until, asked.bins)
+        return store.open(run_id).timeline(asked.since, asked.until, asked.bins)
 
     @app.get("/api/runs/{run_id}/moment")
     def moment(run_id: str, asked: Annotated[MomentQuery, Query()]) -> Any:
         """What one lane did at a time, span by span."""
-        return {"spans": shelf.open(run_id).moment(asked.lane, asked.at, asked.slack)}
+        return {"spans": store.open(run_id).moment(asked.lane, asked.at, asked.slack)}
 
     @app.get("/api/runs/{run_id}/pushes")
     def pushes(run_id: str, asked: Annotated[PushesQuery, Query()]) -> Any:
         """Pushes of weights with their phases, newest first."""
-        return {"pushes": shelf.open(run_id).pushes(asked.limit)}
+        return {"pushes": store.open(run_id).pushes(asked.limit)}
 
 
 def _invalid_question(_: Request, error: Exception) -> AsciiJson:

@@ -13,7 +13,7 @@ from services.orchestrator import api as runs_api
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.page.http_app import page_app
-from services.page.run_shelf import FolderShelf
+from services.page.run_store import FolderRunStore
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import ListenConfig
 from services.router.http import bounded_head
@@ -144,7 +144,7 @@ async def _page(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
         ("/moment", {"lane": "trainer", "at": 1015, "slack": 0.5}),
         ("/pushes", {"limit": 3}),
     ]
-    async with _listening(page_app(FolderShelf(run))) as port:
+    async with _listening(page_app(FolderRunStore(run))) as port:
         yield Attacked(
             name="page",
             port=port,

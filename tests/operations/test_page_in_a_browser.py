@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from services.access.access_control import protect
 from services.access.config import AccessConfig
 from services.page.http_app import open_paths, page_app
-from services.page.run_shelf import FolderShelf
+from services.page.run_store import FolderRunStore
 from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
 
 CHROMIUM = shutil.which("chromium")
@@ -58,7 +58,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(run_dir: Path) -> Iterator[str]:
-    with served(page_app(FolderShelf(run_dir))) as url:
+    with served(page_app(FolderRunStore(run_dir))) as url:
         yield url
 
 
@@ -113,7 +113,7 @@ def test_a_step_that_a_run_adds_appears_by_itself(
     browser: Browser, troubles: list[str], tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path)
-    with served(page_app(FolderShelf(folder))) as url:
+    with served(page_app(FolderRunStore(folder))) as url:
         page = opened(browser, troubles)
         page.goto(url)  # of one run alone it is shown at once
         expect(page.locator(".steps")).to_contain_text(f"step {STEPS}")
@@ -127,7 +127,7 @@ def test_a_run_whose_folder_is_removed_is_said_to_be_gone(
     browser: Browser, troubles: list[str], tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path)
-    with served(page_app(FolderShelf(folder))) as url:
+    with served(page_app(FolderRunStore(folder))) as url:
         page = opened(browser, troubles)
         page.goto(f"{url}{RUN}/ledger")
         link = page.locator("#link")
@@ -146,7 +146,7 @@ def test_a_timeline_that_was_empty_fills_and_a_condition_that_cannot_be_met_is_s
 ) -> None:
     folder = make_run(tmp_path)
     timeline = (folder / "timeline.jsonl").rename(folder / "later")
-    with served(page_app(FolderShelf(folder))) as url:
+    with served(page_app(FolderRunStore(folder))) as url:
         page = opened(browser, troubles)
         page.goto(f"{url}{RUN}/timeline")
         expect(page.get_by_text("No timeline.")).to_be_visible()
@@ -187,7 +187,7 @@ def test_without_its_key_the_page_shows_nothing_of_any_run(
     browser: Browser, run_dir: Path, troubles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PAGE_KEYS", f"- {{name: alice, key: {KEY}}}")
-    app = page_app(FolderShelf(run_dir))
+    app = page_app(FolderRunStore(run_dir))
     protect(app, AccessConfig(api_keys_env="PAGE_KEYS"), service="page", open_paths=open_paths())
     with served(app) as url:
         page = opened(browser, troubles)

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from services.page.change_stream import ChangeStream
 from services.page.http_app import page_app
 from services.page.reading.run_folder import RunFolder
-from services.page.run_shelf import FolderShelf
+from services.page.run_store import FolderRunStore
 from tests.page.made_run import add_step
 
 MANY = 200
@@ -101,15 +101,15 @@ async def test_a_browser_that_leaves_leaves_nothing_behind(run_dir: Path) -> Non
 
 
 async def test_a_run_that_is_removed_ends_its_streams_and_is_named(run_dir: Path) -> None:
-    shelf, changes = FolderShelf(run_dir), ChangeStream(look_s=0.01)
-    browser = Browser(changes, shelf.open("test-1"))
+    store, changes = FolderRunStore(run_dir), ChangeStream(look_s=0.01)
+    browser = Browser(changes, store.open("test-1"))
     await browser.reads(lambda text: changes_in(text) == 1)
     shutil.rmtree(run_dir)
     async with asyncio.timeout(60):
         await browser.ended
     assert browser.text.endswith("event: gone\ndata: null\n\n")
     for path in ("", "/curves", "/groups", "/trajectories/0", "/events"):
-        answer = TestClient(page_app(shelf)).get(f"/api/runs/test-1{path}")
+        answer = TestClient(page_app(store)).get(f"/api/runs/test-1{path}")
         assert answer.status_code == 404
         assert answer.json()["error"]["fix"] == "Its directory is not there any more."
 

@@ -13,16 +13,15 @@ from services.ledger import ledger_file
 from services.ledger.ledger import Ledger, reading
 from services.ledger.sample_group import Prompt
 from services.page.http_app import open_paths, page_app
-from services.page.open_folders import OpenFolders
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
-from services.page.run_shelf import FolderShelf
+from services.page.run_store import FolderRunStore, OpenFolders
 from services.protocol.errors import InvalidInput
 
 
 @pytest.fixture
 def client(run_dir: Path) -> TestClient:
-    return TestClient(page_app(FolderShelf(run_dir)))
+    return TestClient(page_app(FolderRunStore(run_dir)))
 
 
 def test_a_run_says_where_it_stands_and_that_its_ledger_balances(client: TestClient) -> None:
@@ -136,7 +135,7 @@ def test_what_a_lane_did_at_a_moment_is_told_whole(client: TestClient) -> None:
 def test_a_run_from_before_tokens_were_kept_shows_its_texts(run_dir: Path) -> None:
     for name in ("tokens", "groups", "timeline"):
         (run_dir / f"{name}.jsonl").unlink()
-    client = TestClient(page_app(FolderShelf(run_dir)))
+    client = TestClient(page_app(FolderRunStore(run_dir)))
     assert client.get("/api/runs/test-1/trajectories").json()["total"] == 4
     assert client.get("/api/runs/test-1/timeline").json()["lanes"] == []
     assert client.get("/api/runs/test-1/groups").json()["groups"][0]["result"] is None
@@ -160,9 +159,9 @@ def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClie
 
 def test_of_a_folder_every_run_opens_under_the_name_that_is_listed(run_dir: Path) -> None:
     (run_dir.parent / "latest").symlink_to(run_dir)
-    shelf = FolderShelf(run_dir.parent)
-    assert [run["run_id"] for run in shelf.runs()] == ["test-1"]
-    assert shelf.open("test-1") is shelf.open("test-1")
+    store = FolderRunStore(run_dir.parent)
+    assert [run["run_id"] for run in store.runs()] == ["test-1"]
+    assert store.open("test-1") is store.open("test-1")
 
 
 def test_only_so_many_runs_are_held_open(run_dir: Path) -> None:
@@ -200,7 +199,7 @@ def test_numbers_and_texts_that_json_cannot_hold_cost_their_own_line_only(run_di
             file.writelines(f"{line}\n" for line in NOT_SAYABLE)
     (run_dir / "summary.json").write_text('{"failure_example": "\\ud800", "wall_s": NaN}')
     (run_dir / "config.yaml").write_text('{steps: .nan, name: "\\ud800"}')
-    client = TestClient(page_app(FolderShelf(run_dir)))
+    client = TestClient(page_app(FolderRunStore(run_dir)))
     run = client.get("/api/runs/test-1").json()
     assert (run["trajectories"], run["summary"], run["config"]) == (8, None, {})
     for view in ("curves", "groups", "groups/3", "trajectories", "timeline", "pushes"):
@@ -220,12 +219,12 @@ def test_a_folder_whose_name_is_no_text_is_no_run(run_dir: Path) -> None:
     os.rename(run_dir, os.fsencode(run_dir.parent) + b"/\xff")
     (run_dir.parent / "test-2").mkdir()
     (run_dir.parent / "test-2" / "config.yaml").write_text("")
-    client = TestClient(page_app(FolderShelf(run_dir.parent)))
+    client = TestClient(page_app(FolderRunStore(run_dir.parent)))
     assert [run["run_id"] for run in client.get("/api/runs").json()["runs"]] == ["test-2"]
 
 
 def test_a_ledger_that_is_not_there_is_not_made(run_dir: Path) -> None:
-    client = TestClient(page_app(FolderShelf(run_dir)))
+    client = TestClient(page_app(FolderRunStore(run_dir)))
     assert client.get("/api/runs/test-1").status_code == 200
     (run_dir / "ledger.sqlite").unlink()
     answer = client.get("/api/runs/test-1/groups")
@@ -235,7 +234,7 @@ def test_a_ledger_that_is_not_there_is_not_made(run_dir: Path) -> None:
 
 def test_a_damaged_ledger_leaves_the_curves_to_see(run_dir: Path) -> None:
     (run_dir / "ledger.sqlite").write_bytes(b"this is no database" * 100)
-    client = TestClient(page_app(FolderShelf(run_dir)))
+    client = TestClient(page_app(FolderRunStore(run_dir)))
     assert client.get("/api/runs/test-1").json()["flow"] is None
     assert client.get("/api/runs/test-1/groups").status_code == 500
     assert client.get("/api/runs/test-1/curves").json()["columns"]["step"]
@@ -243,13 +242,13 @@ def test_a_damaged_ledger_leaves_the_curves_to_see(run_dir: Path) -> None:
 
 def test_what_is_no_run_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"no config.yaml and no ledger.sqlite"):
-        FolderShelf(tmp_path)
+        FolderRunStore(tmp_path)
     with pytest.raises(InvalidInput, match="no such folder"):
-        FolderShelf(tmp_path / "none")
+        FolderRunStore(tmp_path / "none")
 
 
 def test_a_folder_of_runs_lists_them_and_nothing_beside(run_dir: Path) -> None:
-    client = TestClient(page_app(FolderShelf(run_dir.parent)))
+    client = TestClient(page_app(FolderRunStore(run_dir.parent)))
     assert [run["run_id"] for run in client.get("/api/runs").json()["runs"]] == ["test-1"]
     assert client.get("/api/runs/test-1").status_code == 200
 

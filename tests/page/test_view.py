@@ -8,7 +8,7 @@ import pytest
 
 from millrace_tools.main import main
 from services.page.local_server import local_app
-from services.page.run_shelf import FolderShelf
+from services.page.run_store import FolderRunStore
 
 
 def test_what_is_no_run_and_a_port_in_use_are_named(run_dir: Path, capsys) -> None:
@@ -23,7 +23,7 @@ def test_what_is_no_run_and_a_port_in_use_are_named(run_dir: Path, capsys) -> No
 
 @pytest.mark.parametrize(("name", "status"), [("127.0.0.1", 200), ("evil.example", 400)])
 async def test_only_this_machines_names_are_answered(run_dir: Path, name: str, status: int) -> None:
-    transport = httpx.ASGITransport(local_app(FolderShelf(run_dir)))
+    transport = httpx.ASGITransport(local_app(FolderRunStore(run_dir)))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8800") as http:
         answer = await http.get("/api/runs/test-1", headers={"host": f"{name}:8800"})
     assert answer.status_code == status

@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from services.page.cluster_shelf import ClusterShelf
+from services.page.cluster_run_store import ClusterRunStore
 from services.page.config import PageConfig
-from services.page.open_folders import NoSuchRun
+from services.page.run_store import NoSuchRun
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 
@@ -62,11 +62,11 @@ async def cluster(run_dir: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]
     await server.close()
 
 
-async def heard(shelf: ClusterShelf, until: Any) -> None:
-    task = asyncio.create_task(shelf.follow())
+async def heard(store: ClusterRunStore, until: Any) -> None:
+    task = asyncio.create_task(store.follow())
     try:
         async with asyncio.timeout(60):
-            while not until(shelf.live()):  # noqa: ASYNC110
+            while not until(store.live()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     finally:
         task.cancel()
@@ -75,37 +75,37 @@ async def heard(shelf: ClusterShelf, until: Any) -> None:
 
 async def test_runs_replicas_and_load_are_those_of_the_cluster(cluster, monkeypatch) -> None:
     monkeypatch.setenv("PAGE_KEY", KEY)
-    shelf = ClusterShelf(PageConfig(router_key_env="PAGE_KEY", look_s=0.01), cluster[0], Bus())
-    await heard(shelf, lambda live: not live["problem"])
-    assert [run["run_id"] for run in shelf.runs()] == ["gone", "test-1"]
-    assert shelf.status("test-1")["detail"] == "step 5"
-    assert shelf.open("test-1").overview()["step"] == 4
-    live = shelf.live()
+    store = ClusterRunStore(PageConfig(router_key_env="PAGE_KEY", look_s=0.01), cluster[0], Bus())
+    await heard(store, lambda live: not live["problem"])
+    assert [run["run_id"] for run in store.runs()] == ["gone", "test-1"]
+    assert store.status("test-1")["detail"] == "step 5"
+    assert store.open("test-1").overview()["step"] == 4
+    live = store.live()
     (member,) = live["members"]
     assert (member["replica_id"], member["leased"], member["committed_version"]) == ("a", True, 4)
     assert (live["newest_version"], live["load"]["by_replica"]) == (5, {"a": 3})
     with pytest.raises(NoSuchRun):
-        shelf.open("../test-1")
+        store.open("../test-1")
     with pytest.raises(InvalidInput, match="run_dir"):
-        shelf.open("gone")
+        store.open("gone")
 
 
 async def test_a_cluster_that_refuses_is_named(cluster) -> None:
-    shelf = ClusterShelf(PageConfig(look_s=0.01), cluster[0], Bus())
-    await heard(shelf, lambda live: "401" in live["problem"])
-    assert shelf.runs() == []
+    store = ClusterRunStore(PageConfig(look_s=0.01), cluster[0], Bus())
+    await heard(store, lambda live: "401" in live["problem"])
+    assert store.runs() == []
 
 
 async def test_who_answers_is_shown_whatever_another_says(cluster, monkeypatch) -> None:
     monkeypatch.setenv("PAGE_KEY", KEY)
     cluster[1][:] = ["no status of a run"]
-    shelf = ClusterShelf(PageConfig(router_key_env="PAGE_KEY", look_s=0.01), cluster[0], Bus())
-    await heard(shelf, lambda live: live["members"])
-    await heard(shelf, lambda live: "indices" in live["problem"])
-    assert shelf.live()["load"]["in_flight"] == 3
+    store = ClusterRunStore(PageConfig(router_key_env="PAGE_KEY", look_s=0.01), cluster[0], Bus())
+    await heard(store, lambda live: live["members"])
+    await heard(store, lambda live: "indices" in live["problem"])
+    assert store.live()["load"]["in_flight"] == 3
 
 
 def test_a_key_that_is_not_set_is_refused_at_the_start(monkeypatch) -> None:
     monkeypatch.delenv("PAGE_KEY", raising=False)
     with pytest.raises(InvalidInput, match="PAGE_KEY"):
-        ClusterShelf(PageConfig(router_key_env="PAGE_KEY"), "http://127.0.0.1:1", Bus())
+        ClusterRunStore(PageConfig(router_key_env="PAGE_KEY"), "http://127.0.0.1:1", Bus())

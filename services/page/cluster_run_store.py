@@ -3,30 +3,22 @@
 import asyncio
 import os
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
 from services.observability.log import Log
 from services.page.config import PageConfig
-from services.page.open_folders import NoSuchRun, OpenFolders
 from services.page.reading.run_folder import RunFolder
-from services.page.run_shelf import MOST_RUNS
+from services.page.run_store import MOST_RUNS, NoSuchRun, OpenFolders
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.weights.weight_bus import MemberTable
+from services.protocol.weights.weight_bus import MemberTable, WeightBus
 
 _TIMEOUT_S = 5.0
 _log = Log("page")
 
 
-class TableSource(Protocol):
-    """Whoever has the member table."""
-
-    async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-
-
-class ClusterShelf:
+class ClusterRunStore:
     """Asks orchestrator, router and weight bus now and then, and remembers what they said.
 
     Run directories are read from the file system that this process shares with the
@@ -36,7 +28,7 @@ class ClusterShelf:
         InvalidInput: the variable that shall hold the API key is not set.
     """
 
-    def __init__(self, config: PageConfig, url: str, bus: TableSource) -> None:
+    def __init__(self, config: PageConfig, url: str, bus: WeightBus) -> None:
         self._config, self._url, self._bus = config, url, bus
         self._headers = _key_header(config.router_key_env)
         self._statuses: dict[str, dict[str, Any]] = {}
