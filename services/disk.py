@@ -1,4 +1,4 @@
-"""Whether there is room on a disk."""
+"""Whether there is space on a disk."""
 
 import errno
 import os
@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+DISK_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 """What a file system says when it is full, or its user's quota is used up."""
 _PROBED = 64 * 1024
 
 
-def has_room(folder: Path) -> bool:
+def has_space(folder: Path) -> bool:
     """Whether a little more can be written into a folder, by trying: quotas count, too."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -19,7 +19,7 @@ def has_room(folder: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno not in NO_ROOM
+        return error.errno not in DISK_FULL
     return True
 
 

@@ -20,7 +20,7 @@ def absent(look: Snapshot) -> Iterator[str]:
 def runs(look: Snapshot) -> Iterator[str]:
     """A run broke, is being recovered, waits for room, or its ledger is off."""
     for run in look.runs:
-        if run.state in (RunState.FAILED, RunState.RECOVERING, RunState.NO_ROOM):
+        if run.state in (RunState.FAILED, RunState.RECOVERING, RunState.DISK_FULL):
             yield f"{run.run_id} is {run.state}: {run.detail}"
         counts = run.ledger.model_dump()
         off = counts.pop("admitted") - sum(counts.values())

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from services.disk import has_room
+from services.disk import has_space
 
 _Values = Sequence[Any] | Mapping[str, Any]
 _Statement = tuple[str, _Values]
@@ -115,7 +115,7 @@ class LedgerFile:
         kind = error.sqlite_errorcode & _PRIMARY
         # A quota that is used up is an I/O error to SQLite, and so are other things.
         return kind == sqlite3.SQLITE_FULL or (
-            kind == sqlite3.SQLITE_IOERR and not has_room(self._folder)
+            kind == sqlite3.SQLITE_IOERR and not has_space(self._folder)
         )
 
 

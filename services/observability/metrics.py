@@ -217,7 +217,9 @@ class RunMetrics:
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"
     )
-    no_room = _gauge("run_no_room", "1 while the run waits for room on its disk, else 0", "run")
+    disk_full = _gauge(
+        "run_disk_full", "1 while the run waits because its disk is full, else 0", "run"
+    )
     dropped = _counter(
         "run_records_dropped", "Lines not written: disk, bound", "run", "file", "cause"
     )

@@ -19,11 +19,11 @@ class OrchestratorConfig(StrictModel):
         router_key_env: environment variable with the API key that is shown to the router, None
             where it asks for none.
         environments: whether a run file may name Python code, its `environment`, which then
-            runs beside the orchestrator with its rights. Off, because whoever may start runs
-            could run anything.
+            runs beside the orchestrator with its rights. Off, because every client that may
+            start runs could run anything.
         tracker_addresses: whether a run file may say where a tracker's server is (`uri`,
             `base_url`), to which the orchestrator then shows its own keys for trackers. Off,
-            because whoever may start runs could have them sent to a server of his own.
+            because every client that may start runs could have them sent to its own server.
         max_connections: open connections to the router; also episodes at a time.
         rollout_retries: further attempts at a sample group whose rollout failed.
         backoff_s: first pause before a peer that is not ready is asked again, seconds;

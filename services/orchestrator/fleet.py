@@ -33,8 +33,8 @@ class Fleet:
     async def watch(self) -> None:
         """Follow the table until cancelled; a bus that is away is asked again.
 
-        A bus that may have restarted knows no staleness bound: it is told again, until it
-        has heard it, before anything it says is believed.
+        A bus that may have restarted knows no staleness bound: the bound is sent again
+        until the bus has it, before any table of it is used.
         """
         revision = 0
         while True:

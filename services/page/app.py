@@ -14,7 +14,7 @@ PREFIX = "/page"
 
 
 class Page:
-    """One replica: it holds indexes of the runs that somebody looks at."""
+    """One replica: it holds indexes of the runs that pages show."""
 
     def __init__(self, config: PageConfig) -> None:
         raise_open_files()

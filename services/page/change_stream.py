@@ -18,7 +18,7 @@ _MOST_STREAMS = 200
 
 
 class ChangeStream:
-    """Watches run directories for whoever looks; what has changed the browser then asks.
+    """Watches run directories for open pages; a browser then asks for what has changed.
 
     An event's data is the run's revision. A run's files are looked at once a second, however
     many follow it, and a comment keeps a quiet stream alive, so that a browser that is gone is
@@ -46,7 +46,7 @@ class ChangeStream:
 
     @contextmanager
     def following(self, run: RunFolder) -> Iterator["_Watch"]:
-        """The watch over a run, for as long as somebody follows it."""
+        """The watch over a run, while a page follows it."""
         watch = self._watches.get(run.path)
         if watch is None:
             watch = self._watches[run.path] = _Watch(run, self._look_s)
@@ -73,7 +73,7 @@ class _Watch:
         self.followers = 0
 
     def end(self) -> None:
-        """Nobody follows any more."""
+        """No page follows any more."""
         self._task.cancel()
 
     async def _look(self) -> None:
@@ -82,28 +82,28 @@ class _Watch:
                 revision = await asyncio.to_thread(self._run.revision)
                 if revision != self._revision:
                     self._revision = revision
-                    self._tell()
+                    self._notify()
                 await asyncio.sleep(self._look_s)
         finally:
-            self._tell()
+            self._notify()
 
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
     async def other_than(
-        self, told: list[list[float]] | None, wait_s: float
+        self, sent: list[list[float]] | None, wait_s: float
     ) -> list[list[float]] | None:
-        """The run's revision as soon as it is another than `told`, at the latest after a time.
+        """The run's revision as soon as it is another than `sent`, at the latest after a time.
 
         None once the run is gone; an error of the watch is raised.
         """
-        if self._revision == told and not self._task.done():
+        if self._revision == sent and not self._task.done():
             try:
                 async with asyncio.timeout(wait_s):
                     await self._news.wait()
             except TimeoutError:
-                return told
+                return sent
         if self._task.done():
             self._task.result()
         return self._revision
@@ -125,14 +125,14 @@ class _Stream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[str]:
         assert self._watch is not None
-        told: list[list[float]] | None = []
+        sent: list[list[float]] | None = []
         while True:
-            revision = await self._watch.other_than(told, self._beat_s)
+            revision = await self._watch.other_than(sent, self._beat_s)
             if revision is None:
                 yield "event: gone\ndata: null\n\n"
                 return
-            if revision == told:
+            if revision == sent:
                 yield ": still here\n\n"
             else:
-                told = revision
+                sent = revision
                 yield f"event: change\ndata: {json.dumps(revision)}\n\n"

@@ -75,12 +75,12 @@ class CheckpointReport:
     Attributes:
         saved_step: train step of the newest one that is complete on disk, 0 for none.
         problem: why one that was begun is not there, told once; empty when all are.
-        no_room: that is because its disk is full: one may be written when there is room again.
+        disk_full: that is because its disk is full; one may be written when there is space.
     """
 
     saved_step: int = 0
     problem: str = ""
-    no_room: bool = False
+    disk_full: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,19 +177,20 @@ async def until(run: Run, condition: Callable[[RunStatus], bool]) -> RunStatus:
     return run.status()
 
 
-async def test_a_run_waits_for_room_for_its_ledger_and_goes_on_by_itself(
+async def test_a_run_waits_until_its_ledger_can_be_written_and_goes_on_by_itself(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []
-    monkeypatch.setattr(RunMetrics.no_room, "set", lambda value, _: told.append(value))
+    monkeypatch.setattr(RunMetrics.disk_full, "set", lambda value, _: told.append(value))
     async with world(small_disk) as cluster:
         run = await in_first_step(cluster)
         filling = fill(small_disk)
         assert cluster.trainer.hold is not None
         cluster.trainer.hold.set()
-        status = await until(run, lambda s: s.state is RunState.NO_ROOM and s.step == 1)
+        status = await until(run, lambda s: s.state is RunState.DISK_FULL and s.step == 1)
         assert (
-            f"no room for the ledger: 0 bytes are free at {run.progress.run_dir}" in status.detail
+            f"no disk space for the ledger: 0 bytes are free at {run.progress.run_dir}"
+            in status.detail
         )
         assert "3600 s more at most" in status.detail
         assert not cluster.trainer.checkpoints, "none is ahead of the ledger's file"
@@ -214,7 +215,7 @@ async def test_a_run_that_finds_no_room_in_time_fails_with_the_fix_and_can_be_re
         assert cluster.trainer.hold is not None
         cluster.trainer.hold.set()
         status = await until(run, lambda s: s.state is RunState.FAILED)
-        assert "no room for the ledger in 0.2 s: 0 bytes are free at" in status.detail
+        assert "no disk space for the ledger in 0.2 s: 0 bytes are free at" in status.detail
         assert f"--resume {status.run_id}`" in status.detail
         filling.unlink()
         again = await run_to_end(cluster, cluster.run_config(), resume=status.run_id)
@@ -226,11 +227,11 @@ async def test_a_run_that_finds_no_room_in_time_fails_with_the_fix_and_can_be_re
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["told by the save", "told by a later step"])
-async def test_a_run_waits_for_room_for_a_checkpoint(tmp_path: Path, at_once: bool) -> None:
+async def test_a_run_waits_until_a_checkpoint_can_be_written(tmp_path: Path, at_once: bool) -> None:
     async with world(tmp_path) as cluster:
         trainer, full, waited = cluster.trainer, True, []
         save, train = trainer.save, trainer.train
-        none = CheckpointReport(problem="No space left on device", no_room=True)
+        none = CheckpointReport(problem="No space left on device", disk_full=True)
 
         async def save_if_there_is_room(run_id, frontier=None, wait=True):
             waited.append((trainer.step, wait))
@@ -248,9 +249,9 @@ async def test_a_run_waits_for_room_for_a_checkpoint(tmp_path: Path, at_once: bo
         runs = Runs(cluster.config, lambda: cluster.peers)
         status = await runs.start(RunRequest(config=cluster.run_config()))
         run = runs.get(status.run_id)
-        status = await until(run, lambda s: s.state is RunState.NO_ROOM)
+        status = await until(run, lambda s: s.state is RunState.DISK_FULL)
         step = 2 if at_once else 3
-        assert f"no room for the checkpoint of step {step}" in status.detail
+        assert f"no disk space for the checkpoint of step {step}" in status.detail
         full = False
         status = await until(run, lambda s: not run.progress.active)
         assert status.state is RunState.FINISHED

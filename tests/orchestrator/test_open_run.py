@@ -73,12 +73,12 @@ async def waiting(runs: Runs, run_id: str) -> RunStatus:
     """The run's status once it waits for room."""
     await runs.resume_open_run()
     async with asyncio.timeout(60):
-        while runs.get(run_id).status().state is not RunState.NO_ROOM:  # noqa: ASYNC110
+        while runs.get(run_id).status().state is not RunState.DISK_FULL:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return runs.get(run_id).status()
 
 
-async def test_an_orchestrator_that_starts_on_a_full_disk_waits_for_room_and_goes_on(
+async def test_an_orchestrator_that_starts_on_a_full_disk_disk_full_and_goes_on(
     small_disk: Path,
 ) -> None:
     note = Note()
@@ -87,9 +87,9 @@ async def test_an_orchestrator_that_starts_on_a_full_disk_waits_for_room_and_goe
         filling = fill(small_disk)
         after = orchestrator(cluster, note)
         status = await waiting(after, run_id)
-        assert "no room for the ledger: 0 bytes are free" in status.detail
+        assert "no disk space for the ledger: 0 bytes are free" in status.detail
         assert [one.run_id for one in after.list()] == [run_id]
-        with pytest.raises(NotReady, match="no room for the ledger"):
+        with pytest.raises(NotReady, match="no disk space for the ledger"):
             after.active(run_id)
         with pytest.raises(RunActive):
             await after.start(RunRequest(config=cluster.run_config(), resume=run_id))
@@ -134,7 +134,7 @@ async def test_a_run_that_finds_no_room_to_come_back_in_time_fails_with_the_fix(
         async with asyncio.timeout(60):
             status = await after.ended(run_id)
         assert status.state is RunState.FAILED
-        assert "no room for the ledger in 0.1 s: 0 bytes are free" in status.detail
+        assert "no disk space for the ledger in 0.1 s: 0 bytes are free" in status.detail
         assert f"--resume {run_id}`" in status.detail
         assert note.text is None
 

@@ -200,7 +200,7 @@ def test_a_save_that_fails_costs_a_checkpoint_and_neither_the_run_nor_the_ones_b
     assert report.saved_step == 1
     assert "checkpoint of step 2 was not written" in report.problem
     assert "File too large" in report.problem
-    assert not report.no_room, "more room would not help"
+    assert not report.disk_full, "more room would not help"
     ranks.call("limit_files", -1)
     assert list(Path(start.checkpoint_dir).iterdir()) == checkpoints
     assert ranks.call("train", make_batch(3), 2, 3)[0].checkpoint.problem == "", "told twice"
@@ -216,10 +216,10 @@ def test_a_checkpoint_that_finds_no_room_says_so_and_is_written_when_there_is(
     filling = fill(small_disk, but=size // 2)
     ranks.call("train", make_batch(2), 1, 2)
     report = ranks.call("save", 2)[0]
-    assert (report.saved_step, report.no_room) == (1, True), report.problem
+    assert (report.saved_step, report.disk_full) == (1, True), report.problem
     filling.unlink()
     filling = fill(small_disk)
     report = ranks.call("save", 2)[0]
-    assert (report.saved_step, report.no_room) == (1, True), report.problem
+    assert (report.saved_step, report.disk_full) == (1, True), report.problem
     filling.unlink()
     assert ranks.call("save", 2)[0] == CheckpointReport(saved_step=2)

@@ -43,11 +43,11 @@ _LEARNS = Row(
             "Held up",
             "none",
             "1 while the run begins nothing because somebody has paused it (`millrace pause`), or "
-            "because its ledger or a checkpoint finds no room on its disk.",
+            "because its ledger or a checkpoint finds no space on its disk.",
             (
                 Query(
-                    "{{run}} has no room",
-                    series("run_no_room", RUN),
+                    "{{run}}: disk full",
+                    series("run_disk_full", RUN),
                     empty="the disk was never full",
                 ),
                 Query(
@@ -57,7 +57,7 @@ _LEARNS = Row(
                 ),
             ),
             warn=1,
-            runbook="MillraceRunNoRoom",
+            runbook="MillraceRunDiskFull",
         ),
         Panel(
             "Lines not written",

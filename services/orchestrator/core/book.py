@@ -1,7 +1,7 @@
 """The life of every sample group: the only writer of ledger and schedule.
 
 Each method is a transition. The ledger's transaction comes first, so that a kill loses nothing
-that was decided; then the schedule; then the observers are told.
+that was decided; then the schedule; then each observer gets an event.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,7 +38,7 @@ class GroupBook:
         run_id: the run.
         ledger: where groups are kept on disk.
         schedule: which may start and which are trained next.
-        observers: who is told of each transition.
+        observers: get an event of each transition.
 
     Attributes:
         ledger: for questions; what changes a group is a method here.
@@ -51,7 +51,7 @@ class GroupBook:
         self.ledger, self.schedule = ledger, schedule
         self._observers = Observers(run_id, observers)
 
-    def _tell(self, *events: Event) -> None:
+    def _emit(self, *events: Event) -> None:
         for event in events:
             self._observers.on(event)
 
@@ -60,7 +60,7 @@ class GroupBook:
     def begin(self) -> None:
         """Training begins, with nothing open in the schedule."""
         schedule = self.schedule
-        self._tell(TrainingBegan(schedule=schedule.config, batch_groups=schedule.batch_groups))
+        self._emit(TrainingBegan(schedule=schedule.config, batch_groups=schedule.batch_groups))
 
     def admit(self, prompts: Sequence[Prompt], version: int) -> list[LedgerGroup]:
         """Open a group for each prompt; leased replicas serve `version` or newer.
@@ -80,14 +80,14 @@ class GroupBook:
 
     def _begin(self, group: LedgerGroup, version: int) -> None:
         self.schedule.admit(group.group_id, version)
-        self._tell(_started(group))
+        self._emit(_started(group))
 
     def restore(self, result: GroupResult) -> None:
         """A group that an earlier process finished waits for its batch again."""
         group_id, oldest = result.group.group_id, result.oldest_version
         self.schedule.admit(group_id, oldest)
         self.schedule.sampled(group_id, oldest, result.newest_version)
-        self._tell(_started(result.group))
+        self._emit(_started(result.group))
 
     # Rollouts
 
@@ -99,7 +99,7 @@ class GroupBook:
         self, group_id: int, began_at: float, arrivals: Sequence[tuple[float, Trajectory]]
     ) -> None:
         """No more trajectories of the group come, whether all have come or not."""
-        self._tell(GroupSampled(group_id=group_id, began_at=began_at, arrivals=arrivals))
+        self._emit(GroupSampled(group_id=group_id, began_at=began_at, arrivals=arrivals))
 
     def rolled_out(self, group_id: int) -> None:
         """All trajectories of the group have come; they are being scored."""
@@ -107,7 +107,7 @@ class GroupBook:
 
     def scored(self, group_id: int, scores: Sequence[Score]) -> None:
         """The answers of the group have their scores."""
-        self._tell(GroupScored(group_id=group_id, scores=scores))
+        self._emit(GroupScored(group_id=group_id, scores=scores))
 
     def attempt_ended(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
         """A rollout ended, well or not; `oldest_version` is None where it made nothing of use."""
@@ -124,7 +124,7 @@ class GroupBook:
             self.ledger.restart(group.group_id, version=version)
             self.schedule.restart(group.group_id, version)
         again = LedgerGroup(group_id=group.group_id, prompt=group.prompt, attempt=attempt)
-        self._tell(_started(again))
+        self._emit(_started(again))
         return again
 
     def keep(self, result: GroupResult) -> None:
@@ -135,7 +135,7 @@ class GroupBook:
         """A finished group waits for its batch; `trainable`: there is something to learn."""
         group_id = result.group.group_id
         self.schedule.ready(group_id, result.oldest_version, trainable=trainable)
-        self._tell(GroupReady(group_id=group_id))
+        self._emit(GroupReady(group_id=group_id))
 
     def refill(self, result: GroupResult) -> bool:
         """Filter a group, and have its place in a batch filled by another prompt.
@@ -147,7 +147,7 @@ class GroupBook:
         if not self.schedule.refill(group_id):
             return False
         self.ledger.close_group(group_id, "filtered", reason=reason)
-        self._tell_filtered([result], reason)
+        self._emit_filtered([result], reason)
         return True
 
     def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
@@ -158,7 +158,7 @@ class GroupBook:
         """
         self.ledger.close_group(group_id, ending, reason=reason)
         self.schedule.close(group_id)
-        self._tell(GroupClosed(group_id=group_id, ending=ending, reason=reason))
+        self._emit(GroupClosed(group_id=group_id, ending=ending, reason=reason))
 
     # Batches
 
@@ -168,40 +168,40 @@ class GroupBook:
         if batch is not None:
             at_bound = max(batch.staleness, default=0) >= self.schedule.bound > 0
             taken, ready = batch.train + batch.filtered, self.schedule.slots.ready
-            self._tell(BatchTaken(group_ids=taken, at_bound=at_bound, ready=ready))
+            self._emit(BatchTaken(group_ids=taken, at_bound=at_bound, ready=ready))
         return batch
 
     def trained(self, step: int, batch: Selection, version: int) -> None:
         """Train step `step` made policy `version` of a batch."""
         self.ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
         self.schedule.published(version)
-        self._tell(BatchTrained(group_ids=batch.train, step=step, version=version))
-        self._tell(*(GroupClosed(group_id=one, ending="trained") for one in batch.train))
-        self._tell(*(GroupClosed(group_id=one, ending="filtered") for one in batch.filtered))
+        self._emit(BatchTrained(group_ids=batch.train, step=step, version=version))
+        self._emit(*(GroupClosed(group_id=one, ending="trained") for one in batch.train))
+        self._emit(*(GroupClosed(group_id=one, ending="filtered") for one in batch.filtered))
 
     def filtered(self, step: int, results: Sequence[GroupResult]) -> None:
         """A batch had nothing to learn from; `step` is the newest train step."""
         group_ids = [result.group.group_id for result in results]
         self.ledger.close_batch(step, train=(), filtered=group_ids)
         self.schedule.published(None)
-        self._tell_filtered(results)
+        self._emit_filtered(results)
 
-    def _tell_filtered(self, results: Sequence[GroupResult], reason: str = "") -> None:
+    def _emit_filtered(self, results: Sequence[GroupResult], reason: str = "") -> None:
         for result in results:
             group_id = result.group.group_id
-            self._tell(
+            self._emit(
                 GroupClosed(group_id=group_id, ending="filtered", reason=reason, result=result)
             )
 
     def live(self, version: int) -> None:
         """Every leased replica serves at least this policy version."""
         self.schedule.live(version)
-        self._tell(VersionLive(version=version))
+        self._emit(VersionLive(version=version))
 
     def trainer_waits_for(self, cause: str | None) -> None:
         """From now on the trainer waits for this; None: it trains."""
         schedule = self.schedule
-        self._tell(Idle(trainer=cause, slots=schedule.slots, capacity=schedule.capacity))
+        self._emit(Idle(trainer=cause, slots=schedule.slots, capacity=schedule.capacity))
 
     # Trainer losses, and the end
 
@@ -214,7 +214,7 @@ class GroupBook:
                 is as stale as it says.
         """
         keep = self.ledger.finished() if comparable else frozenset()
-        self._tell(RolledBack(step=step, reopened=self.ledger.rollback(step, keep=keep)))
+        self._emit(RolledBack(step=step, reopened=self.ledger.rollback(step, keep=keep)))
 
     def trainer_lost(self) -> None:
         """The trainer comes back with a later version and trains the batch it had first."""
@@ -228,7 +228,7 @@ class GroupBook:
         """
         keep = self.schedule.went_back(version)
         reopened = self.ledger.rollback(step, keep=keep)
-        self._tell(RolledBack(step=step, reopened=reopened))
+        self._emit(RolledBack(step=step, reopened=reopened))
         return keep, reopened
 
     def expire_all(self) -> None:
@@ -239,11 +239,11 @@ class GroupBook:
         reason = "the run is over"
         for group in self.ledger.in_flight():
             self.ledger.close_group(group.group_id, "expired", reason=reason)
-            self._tell(GroupClosed(group_id=group.group_id, ending="expired", reason=reason))
+            self._emit(GroupClosed(group_id=group.group_id, ending="expired", reason=reason))
 
     def end(self) -> None:
         """Nothing more happens."""
-        self._tell(RunOver())
+        self._emit(RunOver())
 
 
 def _started(group: LedgerGroup) -> GroupStarted:

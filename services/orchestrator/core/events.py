@@ -1,4 +1,4 @@
-"""What happens to the sample groups of a run, as `GroupBook` tells its observers."""
+"""Events of the sample groups of a run, which `GroupBook` sends to its observers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -153,18 +153,18 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Several observers. One that fails is logged and counted, and costs nobody else anything.
+    """Several observers. One that fails is logged and counted, and costs the others nothing.
 
     Args:
         run_id: the run that they observe.
-        observers: in the order in which they are told.
+        observers: in the order in which they get events.
     """
 
     def __init__(self, run_id: str, observers: Iterable[Observer]) -> None:
         self._tags, self._observers = {"run": run_id}, tuple(observers)
 
     def on(self, event: Event) -> None:
-        """Tell all of them."""
+        """Pass it on to all of them."""
         for observer in self._observers:
             try:
                 observer.on(event)

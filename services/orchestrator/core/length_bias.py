@@ -6,7 +6,7 @@ SETTLED_BATCHES = 8
 """How many it takes until what is still being sampled weighs little beside what was used."""
 
 ALARMING = 0.1
-"""A difference of this share of the mean length is told as a warning."""
+"""A difference of this share of the mean length is logged as a warning."""
 
 
 class LengthBias:
@@ -19,7 +19,7 @@ class LengthBias:
 
     def __init__(self, *, settled_after: int) -> None:
         self._settled_after = settled_after
-        self._told = False
+        self._warned = False
         self._sampled = [0.0, 0]
         self._consumed = [0.0, 0]
         self._step_sampled = [0.0, 0]
@@ -62,8 +62,8 @@ class LengthBias:
     def alarm(self) -> bool:
         """Whether to warn now: once each time that the bias becomes too large."""
         alarming = self.settled and abs(self.running or 0.0) > ALARMING
-        told, self._told = self._told, alarming
-        return alarming and not told
+        before, self._warned = self._warned, alarming
+        return alarming and not before
 
     def take_step(self) -> float | None:
         """Mean length of the answers that arrived since this was last asked."""

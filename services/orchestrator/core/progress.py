@@ -29,7 +29,7 @@ class Progress:
         idle: what trainer and rollout waited for.
         lengths: of sampled and of consumed answers.
         paused: no sample group is admitted and no train step begins.
-        no_room: what the run waits for on a full disk, as long as it does, else empty; it
+        disk_full: what the run waits for on a full disk, as long as it does, else empty; it
             begins as little as when it is paused.
         elapsed_before_s: wall time spent on the run before it was resumed, seconds.
     """
@@ -52,7 +52,7 @@ class Progress:
     idle: IdleTimes = field(default_factory=IdleTimes)
     lengths: LengthBias = field(default_factory=lambda: LengthBias(settled_after=0))
     paused: bool = False
-    no_room: str = ""
+    disk_full: str = ""
     failures: Failures = field(default_factory=Failures)
     detail: str = "starting"
     summary: RunSummary | None = None
@@ -70,7 +70,7 @@ class Progress:
     @property
     def held(self) -> bool:
         """Nothing new may begin."""
-        return self.paused or bool(self.no_room)
+        return self.paused or bool(self.disk_full)
 
     @property
     def heldout(self) -> float | None:
@@ -109,8 +109,8 @@ class Progress:
     def status(self, *, ledger: LedgerCounts, live_replicas: int) -> RunStatus:
         """The answer to a client."""
         state, detail = self.state, self.detail
-        if self.no_room and self.active:
-            state, detail = RunState.NO_ROOM, self.no_room
+        if self.disk_full and self.active:
+            state, detail = RunState.DISK_FULL, self.disk_full
         elif self.paused and state is RunState.TRAINING:
             state = RunState.PAUSED
         return RunStatus(

@@ -41,9 +41,9 @@ def replay(path: Path) -> Replay:
     played, schedule = Replay(), None
     for number, line in _lines(path):
         try:
-            method, told, before = json.loads(line)
+            method, given, before = json.loads(line)
             if method == BEGIN:
-                schedule = _schedule(told)
+                schedule = _schedule(given)
                 played.decisions[method] += 1
                 continue
         except (ValueError, TypeError, KeyError, ValidationError) as error:
@@ -54,9 +54,9 @@ def replay(path: Path) -> Replay:
             continue
         if schedule is None:
             raise InvalidInput("run_dir", str(path), "Give a run directory with decisions.jsonl.")
-        now = _decide(schedule, method, told)
+        now = _decide(schedule, method, given)
         if now != before:
-            asked = ", ".join(f"{name}={value}" for name, value in told.items())
+            asked = ", ".join(f"{name}={value}" for name, value in given.items())
             played.difference = (
                 f"line {number}: {method}({asked}) was {json.dumps(before)}, "
                 f"is now {now if isinstance(now, str) else json.dumps(now)}"
@@ -80,16 +80,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _schedule(told: dict[str, Any]) -> Schedule:
-    config = ScheduleConfig.model_validate(told["schedule"])
-    return Schedule(config, batch_groups=told["batch_groups"])
+def _schedule(given: dict[str, Any]) -> Schedule:
+    config = ScheduleConfig.model_validate(given["schedule"])
+    return Schedule(config, batch_groups=given["batch_groups"])
 
 
-def _decide(schedule: Schedule, method: str, told: dict[str, Any]) -> Any:
+def _decide(schedule: Schedule, method: str, given: dict[str, Any]) -> Any:
     """The answer as it reads in a file, or the error for people."""
     if method not in DECISIONS:
         return f"not a decision: one of {', '.join(sorted(DECISIONS))}"
     try:
-        return plain(getattr(schedule, method)(**told))
+        return plain(getattr(schedule, method)(**given))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         return f"refused: {error!r}"

@@ -58,8 +58,8 @@ class Slots:
 class Schedule:
     """Admission slots, batch choice and the staleness bound of one run.
 
-    It knows no time and no chance: what it is told, in order, is all that decides. The
-    listener hears every call that counts.
+    It knows no time and no chance: its calls, in order, are all that decides. The listener
+    gets every call that counts.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class Schedule:
         """How many groups may be admitted now; none that the remaining steps cannot use."""
         charged = len(self._open) + len(self._taken) + sum(self._not_live.values())
         useful = steps_left * self.batch_groups - len(self._open) - len(self._taken)
-        room = min(self.capacity - len(self._open), self._ahead - charged, useful)
-        return max(0, min(room, self._in_time))
+        most = min(self.capacity - len(self._open), self._ahead - charged, useful)
+        return max(0, min(most, self._in_time))
 
     @property
     def _in_time(self) -> int:

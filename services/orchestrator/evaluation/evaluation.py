@@ -193,7 +193,7 @@ def pass_rates(counts: Sequence[tuple[int, int]], samples: int) -> dict[int, flo
     """
     rates = {}
     for k in sorted({2**power for power in range(samples.bit_length())} | {samples}):
-        told = [pass_at_k(answers, passed, k) for answers, passed in counts if answers >= k]
-        if told:
-            rates[k] = fmean(told)
+        of_tasks = [pass_at_k(answers, passed, k) for answers, passed in counts if answers >= k]
+        if of_tasks:
+            rates[k] = fmean(of_tasks)
     return rates

@@ -37,7 +37,7 @@ class RunEnding:
         if lost or self._progress.step <= self._progress.saved_step:
             return
         if self._ledger.behind:  # a checkpoint must not know of a step that the ledger lacks
-            self.failed("checkpoint", OSError(ENOSPC, "no room for the ledger"))
+            self.failed("checkpoint", OSError(ENOSPC, "no disk space for the ledger"))
             return
         save = self._trainer.save(self._progress.run_id, self._ledger.frontier())
         try:
@@ -109,7 +109,7 @@ class RunEnding:
             self._book.expire_all()
         summary = self._record.summarise(seed=self._seed, pushes=self._fleet.pushes)
         if not self._ledger.catch_up():
-            raise OSError(ENOSPC, "no room for the ledger")
+            raise OSError(ENOSPC, "no disk space for the ledger")
         return summary
 
     async def _draw(self) -> None:

@@ -50,7 +50,7 @@ class OpenRun:
         self._note, self._most = note, returns
 
     async def begin(self, request: RunRequest, run_id: str) -> None:
-        """A run has begun, or goes on because somebody asked for it."""
+        """A run was started or resumed by a client."""
         await self._write(request.model_copy(update={"resume": run_id}), step=-1, returns=0)
 
     async def end(self) -> None:
@@ -104,7 +104,7 @@ class OpenRun:
 
 
 class PendingResume:
-    """Its ledger cannot be opened without room; until then this is what is seen of the run."""
+    """A run that waits to be resumed: its ledger cannot be opened while its disk is full."""
 
     def __init__(self, request: RunRequest, config: OrchestratorConfig) -> None:
         run_id, run = str(request.resume), request.config
@@ -115,7 +115,7 @@ class PendingResume:
 
     @property
     def stopped(self) -> bool:
-        """Somebody asked it to end."""
+        """A client asked it to end."""
         return self._stop.is_set()
 
     def status(self) -> RunStatus:
@@ -140,21 +140,21 @@ class PendingResume:
         Raises:
             RunFailed: it could not within the deadline.
         """
-        room = asyncio.create_task(self._disk.until(LEDGER, self._disk.has_space), name="room")
+        space = asyncio.create_task(self._disk.until(LEDGER, self._disk.has_space), name="disk")
         stop = asyncio.create_task(self._stop.wait(), name="run-stop")
         try:
-            await asyncio.wait({room, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if room.done():
-                room.result()
+            await asyncio.wait({space, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if space.done():
+                space.result()
         finally:
-            for task in (room, stop):
+            for task in (space, stop):
                 task.cancel()
-            await asyncio.gather(room, stop, return_exceptions=True)
+            await asyncio.gather(space, stop, return_exceptions=True)
 
     def end(self, state: RunState, detail: str) -> None:
         """The run does not go on here."""
         tags = {"run": self.progress.run_id}
-        for gauge in (RunMetrics.no_room, RunMetrics.disk_free):
+        for gauge in (RunMetrics.disk_full, RunMetrics.disk_free):
             gauge.forget(tags)
         self.progress.enter(state, detail)
         RunMetrics.ended.inc(1, tags | {"state": str(state)})

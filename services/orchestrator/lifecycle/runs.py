@@ -22,7 +22,7 @@ from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 
 _log = Log("orchestrator")
 _MOST_ENDED = 1000
-"""Runs that are over and still told of; their folders stay."""
+"""Runs that are over and still listed; their folders stay."""
 
 
 class RunActive(RuntimeError):
@@ -131,7 +131,7 @@ class Runs:
                     return
             elif not self._closing:
                 await self._open_run.end()
-            stopped = "stopped while it waited for room; it can be resumed"
+            stopped = "stopped while its disk was full; it can be resumed"
             state = RunState.FAILED if problem else RunState.STOPPED
             pending.end(state, problem or stopped)
 
@@ -170,7 +170,7 @@ class Runs:
     async def _live(self, run: Run) -> None:
         await run.execute()
         if self._open_run is None or self._closing:
-            return  # a run that a shutdown has cut off is still open, for whoever comes next
+            return  # a run that a shutdown has cut off is still open, for the next orchestrator
         # The note of this run may be being written still, and that of the next one may be there.
         async with self._starting:
             if self._active in (run, None):
@@ -252,7 +252,7 @@ class Runs:
         """
         run = self.get(run_id)
         if isinstance(run, PendingResume):
-            raise NotReady(run.progress.no_room)
+            raise NotReady(run.progress.disk_full)
         if not isinstance(run, Run) or not run.progress.active:
             raise InvalidInput("run_id", run_id, "This run is over; `millrace run --resume`.")
         return run

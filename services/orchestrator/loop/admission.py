@@ -29,8 +29,8 @@ class AdmissionWindow:
     """Groups that may be open: never above the schedule's bound, never below one batch.
 
     Additive increase, multiplicative decrease: w <- max(batch, 0.8 w) under pressure, and
-    w <- min(bound, w + batch / 8) when the trainer waits for rollout and the engines have room.
-    Whoever shares the replicas so comes to equal shares (Chiu and Jain, "Analysis of the
+    w <- min(bound, w + batch / 8) when the trainer waits for rollout and the engines have capacity.
+    Runs that share replicas so come to equal shares (Chiu and Jain, "Analysis of the
     Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989,
     section 3). A cut is made only after the one before it has taken effect.
     """
@@ -67,7 +67,7 @@ class AdmissionWindow:
         pressed = self._late or (load is not None and _pressed(load))
         if pressed and open_groups <= self._size:
             self._size = max(self._floor, _CUT * self._size)
-        elif starving and not pressed and (load is None or _has_room(load)):
+        elif starving and not pressed and (load is None or _has_capacity(load)):
             self._size = min(self._bound, self._size + self._step)
         self._late = False
 
@@ -85,12 +85,12 @@ class AdmissionWindow:
 
 
 def _pressed(load: RouterLoad) -> bool:
-    """Requests wait for room, or engines queue (as they do when they preempt), or are full."""
+    """Requests wait for replicas, or engines queue (as they do when they preempt), or are full."""
     queued = load.queued > max(4.0 * load.replicas, load.in_flight / 8)
     return load.waiting > 0 or queued or (load.kv_usage or 0.0) > _KV_HIGH
 
 
-def _has_room(load: RouterLoad) -> bool:
+def _has_capacity(load: RouterLoad) -> bool:
     return load.full < load.replicas and (load.kv_usage or 0.0) < _KV_LOW
 
 

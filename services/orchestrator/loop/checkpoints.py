@@ -11,7 +11,7 @@ from services.protocol.trainer import CheckpointReport, TrainReport
 
 
 class Checkpoints:
-    """Of one run. One that finds no room holds the run up until there is, or fails it."""
+    """Writes the checkpoints of a run, which waits while its disk is full."""
 
     def __init__(
         self, context: RunContext, ledger: Ledger, *, disk: DiskGuard, timeline: Timeline
@@ -23,18 +23,18 @@ class Checkpoints:
     async def after_step(self, report: TrainReport) -> float:
         """Write the one that is due after a train step, if any is; seconds that it took.
 
-        The last one must be on disk, and so must one for which there was no room before; any
+        The last one must be on disk, and so must one for which the disk was full before; any
         other is written behind the next steps.
 
         Raises:
             TrainerLost: in place of the trainer's errors.
-            RunFailed: the last one was not written, or one found no room within the deadline.
+            RunFailed: the last one was not written, or its disk stayed full until the deadline.
         """
-        last, without_room = report.step == self._steps, report.checkpoint.no_room
-        if report.step % self._every and not last and not without_room:
+        last, disk_full = report.step == self._steps, report.checkpoint.disk_full
+        if report.step % self._every and not last and not disk_full:
             return 0.0
         began, began_at = time.monotonic(), time.time()
-        saved = await self._save(wait=last or without_room)
+        saved = await self._save(wait=last or disk_full)
         took = time.monotonic() - began
         self._timeline.span("trainer", "checkpoint", began_at, began_at + took)
         needed = report.step if last else 0
@@ -57,9 +57,9 @@ class Checkpoints:
         async def written() -> bool:
             nonlocal saved
             saved = await self._tried(wait=True)
-            return not saved.no_room
+            return not saved.disk_full
 
-        if saved.no_room:
+        if saved.disk_full:
             await self._disk.until(f"the checkpoint of step {self._progress.step}", written)
         return saved
 

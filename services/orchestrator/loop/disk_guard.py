@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from services.disk import free_bytes, has_room
+from services.disk import free_bytes, has_space
 from services.ledger.ledger import Ledger
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -20,7 +20,7 @@ _log = Log("orchestrator")
 
 
 class DiskGuard:
-    """Holds a run up while its disk is full, and says so in `Progress.no_room`.
+    """Holds a run up while its disk is full, and says so in `Progress.disk_full`.
 
     Meanwhile no sample group is admitted and no train step begins; rollouts and scores in
     progress end as usual.
@@ -39,7 +39,7 @@ class DiskGuard:
 
     async def has_space(self) -> bool:
         """Whether a little more can be written there now."""
-        return await asyncio.to_thread(has_room, self._folder)
+        return await asyncio.to_thread(has_space, self._folder)
 
     async def watch(self, ledger: Ledger) -> None:
         """Have the ledger's file catch up whenever it falls behind, until cancelled.
@@ -103,27 +103,27 @@ class DiskGuard:
 
     def _show(self) -> None:
         """Say what waits, in the run's status, its metrics and, when that changes, its log."""
-        shown, held = bool(self._progress.no_room), bool(self._waiting)
+        shown, held = bool(self._progress.disk_full), bool(self._waiting)
         free = free_bytes(self._folder)
-        self._progress.no_room = ""
+        self._progress.disk_full = ""
         if held:
             left_s = max(0.0, min(self._waiting.values()) - time.monotonic())
-            self._progress.no_room = (
-                f"no room for {' and '.join(self._waiting)}: {free} bytes are free at "
-                f"{self._folder}. The run goes on by itself when there is room, and waits for it "
+            self._progress.disk_full = (
+                f"no disk space for {' and '.join(self._waiting)}: {free} bytes are free at "
+                f"{self._folder}. The run goes on by itself when there is space, and waits "
                 f"{left_s:.0f} s more at most"
             )
         if held == shown:
             return
-        RunMetrics.no_room.set(float(held), self._tags)
+        RunMetrics.disk_full.set(float(held), self._tags)
         RunMetrics.disk_free.set(free, self._tags)
-        _log.warning("waits_for_room" if held else "waits_no_more", **self._tags, free=free)
+        _log.warning("disk_full" if held else "disk_has_space", **self._tags, free=free)
         self._changes.notify()
 
     def _given_up(self, what: str) -> str:
         free = free_bytes(self._folder)
         return (
-            f"no room for {what} in {self._timeout_s:g} s: {free} bytes are free at "
-            f"{self._folder}. Make room there, then `millrace run RUN.yaml --resume "
+            f"no disk space for {what} in {self._timeout_s:g} s: {free} bytes are free at "
+            f"{self._folder}. Free some, then `millrace run RUN.yaml --resume "
             f"{self._progress.run_id}`: what was written is kept"
         )

@@ -23,7 +23,7 @@ _log = Log("orchestrator")
 
 
 class Groups:
-    """Owns the asyncio tasks of open groups; `GroupBook` hears how each ends."""
+    """Owns the asyncio tasks of open groups, and reports to `GroupBook` how each ends."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class Groups:
         self._results.pop(group_id, None)
         rolling = self._rolling.pop(group_id, None)
         if rolling is None or rolling.task is None or rolling.task.done():
-            return  # A task that is done has told the ledger, though `_ended` comes later.
+            return  # A task that is done has updated the ledger, though `_ended` comes later.
         rolling.task.cancel()
         self._book.attempt_ended(group_id, oldest_version=None, tokens=rolling.tokens)
 

@@ -101,8 +101,8 @@ def adopt(context: RunContext, book: GroupBook, state: TrainerState) -> int:
             f"the checkpoint is at step {state.step}, the ledger at "
             f"{ledger.last_step()}: they are not of the same run"
         )
-    # Where versions count from the beginning again, as in a new cluster, nobody can say how
-    # stale a result of before is.
+    # Where versions count from the beginning again, as in a new cluster, an older
+    # result has no known staleness.
     comparable = state.policy_version >= ledger.fact("policy_version", 0)
     book.resume(state.step, comparable=comparable)
     if state.frontier is not None and not ledger.reaches(state.frontier):

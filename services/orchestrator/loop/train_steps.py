@@ -18,10 +18,10 @@ from services.protocol.trainer import TrainBatch, TrainReport
 
 
 class TrainerIdle:
-    """Tells the book what the trainer waits for, whenever that may have changed.
+    """Reports to the book what the trainer waits for, whenever that may have changed.
 
     Attributes:
-        version: that the trainer holds.
+        version: the trainer's policy version.
     """
 
     def __init__(self, context: RunContext, book: GroupBook) -> None:
@@ -43,14 +43,14 @@ class TrainerIdle:
 
     def look(self) -> None:
         """The answer may have changed."""
-        working = self._training and not self._progress.no_room
+        working = self._training and not self._progress.disk_full
         self._book.trainer_waits_for(None if working else self._waits_for())
 
     def _waits_for(self) -> str:
-        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, `room`
-        on the disk, or its own `recovery`."""
-        if self._progress.no_room:
-            return "room"
+        """`rollout`, `score`, `weights` on the replicas, `replicas`, `admission`, `pause`, `disk`,
+        or its own `recovery`."""
+        if self._progress.disk_full:
+            return "disk"
         if self._progress.paused:
             return "pause"
         if self._progress.state is RunState.RECOVERING:

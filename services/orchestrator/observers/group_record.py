@@ -48,7 +48,7 @@ class GroupRecord:
         self._writing = asyncio.create_task(work, name="tokens")
 
     async def tokens_written(self) -> None:
-        """Until what `write_tokens` was given is in the file, as long as there is room."""
+        """Wait until the file has what `write_tokens` was given, if the disk has space."""
         if self._writing is not None:
             await asyncio.shield(self._writing)
             self._writing = None

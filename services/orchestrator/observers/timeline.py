@@ -37,9 +37,9 @@ class Timeline:
 
     def span(self, lane: str, kind: str, start: float, end: float, **known: Any) -> None:
         """Add one."""
-        told = {name: value for name, value in known.items() if value not in (None, "")}
+        fields = {name: value for name, value in known.items() if value not in (None, "")}
         times = {"start": round(start, 4), "end": round(end, 4)}
-        self._journal.add({"lane": lane, "kind": kind, **times, **told})
+        self._journal.add({"lane": lane, "kind": kind, **times, **fields})
 
     def _trainer_waits(self, cause: str | None) -> None:
         """From now on the trainer waits for this; None: it works."""

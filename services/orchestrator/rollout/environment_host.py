@@ -22,7 +22,7 @@ from services.protocol.run.task import Task
 
 Rollout = Callable[..., Awaitable[Any]]
 _SHOWN = 300  # characters of an error
-_NO_ORDERS = 113  # a worker's exit status when there is nobody to work for
+_NO_ORDERS = 113  # a worker's exit status when the orchestrator is gone
 
 
 class EnvironmentHost:
@@ -110,7 +110,7 @@ def _read_orders(loop: asyncio.AbstractEventLoop, host: EnvironmentHost) -> None
         except ValueError:  # the rest of a line that a worker before this one had begun
             continue
         loop.call_soon_threadsafe(host.take, order)
-    os._exit(_NO_ORDERS)  # nobody listens any more, and the loop may be blocked
+    os._exit(_NO_ORDERS)  # the orchestrator is gone, and the loop may be blocked
 
 
 async def _work(rollout: Rollout, replies: BinaryIO) -> None:

@@ -1,4 +1,4 @@
-"""A file of JSON lines in the run directory that only shows things: a full disk costs lines."""
+"""A file of JSON lines in the run directory; a full disk costs lines, never the run."""
 
 import json
 import os
@@ -117,7 +117,7 @@ class Journal:
         try:
             beside.write_bytes(b"".join(kept))
             os.replace(beside, self._path)
-        except OSError as error:  # no room beside it: cut it off at the first of them
+        except OSError as error:  # no space beside it: cut the file off at the first of them
             beside.unlink(missing_ok=True)
             before = next(i for i, line in enumerate(lines) if not wanted(json.loads(line)))
             os.truncate(self._path, sum(map(len, lines[:before])))
@@ -138,7 +138,7 @@ class Journal:
         return self._file
 
     def _append(self, block: bytes) -> tuple[int, OSError | None]:
-        """Write what there is room for: how many whole lines of it, and why not all."""
+        """Write a block; returns how many whole lines arrived, and why not all."""
         done = 0
         try:
             file = self._open()
@@ -152,7 +152,7 @@ class Journal:
         return block.count(b"\n"), None
 
     def _end(self) -> None:
-        """Say that lines are missing from here on, once there is room to say it."""
+        """Write that lines are missing from here on, once there is space for it."""
         if self._last is not None and not self._ended:
             _, problem = self._append(self._last)
             self._ended = problem is None

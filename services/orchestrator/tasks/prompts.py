@@ -64,7 +64,7 @@ class BlockOrder:
     """A seeded order without end of more prompts than can be shuffled at once.
 
     Each epoch shuffles the blocks, and then the prompts of `WINDOW` neighbouring blocks among
-    each other, so that whoever reads them in this order has few blocks open at a time. Like
+    each other, so that a reader of this order has few blocks open at a time. Like
     `PromptOrder` a pure function of seed and position; each prompt comes once in an epoch.
     """
 
@@ -152,9 +152,9 @@ class Mixture:
         return self._take()
 
     def _take(self) -> tuple[int, int]:
-        """Whoever is owed most is next; the first of those who are owed the same."""
+        """Take from the source with the most credit; of equal ones from the first."""
         self._credit = [
-            owed + weight for owed, weight in zip(self._credit, self._weights, strict=True)
+            credit + weight for credit, weight in zip(self._credit, self._weights, strict=True)
         ]
         source = self._credit.index(max(self._credit))
         self._credit[source] -= sum(self._weights)

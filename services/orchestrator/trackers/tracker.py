@@ -1,4 +1,4 @@
-"""What every tracker can do. Each is used by one thread of its own, and may raise anything."""
+"""Experiment trackers. Each is used by one thread of its own, and may raise anything."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from services.protocol.run.tracker import (
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """The run as a tracker is told of it.
+    """The run as a tracker sees it.
 
     Attributes:
         run_id: under which a resumed run is found again.

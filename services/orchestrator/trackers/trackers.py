@@ -1,7 +1,7 @@
 """Brings a run's figures to its trackers, each over a thread of its own.
 
-A tracker is somebody else's code before somebody else's server: it may fail and it may hang.
-Nothing here waits for it but the end of a run, and that within a deadline.
+A tracker is a foreign library before a foreign server: it may fail and it may hang. Only the
+end of a run waits for it, within a deadline.
 """
 
 import queue
@@ -37,7 +37,7 @@ class TrackerFeed:
         self._kind, self._open = kind, open_it
         self._run_id = run_id
         self._queue: queue.Queue[tuple[_Send, bool]] = queue.Queue(_QUEUE)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name=f"tracker-{kind}", daemon=True)
         self._thread.start()
 
@@ -75,8 +75,8 @@ class TrackerFeed:
     def _lost(self, reason: str, why: str) -> None:
         tags = {"run": self._run_id, "tracker": self._kind}
         RunMetrics.tracker_losses.inc(1, tags | {"reason": reason})
-        if reason not in self._told:  # the metric goes on counting
-            self._told.add(reason)
+        if reason not in self._warned:  # the metric goes on counting
+            self._warned.add(reason)
             shown = LOGIN.sub("(not shown)", why)[:500]  # of an address in the environment
             _log.warning("tracker_failed", **tags, reason=reason, error=shown)
 
@@ -87,10 +87,10 @@ class Trackers:
     def __init__(
         self, run: RunConfig, *, run_id: str, run_dir: Path, open_it: Open = open_tracker
     ) -> None:
-        told = TrackedRun(
+        tracked = TrackedRun(
             run_id=run_id, run_dir=run_dir, config=run.model_dump(mode="json", exclude={"trackers"})
         )
-        self._feeds = [_feed(config, told, open_it) for config in run.trackers]
+        self._feeds = [_feed(config, tracked, open_it) for config in run.trackers]
 
     def step(self, line: Mapping[str, Any]) -> None:
         """One line of `metrics.jsonl`."""

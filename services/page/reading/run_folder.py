@@ -186,7 +186,7 @@ class RunFolder:
         line = self._answers.get(("trajectory", number), find)
         if line is None:
             return None
-        # Tokens take longest, and nobody needs to wait for them.
+        # Tokens take longest, and no other question needs to wait for them.
         pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
         return {"number": number, "pieces": pieces} | line
 

@@ -129,13 +129,13 @@ class RunConfig(StrictModel):
 
 
 class RunState(StrEnum):
-    """Life of a run. In `no_room` it waits for room on its disk, whatever it did before."""
+    """Life of a run. In `disk_full` it waits for space on its disk, whatever it did before."""
 
     STARTING = "starting"
     EVALUATING = "evaluating"
     TRAINING = "training"
     PAUSED = "paused"
-    NO_ROOM = "no_room"
+    DISK_FULL = "disk_full"
     RECOVERING = "recovering"
     FINISHED = "finished"
     STOPPED = "stopped"

@@ -79,7 +79,7 @@ class CheckpointWriter:
             self.settle()
         problem, self._problem = self._problem, WriteProblem()
         return CheckpointReport(
-            saved_step=self._saved_step, problem=problem.text, no_room=problem.no_room
+            saved_step=self._saved_step, problem=problem.text, disk_full=problem.disk_full
         )
 
     def _note(self, step: int, problem: WriteProblem) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from services.disk import NO_ROOM, has_room
+from services.disk import DISK_FULL, has_space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,11 +13,11 @@ class WriteProblem:
 
     Attributes:
         text: for people.
-        no_room: the disk was full.
+        disk_full: the disk was full.
     """
 
     text: str = ""
-    no_room: bool = False
+    disk_full: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.text)
@@ -25,10 +25,10 @@ class WriteProblem:
     @classmethod
     def of_file(cls, error: OSError) -> Self:
         """What the file system said."""
-        return cls(text=f"{error.strerror}: {error.filename}", no_room=error.errno in NO_ROOM)
+        return cls(text=f"{error.strerror}: {error.filename}", disk_full=error.errno in DISK_FULL)
 
     @classmethod
     def of_tensors(cls, error: BaseException, folder: Path) -> Self:
         """What the writer of tensors said, which for want of room says many things."""
-        full = isinstance(error, OSError) and error.errno in NO_ROOM
-        return cls(text=str(error), no_room=full or not has_room(folder))
+        full = isinstance(error, OSError) and error.errno in DISK_FULL
+        return cls(text=str(error), disk_full=full or not has_space(folder))

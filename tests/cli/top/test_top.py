@@ -121,7 +121,7 @@ def test_each_alarm_names_what_is_wrong(look: Snapshot, orchestra: Orchestra) ->
     for changes, wanted in (
         ({"absent": {"router": "away"}}, "router: away"),
         (run_with(orchestra, state=RunState.FAILED, detail="gone"), "tiny-1 is failed: gone"),
-        (run_with(orchestra, state=RunState.NO_ROOM, detail="full"), "tiny-1 is no_room: full"),
+        (run_with(orchestra, state=RunState.DISK_FULL, detail="full"), "tiny-1 is disk_full: full"),
         (run_with(orchestra, ledger=unbalanced), "the sides differ by 1"),
         (run_with(orchestra, live_replicas=0), "tiny-1 has no replica with a lease"),
         (run_with(orchestra, heldout_problem="late"), "tiny-1: late"),
