@@ -87,7 +87,7 @@ class _Watch:
         finally:
             self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, is_dataclass
 from functools import wraps
 from inspect import signature
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 BEGIN = "begin"
 FULL = "full"
@@ -21,23 +21,15 @@ Listener = Callable[[str, dict[str, Any], Any], None]
 """Gets the name of a method, its arguments by name, and its answer."""
 
 
-class Listened(Protocol):
-    """An object whose decisions a listener gets."""
-
-    listener: Listener | None
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-P = ParamSpec("P")
-S = TypeVar("S", bound=Listened)
-T = TypeVar("T")
-
-
-def decision(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Pass each call of this method to the listener."""
+def decision(method: F) -> F:
+    """Pass each call of this method of an object to the object's `listener`, if it has one."""
     names = tuple(signature(method).parameters)[1:]
 
     @wraps(method)
-    def recorded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def recorded(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         answer = method(self, *args, **kwargs)
         if self.listener is not None:
             given = dict(zip(names, args, strict=False)) | kwargs
@@ -45,7 +37,7 @@ def decision(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, 
         return answer
 
     DECISIONS.add(method.__name__)
-    return recorded
+    return cast(F, recorded)
 
 
 def plain(answer: Any) -> Any:

@@ -1,8 +1,9 @@
 """Events of the sample groups of a run, which `GroupBook` sends to its observers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from services.ledger.sample_group import Ending
 from services.observability.log import Log
@@ -16,8 +17,11 @@ from services.protocol.trajectory import Trajectory
 _log = Log("orchestrator")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupStarted:
+class Event(msgspec.Struct, frozen=True):
+    """Something that happened to a run or its sample groups."""
+
+
+class GroupStarted(Event, frozen=True, kw_only=True):
     """A rollout of a group begins; `attempt` is 1 for a group that was just admitted."""
 
     group_id: int
@@ -25,8 +29,7 @@ class GroupStarted:
     attempt: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupSampled:
+class GroupSampled(Event, frozen=True, kw_only=True):
     """Sampling of a group ended, well or not.
 
     Attributes:
@@ -39,23 +42,20 @@ class GroupSampled:
     arrivals: Sequence[tuple[float, Trajectory]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupScored:
+class GroupScored(Event, frozen=True, kw_only=True):
     """The answers of a group have their scores."""
 
     group_id: int
     scores: Sequence[Score]
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupReady:
+class GroupReady(Event, frozen=True, kw_only=True):
     """A group is rolled out and scored, and waits for its batch."""
 
     group_id: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupClosed:
+class GroupClosed(Event, frozen=True, kw_only=True):
     """A group has ended; each group that is admitted closes once, but for rollbacks.
 
     Attributes:
@@ -69,8 +69,7 @@ class GroupClosed:
     result: GroupResult | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchTaken:
+class BatchTaken(Event, frozen=True, kw_only=True):
     """Groups left the open ones for a train step, or to be filtered.
 
     Attributes:
@@ -83,8 +82,7 @@ class BatchTaken:
     ready: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchTrained:
+class BatchTrained(Event, frozen=True, kw_only=True):
     """A train step is done; `GroupClosed` of each of its groups follows."""
 
     group_ids: tuple[int, ...]
@@ -92,23 +90,20 @@ class BatchTrained:
     version: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class VersionLive:
+class VersionLive(Event, frozen=True, kw_only=True):
     """Every leased replica serves this policy version or a newer one."""
 
     version: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolledBack:
+class RolledBack(Event, frozen=True, kw_only=True):
     """The trainer went back to `step`; `reopened` trained groups are open again."""
 
     step: int
     reopened: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Idle:
+class Idle(Event, frozen=True, kw_only=True):
     """From now on the trainer waits for `trainer`, None if it trains, and slots are used so."""
 
     trainer: str | None
@@ -116,33 +111,15 @@ class Idle:
     capacity: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOver:
+class RunOver(Event, frozen=True, kw_only=True):
     """Nothing more happens: a group that is open stays in flight."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingBegan:
+class TrainingBegan(Event, frozen=True, kw_only=True):
     """The schedule has nothing open; these settings decide what it says."""
 
     schedule: ScheduleConfig
     batch_groups: int
-
-
-Event = (
-    TrainingBegan
-    | GroupStarted
-    | GroupSampled
-    | GroupScored
-    | GroupReady
-    | GroupClosed
-    | BatchTaken
-    | BatchTrained
-    | VersionLive
-    | RolledBack
-    | Idle
-    | RunOver
-)
 
 
 class Observer(Protocol):

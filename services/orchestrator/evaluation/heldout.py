@@ -2,7 +2,6 @@
 
 import asyncio
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from services.observability.log import Log
@@ -40,12 +39,7 @@ class HeldOut:
         """Nothing runs yet."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Cancel what still runs."""
         running = list(self._running.values())
         for task in running:

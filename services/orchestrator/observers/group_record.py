@@ -60,7 +60,7 @@ class GroupRecord:
             known = dict(advantages.get(result.group.group_id, ()))
             for index, graded in enumerate(result.graded):
                 detail = details.get((result.group.group_id, index))
-                line = _trajectory_line(result, index, graded, report.step)
+                line = trajectory_line(result, index, report.step)
                 line |= {"advantage": _rounded(known.get(index))} | _numbers(graded, detail)
                 self._tokens.add(line)
         self._tokens.flush()
@@ -93,7 +93,9 @@ def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) ->
     }
 
 
-def _trajectory_line(result: GroupResult, index: int, graded: Graded, step: int) -> dict[str, Any]:
+def trajectory_line(result: GroupResult, index: int, step: int) -> dict[str, Any]:
+    """One trajectory as people read it; `step` is the newest train step."""
+    graded = result.graded[index]
     trajectory = graded.trajectory
     return {
         "step": step,

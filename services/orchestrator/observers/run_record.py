@@ -12,7 +12,7 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.events import Event, GroupClosed, RolledBack
 from services.orchestrator.core.results import Graded, GroupResult, tokens_before
 from services.orchestrator.core.schedule import Selection
-from services.orchestrator.observers.group_record import GroupRecord
+from services.orchestrator.observers.group_record import GroupRecord, trajectory_line
 from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.run.evaluation import Evaluation
@@ -107,7 +107,8 @@ class RunRecord:
 
     def show(self, results: list[GroupResult], *, step: int) -> None:
         """Keep an answer of each for people to read; `step` is the newest train step."""
-        self._directory.append_trajectories(_sample(result, step) for result in results)
+        lines = (trajectory_line(result, 0, step) for result in results)
+        self._directory.append_trajectories(lines)
 
     def _line(
         self,
@@ -243,20 +244,3 @@ class RunRecord:
         measured = [one for one in self._measured if one.pass_rate is not None]
         before = {one.name: one for one in measured if not one.step}
         return before, {one.name: one for one in measured if one.step}
-
-
-def _sample(result: GroupResult, step: int) -> dict[str, Any]:
-    """The first trajectory, whatever its reward."""
-    first = result.graded[0]
-    return {
-        "step": step,
-        "group": result.group.group_id,
-        "task_id": result.task.task_id,
-        "messages": result.task.chat,
-        "answer": first.trajectory.text,
-        "reward": first.reward,
-        "verdict": str(first.score.verdict),
-        "detail": first.score.detail,
-        "tokens": len(first.trajectory.response_token_ids),
-        "policy_versions": sorted({span.version for span in first.trajectory.spans}),
-    }

@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from services.orchestrator.tasks.prompts import WINDOW
 from services.protocol.errors import InvalidInput
@@ -19,18 +20,26 @@ from services.protocol.run.task import NOT_SHOWN, TaskSource
 _BLOCK = 4096  # rows
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """A table of rows; only some of it is ever in memory."""
 
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @abstractmethod
     def __len__(self) -> int:
         """How many."""
 
     def blocks(self) -> list[int]:
         """How many rows lie together, from the first row on: cheap to read one after another."""
+        whole, rest = divmod(len(self), _BLOCK)
+        return [_BLOCK] * whole + ([rest] if rest else [])
 
     def place(self, number: int) -> str:
         """What an error message calls row `number`, counted from 0."""
+        return f"{self._name}, row {number + 1}"
 
+    @abstractmethod
     def row(self, number: int, *, quote: bool) -> Any:
         """Row `number`; an error shows its text only with `quote`."""
 
@@ -56,11 +65,11 @@ def open_rows(source: TaskSource) -> Rows:
         raise InvalidInput("task file", source.name, fix) from None
 
 
-class JsonRows:
+class JsonRows(Rows):
     """A file with one JSON object a line; kept in memory is where each line begins."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        super().__init__(path)
         self._starts, self._lines = array("Q"), array("Q")
         # Open for good: a file that is replaced while a run goes on is still the same here.
         self._file = Path(path).open("rb")  # noqa: SIM115
@@ -74,13 +83,9 @@ class JsonRows:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def blocks(self) -> list[int]:
-        """As in `Rows`."""
-        return _even_blocks(len(self))
-
     def place(self, number: int) -> str:
         """As in `Rows`."""
-        return f"{self._path}, line {self._lines[number]}"
+        return f"{self._name}, line {self._lines[number]}"
 
     def row(self, number: int, *, quote: bool) -> Any:
         """As in `Rows`."""
@@ -89,19 +94,19 @@ class JsonRows:
         try:
             return json.loads(line.decode("utf-8"))
         except UnicodeDecodeError:
-            raise InvalidInput("task file", self._path, "It is not UTF-8 text.") from None
+            raise InvalidInput("task file", self._name, "It is not UTF-8 text.") from None
         except json.JSONDecodeError as error:
             fix = f"It is not JSON: {error.msg} at column {error.colno}."
             shown = line.decode("utf-8").rstrip("\n") if quote else NOT_SHOWN
             raise InvalidInput(self.place(number), shown, fix) from None
 
 
-class ParquetRows:
+class ParquetRows(Rows):
     """A Parquet file; kept in memory are the row groups read last."""
 
     def __init__(self, path: str) -> None:
         parquet = _library("pyarrow.parquet", path)
-        self._path = path
+        super().__init__(path)
         try:
             self._file = parquet.ParquetFile(path)
         except ValueError as error:  # as pyarrow's own errors are
@@ -120,42 +125,25 @@ class ParquetRows:
         """As in `Rows`: the file's row groups."""
         return [end - start for start, end in pairwise(self._starts)]
 
-    def place(self, number: int) -> str:
-        """As in `Rows`."""
-        return f"{self._path}, row {number + 1}"
-
     def row(self, number: int, *, quote: bool) -> Any:
         """As in `Rows`."""
         group = bisect_right(self._starts, number) - 1
         return self._group(group).slice(number - self._starts[group], 1).to_pylist()[0]
 
 
-class DatasetRows:
+class DatasetRows(Rows):
     """A data set of Hugging Face `datasets`, which maps its files into memory."""
 
     def __init__(self, dataset: Any, name: str) -> None:
+        super().__init__(name)
         self._dataset = dataset
-        self._name = name
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def blocks(self) -> list[int]:
-        """As in `Rows`."""
-        return _even_blocks(len(self))
-
-    def place(self, number: int) -> str:
-        """As in `Rows`."""
-        return f"{self._name}, row {number + 1}"
-
     def row(self, number: int, *, quote: bool) -> Any:
         """As in `Rows`."""
         return self._dataset[number]
-
-
-def _even_blocks(count: int) -> list[int]:
-    whole, rest = divmod(count, _BLOCK)
-    return [_BLOCK] * whole + ([rest] if rest else [])
 
 
 def _dataset_rows(source: TaskSource) -> Rows:

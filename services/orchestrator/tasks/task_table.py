@@ -1,5 +1,6 @@
 """All tasks of a run, whatever files they come from; only ids are in memory, if those."""
 
+from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -14,15 +15,8 @@ from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import NOT_SHOWN, Task, TaskSource
 
 
-class StreamedIds(Sequence[str]):
-    """The ids of a source's rows: its name and their numbers, counted from 1."""
-
-    def __init__(self, name: str, count: int) -> None:
-        self._name = name
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
+class _Ids(Sequence[str]):
+    """Ids that are made when they are asked for."""
 
     @overload
     def __getitem__(self, place: int) -> str: ...
@@ -30,9 +24,26 @@ class StreamedIds(Sequence[str]):
     def __getitem__(self, place: slice) -> Sequence[str]: ...
     def __getitem__(self, place: int | slice) -> str | Sequence[str]:
         if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(self._count))]
-        if not 0 <= place < self._count:
+            return [self._at(number) for number in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
             raise IndexError(place)
+        return self._at(place)
+
+    @abstractmethod
+    def _at(self, place: int) -> str:
+        """The id at a place from 0 on."""
+
+
+class StreamedIds(_Ids):
+    """The ids of a source's rows: its name and their numbers, counted from 1."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _at(self, place: int) -> str:
         return f"{self._name}:{place + 1}"
 
     def row(self, task_id: str) -> int | None:
@@ -43,7 +54,7 @@ class StreamedIds(Sequence[str]):
         return int(number) - 1
 
 
-class JoinedIds(Sequence[str]):
+class JoinedIds(_Ids):
     """The ids of several sources, one after the other."""
 
     def __init__(self, parts: Sequence[Sequence[str]]) -> None:
@@ -53,15 +64,7 @@ class JoinedIds(Sequence[str]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
-        if isinstance(place, slice):
-            return [self[number] for number in range(*place.indices(len(self)))]
-        if not 0 <= place < len(self):
-            raise IndexError(place)
+    def _at(self, place: int) -> str:
         part = bisect_right(self._ends, place)
         return self._parts[part][place - (self._ends[part - 1] if part else 0)]
 
