@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from services.orchestrator.changes import Changes
-from services.orchestrator.checks.run_check import DeploymentFacts, deployment_facts
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.fleet import Fleet
@@ -32,11 +31,6 @@ class Peers:
     bus: WeightBus
     rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
     load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
-
-    async def facts(self, config: OrchestratorConfig, *, resumed: bool) -> DeploymentFacts:
-        """What the services say of themselves; one that is away is not waited for."""
-        load = self.load(config)
-        return await deployment_facts(config, self.bus, self.trainer, load, resumed=resumed)
 
 
 @dataclass(frozen=True, kw_only=True)

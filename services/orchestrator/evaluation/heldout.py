@@ -9,6 +9,7 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.evaluation.evaluation import Evaluator
 from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.side_by_side import cancel
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.orchestrator import RunState
@@ -41,10 +42,7 @@ class HeldOut:
 
     async def __aexit__(self, *exc: object) -> None:
         """Cancel what still runs."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await cancel(self._running.values())
 
     def start_due(self) -> None:
         """Begin what is due after the train step just done; waits for nothing."""

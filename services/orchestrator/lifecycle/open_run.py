@@ -18,6 +18,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.loop.disk_guard import LEDGER, DiskGuard
 from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.orchestrator.side_by_side import race
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
 
@@ -140,16 +141,8 @@ class PendingResume:
         Raises:
             RunFailed: it could not within the deadline.
         """
-        space = asyncio.create_task(self._disk.until(LEDGER, self._disk.has_space), name="disk")
-        stop = asyncio.create_task(self._stop.wait(), name="run-stop")
-        try:
-            await asyncio.wait({space, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if space.done():
-                space.result()
-        finally:
-            for task in (space, stop):
-                task.cancel()
-            await asyncio.gather(space, stop, return_exceptions=True)
+        space = self._disk.until(LEDGER, self._disk.has_space)
+        await race({"disk": space, "run-stop": self._stop.wait()})
 
     def end(self, state: RunState, detail: str) -> None:
         """The run does not go on here."""

@@ -8,7 +8,7 @@ from typing import Any
 from services.ledger.ledger import Ledger
 from services.observability.metrics import RunMetrics
 from services.orchestrator.changes import Changes
-from services.orchestrator.checks.run_check import refuse
+from services.orchestrator.checks.run_check import deployment_facts, refuse
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import Peers, RunContext
@@ -36,6 +36,7 @@ from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.run_folder.run_log import run_log
+from services.orchestrator.side_by_side import cancel, race
 from services.orchestrator.tasks.curriculum import PassRates
 from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
@@ -159,9 +160,7 @@ class Run:
                 if not work.done():
                     await self._interrupt(work)
             finally:
-                for task in (work, stop):
-                    task.cancel()
-                await asyncio.gather(work, stop, return_exceptions=True)
+                await cancel([work, stop])
                 await self._ending.release_replicas()
             await self._ending.close_record()
             self._rates.close()
@@ -193,19 +192,7 @@ class Run:
     async def _work(self) -> None:
         """The stages, and beside them loops; one that breaks ends the stages with its error."""
         async with self._sampler, self._heldout:
-            loops = self._loops().items()
-            background = [asyncio.create_task(loop, name=name) for name, loop in loops]
-            stages = asyncio.create_task(self._stages(), name="stages")
-            try:
-                await asyncio.wait({stages, *background}, return_when=asyncio.FIRST_COMPLETED)
-                for task in background:
-                    if task.done():
-                        task.result()
-                await stages
-            finally:
-                for task in (stages, *background):
-                    task.cancel()
-                await asyncio.gather(stages, *background, return_exceptions=True)
+            await race(self._loops() | {"stages": self._stages()})
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         context, schedule = self._context, self._book.schedule
@@ -244,7 +231,10 @@ class Run:
         progress.detail = f"waiting for rollout servers to hold version {version}"
         await fleet.wait_settled(version, config.replicas_timeout_s)
         # Of services that were away when the run was asked for.
-        facts = await context.peers.facts(config, resumed=progress.step > 0)
+        peers, resumed = context.peers, progress.step > 0
+        facts = await deployment_facts(
+            config, peers.bus, peers.trainer, peers.load(config), resumed=resumed
+        )
         refuse(run, self._tasks, facts)
         if not progress.step and not progress.evaluations:
             await heldout.measure("before training")

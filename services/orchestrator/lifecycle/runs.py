@@ -9,7 +9,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.observability.log import Log
-from services.orchestrator.checks.run_check import check_environments, check_paths, refuse
+from services.orchestrator.checks.run_check import (
+    check_environments,
+    check_paths,
+    deployment_facts,
+    refuse,
+)
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.open_run import OpenRun, PendingResume
@@ -154,7 +159,10 @@ class Runs:
         check_paths(run)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
-        facts = await peers.facts(self._config, resumed=request.resume is not None)
+        load, resumed = peers.load(self._config), request.resume is not None
+        facts = await deployment_facts(
+            self._config, peers.bus, peers.trainer, load, resumed=resumed
+        )
         refuse(run, tasks, facts)
         check_environments(run)
         started = self._make(request, tasks, peers)

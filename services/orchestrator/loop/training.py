@@ -20,6 +20,7 @@ from services.orchestrator.loop.admission import RECHECK_S, Admission
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.loop.recovery import RunFailed, TrainerLost, start_trainer
 from services.orchestrator.loop.train_steps import TrainSteps
+from services.orchestrator.side_by_side import cancel
 from services.protocol.run.orchestrator import RunState
 
 _log = Log("orchestrator")
@@ -59,8 +60,7 @@ class TrainingLoop:
         try:
             ending = await self._train_all_steps(admission)
         finally:
-            admission.cancel()
-            await asyncio.gather(admission, return_exceptions=True)
+            await cancel([admission])
             await self._groups.cancel_all()
         if self._progress.step < self._run.steps:
             await self.steps.checkpoints.last()

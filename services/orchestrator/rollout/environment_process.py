@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from services.observability.log import Log
+from services.orchestrator.side_by_side import cancel
 from services.protocol.errors import InvalidInput
 
 _START_S = 60.0
@@ -148,8 +149,7 @@ class EnvironmentProcess:
     async def close(self) -> None:
         """End the process and whatever it started."""
         if self._reader is not None:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+            await cancel([self._reader])
 
 
 def _send(process: asyncio.subprocess.Process, message: dict[str, Any]) -> None:

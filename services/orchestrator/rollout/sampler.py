@@ -48,7 +48,7 @@ class MixedSampler:
 def run_sampler(run: RunConfig, config: OrchestratorConfig, run_id: str) -> RunSampler:
     """What the run file asks for."""
     samplers = {name: _sampler(name, run, config, run_id) for name in run.environments}
-    return MixedSampler(samplers)
+    return next(iter(samplers.values())) if len(samplers) == 1 else MixedSampler(samplers)
 
 
 def _sampler(

@@ -6,6 +6,7 @@ from collections import deque
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.side_by_side import cancel
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.reward_service import RewardService, Score, ScoreJob, Verdict
 
@@ -47,9 +48,7 @@ class Scorer:
                 await self._slots.acquire()
                 self._launch()
         finally:
-            for call in self._calls:
-                call.cancel()
-            await asyncio.gather(*self._calls, return_exceptions=True)
+            await cancel(self._calls)
 
     def _launch(self) -> None:
         size = min(len(self._waiting), self._config.score_batch)
