@@ -19,7 +19,7 @@ Count = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 
 
 class JsonLines:
-    """Knows where each line begins; looks only at bytes that are new since it last looked.
+    """An index of where each line begins; `look` reads only bytes that are new.
 
     A last line without its end, as a kill leaves it, is not there. A file that was replaced or
     has shrunk is read anew. Lines that are no JSON, or not of the type that is asked for, are
@@ -36,12 +36,12 @@ class JsonLines:
         self._followed, self._followed_life = 0, 0
 
     def __len__(self) -> int:
-        """Whole lines, as of the last look."""
+        """Number of whole lines at the last look."""
         return len(self._begins) - 1
 
     @property
     def size(self) -> int:
-        """Size of all whole lines, as of the last look."""
+        """Bytes of all whole lines at the last look."""
         return self._begins[-1]
 
     def look(self) -> int:
@@ -94,7 +94,7 @@ class JsonLines:
         return [_decoded(line, decoder) for line in self.raw(start, stop)]
 
     def since(self, number: int, kind: type[T]) -> Iterator[tuple[int, T | None]]:
-        """Lines from `number` to the last look's last, decoded, with their numbers.
+        """Decoded lines from `number` to the last one of the last look, with their numbers.
 
         A few MiB are read at a time, whatever the length of the lines.
         """
@@ -107,7 +107,7 @@ class JsonLines:
     def follow(
         self, kind: type[T], forget: Callable[[], None] | None = None
     ) -> Iterator[tuple[int, T]]:
-        """Look, and give out each readable line that was not given out before, with its number.
+        """Yield each readable line that was not yielded before, with its number; looks first.
 
         After the file was replaced, `forget` is called and every line comes again.
         """
@@ -129,7 +129,7 @@ class JsonLines:
             return max(number + 1, bisect_right(self._begins, most, lo=number) - 1)
 
     def one(self, number: int, kind: type[T]) -> T | None:
-        """One line; None where there is none that can be read."""
+        """One line; None if it is missing or cannot be decoded."""
         return next(iter(self.typed(number, number + 1, kind)), None)
 
 

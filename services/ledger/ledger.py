@@ -65,7 +65,7 @@ _ORDER: dict[Sort, str] = {
 
 
 class LedgerError(RuntimeError):
-    """A group was asked to do what its status does not allow, such as closing twice."""
+    """The status of a group does not allow the transition, such as closing it twice."""
 
 
 class LedgerReader:
@@ -75,11 +75,11 @@ class LedgerReader:
         self._db = db
 
     def finished(self) -> frozenset[int]:
-        """Groups in flight whose results are here."""
+        """Groups in flight that have a result."""
         return frozenset(row[0] for row in self._db.execute("SELECT group_id FROM results"))
 
     def result(self, group_id: int) -> bytes:
-        """What `keep_result` was given for a finished group."""
+        """The result of a finished group, as `keep_result` got it."""
         return bytes(self._one("SELECT result FROM results WHERE group_id = ?", group_id))
 
     def in_flight(self) -> list[LedgerGroup]:
@@ -102,7 +102,7 @@ class LedgerReader:
         return int(self._one("SELECT COALESCE(MAX(position) + 1, 0) FROM groups"))
 
     def frontier(self) -> LedgerFrontier:
-        """How far the ledger is, for a checkpoint of the train step that closed last."""
+        """The state of the ledger for a checkpoint of the newest train step."""
         return LedgerFrontier(next_position=self.next_position(), trained=self.counts().trained)
 
     def reaches(self, frontier: LedgerFrontier) -> bool:
@@ -149,7 +149,7 @@ class LedgerReader:
         return dict(sorted(rows.fetchall(), key=lambda row: -row[1]))
 
     def flow(self) -> dict[str, Any]:
-        """Groups and tokens by how they ended, and where tokens went that trained nothing."""
+        """Groups and tokens by ending, and the causes for which tokens trained nothing."""
         reasons = self._db.execute(
             "SELECT status, reason, COUNT(*) AS groups, SUM(kept) AS tokens FROM groups"
             " WHERE status IN ('filtered', 'expired', 'failed') GROUP BY status, reason"
@@ -164,7 +164,7 @@ class LedgerReader:
         }
 
     def groups(self, query: GroupQuery) -> tuple[int, list[dict[str, Any]]]:
-        """How many groups fit, and the page of them that is asked for."""
+        """The number of groups that match, and the page of them that is asked for."""
         where = (
             "(:status IS NULL OR status = :status) AND (:step IS NULL OR train_step = :step)"
             " AND instr(task_id, :task) > 0"
@@ -184,7 +184,7 @@ class LedgerReader:
         return next(iter(_dicts(self._db.execute(select, (group_id,)))), None)
 
     def kept(self) -> LedgerCounts:
-        """Response tokens of newest attempts; `admitted` is all that were ever sampled."""
+        """Response tokens of newest attempts; `admitted` counts all sampled tokens."""
         return self._counts("SUM(kept)", "tokens")
 
     def imbalance(self) -> int:
@@ -195,11 +195,11 @@ class LedgerReader:
         return sum(map(_difference, sides)) + abs(kept.admitted - accounted)
 
     def facts(self) -> dict[str, str]:
-        """What the run remembers of itself, as JSON texts."""
+        """Facts about the run by name, as JSON texts."""
         return dict(self._db.execute("SELECT name, value FROM facts").fetchall())
 
     def fact(self, name: str, default: Any = None) -> Any:
-        """A remembered fact."""
+        """One fact, decoded."""
         value = self.facts().get(name)
         return default if value is None else json.loads(value)
 
@@ -317,7 +317,7 @@ class Ledger(LedgerReader):
             )
 
     def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:
-        """The weights went back to train step `step`: open again what later steps trained.
+        """The weights went back to train step `step`: reopen the groups that later steps trained.
 
         Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
         Returns how many closed groups were opened again.

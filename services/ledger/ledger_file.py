@@ -45,11 +45,11 @@ class LedgerFile:
 
     @property
     def behind(self) -> bool:
-        """There are transactions that the file does not have."""
+        """Whether the file lacks transactions."""
         return self.connection is not self._file
 
     def execute(self, statement: str, values: _Values = ()) -> sqlite3.Cursor:
-        """Ask for something, or change something within a `transaction`."""
+        """Execute a query, or a change within a `transaction`."""
         if self._now is not None:
             self._now.append((statement, values))
         try:
@@ -61,7 +61,7 @@ class LedgerFile:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is executed within is done, or none of it."""
+        """A transaction: all statements within take effect, or none."""
         self._now = []
         try:
             self.execute("BEGIN IMMEDIATE")
@@ -99,7 +99,7 @@ class LedgerFile:
         self.connection.close()
 
     def _go_on_in_memory(self, begun: list[_Statement]) -> sqlite3.Cursor:
-        """Do what the transaction in progress has done so far again, in memory."""
+        """Repeat the transaction in progress in memory."""
         self._undo()
         memory = sqlite3.connect(":memory:", isolation_level=None)
         self._file.backup(memory)

@@ -55,7 +55,7 @@ def http_api(runs: Runs) -> FastAPI:
 
     @app.get("/{run_id}")
     async def status(run_id: str) -> RunStatus:
-        """Where a run stands."""
+        """The status of a run."""
         return runs.get(run_id).status()
 
     @app.post("/{run_id}/stop")

@@ -15,7 +15,7 @@ class Changes:
         self._waiters: list[asyncio.Future[None]] = []
 
     def notify(self) -> None:
-        """Say that something changed."""
+        """Wake every waiter."""
         self.count += 1
         for waiter in self._waiters:
             if not waiter.done():

@@ -8,7 +8,7 @@ from services.protocol.strict import StrictModel
 
 
 class OrchestratorConfig(StrictModel):
-    """How the orchestrator works, whatever the run.
+    """Settings of the orchestrator for all runs.
 
     Attributes:
         access: who may start, see and stop runs.

@@ -8,7 +8,7 @@ _SHOWN = 300  # characters
 
 @dataclass(kw_only=True)
 class Failures:
-    """What is known of the failed sample groups of a run.
+    """Failed sample groups of a run.
 
     Attributes:
         counts: failed groups by reason.
@@ -31,6 +31,6 @@ class Failures:
 
 
 def one_line(text: str) -> str:
-    """A message from elsewhere, on one line and not too long to be read."""
+    """A foreign message on one line, cut to a readable length."""
     line = " ".join(text.split())
     return line if len(line) <= _SHOWN else line[: _SHOWN - 4] + " ..."

@@ -1,4 +1,4 @@
-"""What the weight bus says about the rollout servers, kept fresh by one long poll."""
+"""The rollout servers as the weight bus shows them, updated by one long poll."""
 
 import asyncio
 import time
@@ -31,7 +31,7 @@ class Fleet:
         """Replicas that have a lease, or lost it only until an update is through."""
 
     async def watch(self) -> None:
-        """Follow the table until cancelled; a bus that is away is asked again.
+        """Follow the table until cancelled; a bus that does not answer is asked again.
 
         A bus that may have restarted knows no staleness bound: the bound is sent again
         until the bus has it, before any table of it is used.
@@ -90,7 +90,7 @@ class Fleet:
                 return
 
     async def want_replicas(self, replicas: int) -> None:
-        """Say how many replicas the run has work for; it holds for a minute.
+        """Report the number of replicas that the run has work for; the bus forgets it in a minute.
 
         Raises:
             NotReady: the bus is away.

@@ -1,1 +1,1 @@
-"""The page: what a run did and does, from its run directory, in a browser."""
+"""The page: a run in a browser, from its run directory."""

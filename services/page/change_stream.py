@@ -34,7 +34,7 @@ class ChangeStream:
 
     @property
     def watched(self) -> int:
-        """Runs that are looked at."""
+        """Number of runs that are watched."""
         return len(self._watches)
 
     def response(self, run: RunFolder) -> Response:
@@ -63,7 +63,7 @@ class ChangeStream:
 
 
 class _Watch:
-    """Looks at one run for all who follow it."""
+    """Watches one run for all its followers."""
 
     def __init__(self, run: RunFolder, look_s: float) -> None:
         self._run, self._look_s = run, look_s
@@ -110,7 +110,7 @@ class _Watch:
 
 
 class _Stream(StreamingResponse):
-    """Holds its place from before its first byte until its browser has gone."""
+    """Follows the run from before its first byte until the browser disconnects."""
 
     def __init__(self, changes: ChangeStream, run: RunFolder, *, beat_s: float) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -1,4 +1,4 @@
-"""The runs of a cluster, and what the cluster says of itself."""
+"""The runs and the state of a cluster."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ _log = Log("page")
 
 
 class ClusterRunStore:
-    """Asks orchestrator, router and weight bus now and then, and remembers what they said.
+    """Asks orchestrator, router and weight bus at intervals, and keeps their newest answers.
 
     Run directories are read from the file system that this process shares with the
     orchestrator, so that a browser that looks at a run costs the run nothing.
@@ -38,7 +38,7 @@ class ClusterRunStore:
         self._problem = "nothing was heard yet"
 
     async def follow(self) -> None:
-        """Ask until cancelled; what does not answer is shown as it was, with the reason."""
+        """Ask until cancelled; without an answer the one before is shown, with the reason."""
         timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
         async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
             while True:
@@ -49,7 +49,7 @@ class ClusterRunStore:
                 await asyncio.sleep(self._config.look_s)
 
     async def _look(self, http: aiohttp.ClientSession) -> str:
-        """Ask each of them; returns why some did not answer, empty if all did."""
+        """Ask each service; returns why some did not answer, empty if all did."""
         problems = []
         for ask in (self._ask_runs, self._ask_load, self._ask_members):
             try:
@@ -93,7 +93,7 @@ class ClusterRunStore:
         return self._folders.get(run_id, lambda: self._statuses[run_id]["run_dir"], field="run_dir")
 
     def status(self, run_id: str) -> dict[str, Any] | None:
-        """What the orchestrator said of it last."""
+        """The newest status from the orchestrator."""
         return self._statuses.get(run_id)
 
     def live(self) -> dict[str, Any] | None:

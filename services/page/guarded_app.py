@@ -1,4 +1,4 @@
-"""Headers that keep whatever a model writes from being run or sent anywhere."""
+"""Headers that keep a browser from running or sending text of a model."""
 
 from typing import Any
 

@@ -179,7 +179,7 @@ def _add_trajectories(app: FastAPI, store: RunStore) -> None:
 def _add_timeline(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs/{run_id}/timeline")
     def timeline(run_id: str, asked: Annotated[TimelineQuery, Query()]) -> Any:
-        """How busy each lane was in equal parts of a time, and who had the admission slots."""
+        """How busy each lane was in equal parts of a time, and the use of admission slots."""
         return store.open(run_id).timeline(asked.since, asked.until, asked.bins)
 
     @app.get("/api/runs/{run_id}/moment")

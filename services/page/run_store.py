@@ -21,7 +21,7 @@ class RunGone(NoSuchRun):
 
 
 class OpenFolders:
-    """Folders by run id, those asked for last: each holds indexes of its files in memory."""
+    """The folders opened last, by run id; each holds indexes of its files in memory."""
 
     def __init__(self, most: int = _MOST_OPEN) -> None:
         self._most = most
@@ -29,7 +29,7 @@ class OpenFolders:
         self._turn = Lock()
 
     def get(self, run_id: str, find: Callable[[], str | Path], *, field: str) -> RunFolder:
-        """The folder of a run; `find` is asked for its path where it is not open.
+        """The folder of a run; `find` returns its path if it is not open.
 
         Raises:
             RunGone: it was there before.
@@ -47,7 +47,7 @@ class OpenFolders:
 
 
 class RunStore(Protocol):
-    """Where runs are found."""
+    """A source of runs."""
 
     def runs(self) -> list[dict[str, Any]]:
         """A line about each, newest first."""
@@ -60,10 +60,10 @@ class RunStore(Protocol):
         """
 
     def status(self, run_id: str) -> dict[str, Any] | None:
-        """What the run says of itself now; None where only its files can be asked."""
+        """The run's status; None if only its files can be read."""
 
     def live(self) -> dict[str, Any] | None:
-        """What the cluster says now; None where there is none to ask."""
+        """The state of the cluster; None without one."""
 
 
 class FolderRunStore:

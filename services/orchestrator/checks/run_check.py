@@ -1,4 +1,4 @@
-"""What in a run file cannot go well, with the field to change: the same before a run and at
+"""Problems of a run file, each with the field to change: the same before a run and at
 its start, as far as the services that it meets are known."""
 
 import asyncio
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class DeploymentFacts:
-    """What is known of the services that a run meets; None: nothing.
+    """Facts about the services of a deployment; None where a fact is not known.
 
     Attributes:
         environments: the orchestrator runs Python code that run files name.
@@ -60,7 +60,7 @@ async def deployment_facts(
     *,
     resumed: bool,
 ) -> DeploymentFacts:
-    """What the services say of themselves; one that is away is not waited for."""
+    """Ask the services for their facts; a service that does not answer is left out."""
     table, state, load = await asyncio.gather(
         _answer(bus.watch(-1, _ANSWER_S)), _answer(trainer.state()), router
     )
@@ -87,7 +87,7 @@ async def _answer(call: Awaitable[_T]) -> _T | None:
 
 
 def refuse(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> None:
-    """Refuse a run that cannot go well.
+    """Refuse a run that would fail.
 
     Raises:
         InvalidInput: the first of its `problems`.
@@ -97,7 +97,7 @@ def refuse(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> None:
 
 
 def problems(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> Iterator[InvalidInput]:
-    """What would fail or do nothing, each with the field to change."""
+    """Settings that would fail or do nothing, each with the field to change."""
     yield from _of_algorithm(run)
     yield from _of_tasks(run, tasks)
     yield from _of_rollout(run, facts)
@@ -107,7 +107,7 @@ def problems(run: RunConfig, tasks: TaskTable, facts: DeploymentFacts) -> Iterat
 
 
 def trajectories(run: RunConfig) -> int:
-    """Of one train step."""
+    """Trajectories of one train step."""
     return run.batch_groups * run.group_size
 
 
@@ -199,7 +199,7 @@ def _of_trainer(run: RunConfig, facts: DeploymentFacts) -> Iterator[InvalidInput
 
 
 def check_paths(run: RunConfig) -> None:
-    """Refuse a folder or a task file that cannot be one.
+    """Refuse paths that no file system takes.
 
     Raises:
         InvalidInput: the first of them.
@@ -225,7 +225,7 @@ def _can_be_a_path(text: str) -> bool:
 
 
 def check_environments(run: RunConfig) -> None:
-    """Refuse an environment whose file is not here.
+    """Refuse an environment whose file does not exist here.
 
     Raises:
         InvalidInput: the first of them.

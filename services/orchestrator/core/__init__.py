@@ -1,1 +1,1 @@
-"""What every part of a run shares: the book of sample groups, its events, the schedule."""
+"""Shared by all parts of a run: the book of sample groups, its events, the schedule."""

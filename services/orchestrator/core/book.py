@@ -32,7 +32,7 @@ from services.protocol.trajectory import Trajectory
 
 
 class GroupBook:
-    """Of one run.
+    """The sample groups of one run.
 
     Args:
         run_id: the run.
@@ -110,15 +110,15 @@ class GroupBook:
         self._emit(GroupScored(group_id=group_id, scores=scores))
 
     def attempt_ended(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
-        """A rollout ended, well or not; `oldest_version` is None where it made nothing of use."""
+        """A rollout ended; `oldest_version` is None if it failed."""
         self.ledger.rolled_out(group_id, oldest_version=oldest_version, tokens=tokens)
 
     def discard(self, group_id: int, *, reason: str) -> int:
-        """What a group has is of no use; the number of its next attempt."""
+        """Throw away what a group has; returns the number of its next attempt."""
         return self.ledger.retry(group_id, reason=reason)
 
     def restart(self, group: LedgerGroup, version: int | None, *, reason: str) -> LedgerGroup:
-        """Start a group over in the slot that it holds; None: no replica serves a version now."""
+        """Start a group over in its slot; `version` is None while no replica serves one."""
         attempt = self.discard(group.group_id, reason=reason)
         if version is not None:
             self.ledger.restart(group.group_id, version=version)
@@ -128,7 +128,7 @@ class GroupBook:
         return again
 
     def keep(self, result: GroupResult) -> None:
-        """Have a finished group's result on disk, so that no kill costs it."""
+        """Write a finished group's result to the ledger, so that no kill costs it."""
         self.ledger.keep_result(result.group.group_id, result.packed())
 
     def ready(self, result: GroupResult, *, trainable: bool) -> None:
@@ -138,7 +138,7 @@ class GroupBook:
         self._emit(GroupReady(group_id=group_id))
 
     def refill(self, result: GroupResult) -> bool:
-        """Filter a group, and have its place in a batch filled by another prompt.
+        """Filter a group and give its place in a batch to another prompt.
 
         Returns:
             False if the place was filled as often as it may be: the group stays open.
@@ -232,7 +232,7 @@ class GroupBook:
         return keep, reopened
 
     def expire_all(self) -> None:
-        """The run has all its train steps: what is in flight is of no use.
+        """The run has all its train steps: close the groups in flight as expired.
 
         The schedule is asked nothing more.
         """
@@ -242,7 +242,7 @@ class GroupBook:
             self._emit(GroupClosed(group_id=group.group_id, ending="expired", reason=reason))
 
     def end(self) -> None:
-        """Nothing more happens."""
+        """The run is over."""
         self._emit(RunOver())
 
 

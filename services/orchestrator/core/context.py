@@ -1,4 +1,4 @@
-"""One run, and what every part of it works with."""
+"""What all parts of a run share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -62,12 +62,12 @@ class RunContext:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Of the run's metrics and log lines."""
+        """Tags of the run's metrics and log lines."""
         return {"run": self.run_id}
 
     @property
     def start(self) -> RunStart:
-        """What the trainer needs to know of the run."""
+        """The run as the trainer is asked to start it."""
         return RunStart(
             run_id=self.run_id,
             checkpoint_dir=str(self.directory.checkpoints),

@@ -41,7 +41,7 @@ def decision(method: F) -> F:
 
 
 def plain(answer: Any) -> Any:
-    """An answer as it reads in the file."""
+    """An answer as plain JSON data."""
     if is_dataclass(answer) and not isinstance(answer, type):
         return {name: plain(value) for name, value in asdict(answer).items()}
     if isinstance(answer, frozenset):

@@ -18,7 +18,7 @@ _log = Log("orchestrator")
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened to a run or its sample groups."""
+    """A transition of a run or its sample groups."""
 
 
 class GroupStarted(Event, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class GroupReady(Event, frozen=True, kw_only=True):
 
 
 class GroupClosed(Event, frozen=True, kw_only=True):
-    """A group has ended; each group that is admitted closes once, but for rollbacks.
+    """A group has ended; each admitted group closes once, except after rollbacks.
 
     Attributes:
         reason: of `ending`, for people.
@@ -70,7 +70,7 @@ class GroupClosed(Event, frozen=True, kw_only=True):
 
 
 class BatchTaken(Event, frozen=True, kw_only=True):
-    """Groups left the open ones for a train step, or to be filtered.
+    """A batch was taken: its groups are trained or filtered next.
 
     Attributes:
         at_bound: one of them is as stale as it may be.
@@ -104,7 +104,7 @@ class RolledBack(Event, frozen=True, kw_only=True):
 
 
 class Idle(Event, frozen=True, kw_only=True):
-    """From now on the trainer waits for `trainer`, None if it trains, and slots are used so."""
+    """The trainer now waits for `trainer` (None: it trains); `slots` shows the use of slots."""
 
     trainer: str | None
     slots: Slots
@@ -112,25 +112,25 @@ class Idle(Event, frozen=True, kw_only=True):
 
 
 class RunOver(Event, frozen=True, kw_only=True):
-    """Nothing more happens: a group that is open stays in flight."""
+    """The run is over; open groups stay in flight."""
 
 
 class TrainingBegan(Event, frozen=True, kw_only=True):
-    """The schedule has nothing open; these settings decide what it says."""
+    """Training begins with an empty schedule of these settings."""
 
     schedule: ScheduleConfig
     batch_groups: int
 
 
 class Observer(Protocol):
-    """Follows what happens; it cannot change it."""
+    """Gets every event; it cannot change the run."""
 
     def on(self, event: Event, /) -> None:
-        """An event, after ledger and schedule have changed."""
+        """Handle an event; ledger and schedule have changed already."""
 
 
 class Observers:
-    """Several observers. One that fails is logged and counted, and costs the others nothing.
+    """Several observers. A failure of one is logged and counted, and the others go on.
 
     Args:
         run_id: the run that they observe.
@@ -141,7 +141,7 @@ class Observers:
         self._tags, self._observers = {"run": run_id}, tuple(observers)
 
     def on(self, event: Event) -> None:
-        """Pass it on to all of them."""
+        """Pass an event to all of them."""
         for observer in self._observers:
             try:
                 observer.on(event)

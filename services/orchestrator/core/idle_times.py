@@ -1,4 +1,4 @@
-"""What the trainer and the rollout wait for, in seconds by cause."""
+"""Idle seconds of trainer and rollout by cause."""
 
 import time
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from services.orchestrator.core.schedule import Slots
 
 
 class IdleTimes:
-    """Adds up idle time between looks; each interval counts as what its beginning showed.
+    """Sums up idle time between looks; an interval counts for the cause at its beginning.
 
     The trainer is idle while it does no train step. Of the rollout, the share of admission
     slots in which nothing is being sampled is idle: a batch's last straggler alone leaves
@@ -29,7 +29,7 @@ class IdleTimes:
                 self.look(trainer=trainer, slots=slots, capacity=capacity)
 
     def look(self, *, trainer: str | None, slots: Slots, capacity: int) -> None:
-        """Something has changed: from now on the trainer waits for this, None if it trains."""
+        """From now on the trainer waits for this; None: it trains."""
         now = time.monotonic()
         self._add(0.0 if self._since is None else now - self._since)
         self._since = now
@@ -51,11 +51,11 @@ class IdleTimes:
         return next(iter(self._now.get("trainer", {})), None)
 
     def waited_s(self, cause: str) -> float:
-        """Seconds in which the trainer waited for this, as far as was looked."""
+        """Seconds in which the trainer waited for this, until the newest look."""
         return self._total["trainer"].get(cause, 0.0)
 
     def take(self) -> dict[str, dict[str, float]]:
-        """Idle seconds by side and cause since this was last asked."""
+        """Idle seconds by side and cause since the last call."""
         taken = {side: dict(causes) for side, causes in self._step.items()}
         for causes in self._step.values():
             causes.clear()
@@ -73,7 +73,7 @@ class IdleTimes:
 
 
 def idle_slots(slots: Slots, capacity: int) -> dict[str, float]:
-    """Shares of the slots in which nothing is sampled, by what keeps them from it.
+    """Shares of the slots that sample nothing, by cause.
 
     `weights`: the weights trained on them are not live; `trainer`: they are being trained;
     `score`: they are being scored; `batch`: they wait for their batch; `admission`: they are

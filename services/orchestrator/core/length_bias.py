@@ -1,4 +1,4 @@
-"""Whether the answers that are trained are as long as those that are sampled."""
+"""Length bias: trained answers may be shorter or longer than sampled ones."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ class LengthBias:
             total[1] += 1
 
     def cut_off(self, count: int, siblings: Sequence[int]) -> None:
-        """So many answers were given up unfinished; `siblings` are the lengths of the others."""
+        """`count` answers were cut off; `siblings` are the lengths of the others of their group."""
         at_least = max([*siblings, _mean(self._sampled) or 0.0])
         self._sampled[0] += count * at_least
         self._sampled[1] += count
@@ -43,7 +43,7 @@ class LengthBias:
 
     @property
     def settled(self) -> bool:
-        """Enough was consumed to say something.
+        """Whether enough answers were consumed for the bias to mean something.
 
         Before, what is still being sampled is longer than what came first, in any schedule.
         """
@@ -66,7 +66,7 @@ class LengthBias:
         return alarming and not before
 
     def take_step(self) -> float | None:
-        """Mean length of the answers that arrived since this was last asked."""
+        """Mean length of the answers that arrived since the last call."""
         mean, self._step_sampled = _mean(self._step_sampled), [0.0, 0]
         return mean
 

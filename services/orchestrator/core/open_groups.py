@@ -1,4 +1,4 @@
-"""The sample groups that no batch has taken, counted so that no question looks at all of them.
+"""Open sample groups, counted so that no question looks at all of them.
 
 Thousands of groups are open at a time, and a schedule is asked at each event what it waits
 for. So ids are kept in order by stage, and groups are counted by stage and by the version
@@ -15,7 +15,7 @@ from math import inf
 
 
 class Stage(IntEnum):
-    """How far an open group is."""
+    """The stage of an open group."""
 
     SAMPLING = 0
     SCORING = 1
@@ -43,7 +43,7 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All of them; a group is changed only through the methods here.
+    """All open groups; only the methods here change a group.
 
     A group's decisive version is that of its oldest token; if tokens are masked that of its
     newest, which is not known (infinite) while more of them come.
@@ -70,13 +70,13 @@ class OpenGroups:
         return iter(self._ids)
 
     def add(self, group: OpenGroup) -> None:
-        """Open a group, or one that was taken again."""
+        """Open a group, or reopen one that a batch had taken."""
         self._groups[group.group_id] = group
         insort(self._ids, group.group_id)
         self._enter(group)
 
     def remove(self, group_id: int) -> OpenGroup:
-        """It is open no more."""
+        """Remove a group from the open ones."""
         group = self._groups.pop(group_id)
         del self._ids[bisect_left(self._ids, group_id)]
         self._leave(group)

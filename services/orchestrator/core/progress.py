@@ -1,4 +1,4 @@
-"""Where a run is, for people and for `GET /v1/runs/{run_id}`."""
+"""The progress of a run, as `GET /v1/runs/{run_id}` shows it."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ _STEPS_TIMED = 20
 
 @dataclass(kw_only=True)
 class Progress:
-    """The mutable face of a run; each field as in `RunStatus`.
+    """State and figures of a run; each field as in `RunStatus`.
 
     Attributes:
         tokens: response tokens received so far, of training rollouts (failed attempts
@@ -84,7 +84,7 @@ class Progress:
         return self.elapsed_before_s + (self._ended or time.monotonic()) - self._started
 
     def enter(self, state: RunState, detail: str) -> None:
-        """Go to a state; `detail` says what happens there."""
+        """Enter a state; `detail` says what the run does in it."""
         self.state, self.detail = state, detail
         if not self.active:
             self._ended = time.monotonic()

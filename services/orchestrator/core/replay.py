@@ -19,7 +19,7 @@ from services.protocol.run.schedule import ScheduleConfig
 
 @dataclass(kw_only=True)
 class Replay:
-    """What came of it.
+    """The result of a replay.
 
     Attributes:
         decisions: lines played, by method.
@@ -33,7 +33,7 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Play the decisions in a file until one comes out otherwise.
+    """Play the decisions of a file until one differs.
 
     Raises:
         InvalidInput: there is no such file, or it does not begin as one.
@@ -67,7 +67,7 @@ def replay(path: Path) -> Replay:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered from 1; without those that a kill cut short."""
+    """Lines with their numbers from 1; lines that a kill cut short are left out."""
     if not path.is_file():
         fix = f"Give the directory of a run: it holds no {path.name}."
         raise InvalidInput("run_dir", str(path.parent), fix)
@@ -86,7 +86,7 @@ def _schedule(given: dict[str, Any]) -> Schedule:
 
 
 def _decide(schedule: Schedule, method: str, given: dict[str, Any]) -> Any:
-    """The answer as it reads in a file, or the error for people."""
+    """The answer as plain data, or the error for people."""
     if method not in DECISIONS:
         return f"not a decision: one of {', '.join(sorted(DECISIONS))}"
     try:

@@ -1,4 +1,4 @@
-"""What a sample group becomes once it is rolled out and scored."""
+"""The result of a sample group that is rolled out and scored."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -69,12 +69,12 @@ class GroupResult:
         return max(graded.trajectory.newest_version for graded in self.graded)
 
     def packed(self) -> bytes:
-        """All of it but `group` and `task`, to be kept on disk."""
+        """Bytes for the ledger: all fields but `group` and `task`."""
         return msgspec.msgpack.encode((self.graded, self.ungraded, self.rollout_s, self.score_s))
 
     @classmethod
     def unpacked(cls, packed: bytes, *, group: LedgerGroup, task: Task) -> Self:
-        """What `packed` gave.
+        """The result from bytes that `packed` returned.
 
         Raises:
             msgspec.MsgspecError: it is damaged, or another version of Millrace wrote it.
@@ -90,7 +90,7 @@ class GroupResult:
         )
 
     def as_train_group(self, min_version: int) -> TrainGroup:
-        """What the trainer takes; tokens of versions before this one carry no gradient."""
+        """The group for the trainer; tokens of versions before `min_version` carry no gradient."""
         return TrainGroup(
             group_id=self.group.group_id,
             trajectories=tuple(

@@ -1,4 +1,4 @@
-"""Which sample groups may start and which are trained next: pure decisions, no waiting.
+"""The schedule: which sample groups may start and which are trained next, without waiting.
 
 A slot is charged when a group is admitted and freed when the weights trained on it are
 live on the replicas. The staleness bound is hard in every way to keep it: a batch holds
@@ -36,7 +36,7 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """What the admission slots are used for.
+    """Admission slots by use.
 
     Attributes:
         sampling: groups being sampled.
@@ -92,7 +92,7 @@ class Schedule:
 
     @property
     def slots(self) -> Slots:
-        """What the slots are used for now."""
+        """Admission slots by use now."""
         updating = sum(self._not_live.values())
         used = len(self._open) + len(self._taken) + updating
         return Slots(
@@ -116,7 +116,7 @@ class Schedule:
 
     @property
     def _in_time(self) -> int:
-        """Further groups that can be trained before what is sampled now exceeds the bound.
+        """Number of further groups that can be trained within the staleness bound.
 
         Of so old a version that no batch may hold it, none is begun. A batch may grow to hold
         all the others, unless that is to be avoided.
@@ -213,7 +213,7 @@ class Schedule:
         return max(too_late, in_order)
 
     def lacks_samples(self, trainer_version: int) -> bool:
-        """Whether the next batch needs more than scores for what is rolled out."""
+        """Whether the next batch needs more rollouts, and not only scores."""
         if self._must_hold((Stage.SAMPLING,), trainer_version):
             return True
         return len(self._open) - self._open.count(Stage.SAMPLING) < self.batch_groups

@@ -29,7 +29,7 @@ _log = Log("orchestrator")
 
 @dataclass(kw_only=True)
 class _Asked:
-    """A task that was asked, and what came.
+    """A task and the answers to it.
 
     Attributes:
         scores: by the index of the answer; of an episode with several trajectories the last.
@@ -62,7 +62,7 @@ class Evaluator:
         step: int,
         min_version: int | None,
     ) -> Evaluation:
-        """Ask every task of a set; what fails is counted, not raised.
+        """Ask every task of a set; failures are counted, not raised.
 
         No token is older than `min_version`; newer ones come while training goes on.
         """

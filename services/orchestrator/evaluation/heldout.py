@@ -1,4 +1,4 @@
-"""When the held-out sets of a run are measured, and what is remembered of it."""
+"""Held-out sets of a run: when they are measured, and the newest results."""
 
 import asyncio
 from functools import partial
@@ -19,7 +19,7 @@ _log = Log("orchestrator")
 
 
 class HeldOut:
-    """The held-out sets of one run; as an async context it ends what it began.
+    """The held-out sets of one run; the async context cancels evaluations at its end.
 
     Between the first and the last train step they are measured beside training: what fails
     there is counted and costs the run nothing.
@@ -37,15 +37,15 @@ class HeldOut:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        """Nothing runs yet."""
+        """Enter the context; no evaluation runs yet."""
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Cancel what still runs."""
+        """Cancel evaluations that still run."""
         await cancel(self._running.values())
 
     def start_due(self) -> None:
-        """Begin what is due after the train step just done; waits for nothing."""
+        """Start the evaluations that are due after the newest train step, without waiting."""
         step = self._progress.step
         if step >= self._steps:
             return  # what comes now is the evaluation of the whole run

@@ -1,1 +1,1 @@
-"""Runs from their files to their ends: start, stages, resume, stop."""
+"""The life of a run: start, stages, resume, stop."""

@@ -1,4 +1,4 @@
-"""What is left to do when a run is over: each part on its own, and none may raise.
+"""The last steps of a run; each part runs on its own, and none may raise.
 
 A run that broke on a full disk breaks here again; it must still be seen to have ended.
 """
@@ -22,7 +22,7 @@ _log = Log("orchestrator")
 
 
 class RunEnding:
-    """The last steps of one run; a part that fails is logged and counted."""
+    """Ends one run; a part that fails is logged and counted."""
 
     def __init__(self, context: RunContext, book: GroupBook, record: RunRecord) -> None:
         self._trainer, self._fleet = context.peers.trainer, context.fleet
@@ -55,7 +55,7 @@ class RunEnding:
             self.failed("lag_bound", error)
 
     async def close_record(self) -> None:
-        """Have all that was recorded of steps and groups in its files."""
+        """Write all records of steps and groups to their files."""
         try:
             await self._record.close()
         except Exception as error:  # noqa: BLE001  the edge of a run's life
@@ -86,7 +86,7 @@ class RunEnding:
         return counts
 
     def explain(self, error: BaseException) -> str:
-        """What an unexpected error was; its traceback goes to the run directory."""
+        """Describe an unexpected error; its traceback goes to the run directory."""
         trace = "".join(traceback.format_exception(error))
         _log.warning("run_broke", run=self._progress.run_id, error=trace)
         while isinstance(error, BaseExceptionGroup):

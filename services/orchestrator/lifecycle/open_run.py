@@ -1,4 +1,4 @@
-"""Which run is open, for the orchestrator that comes after this one.
+"""The open run, noted for the next orchestrator.
 
 A process that is killed says nothing, so it is noted when a run begins and erased when the run
 has ended. A run that was asked to end does not come back; one whose orchestrator was killed,
@@ -29,17 +29,17 @@ class Note(Protocol):
     """A text that outlives the process; every method may raise `NotReady`."""
 
     async def write(self, text: str) -> None:
-        """Put it in the place of what was there."""
+        """Write a text in place of the one before."""
 
     async def read(self) -> str | None:
-        """What was written last, None for nothing."""
+        """The newest text; None if there is none."""
 
     async def erase(self) -> None:
-        """Forget it."""
+        """Erase the text."""
 
 
 class OpenRun:
-    """The run that a new orchestrator must go on with.
+    """The run that a new orchestrator resumes.
 
     Args:
         note: where it is kept.
@@ -62,7 +62,7 @@ class OpenRun:
             _log.warning("run_note_not_erased", why=str(error))
 
     async def noted(self) -> RunRequest | None:
-        """What was left open; None: nothing, or it cannot be known."""
+        """The request of the open run; None if there is none or the note cannot be read."""
         try:
             request, _ = await self._read()
         except (NotReady, InvalidInput) as error:
@@ -71,7 +71,7 @@ class OpenRun:
         return request
 
     async def again(self) -> RunRequest | None:
-        """What to go on with; None: nothing, or it has come back too often."""
+        """The request to resume; None if there is none or the run was resumed too often."""
         try:
             request, noted = await self._read()
             if request is None:
@@ -120,7 +120,7 @@ class PendingResume:
         return self._stop.is_set()
 
     def status(self) -> RunStatus:
-        """What it waits for; how far it was, its files know."""
+        """The status while it waits; only its files know its progress."""
         return self.progress.status(ledger=LedgerCounts(), live_replicas=0)
 
     def trajectories(self, limit: int) -> list[dict[str, Any]]:
@@ -128,15 +128,15 @@ class PendingResume:
         return RunDirectory(self.progress.run_dir).trajectories(limit)
 
     def stop(self, *, keep_progress: bool = True) -> None:
-        """Wait no more; there is no progress yet that could be kept, or not."""
+        """End the wait; there is no new progress to keep."""
         self._stop.set()
 
     async def has_space(self) -> bool:
-        """Whether the run can go on now."""
+        """Whether the run can be resumed now."""
         return await self._disk.has_space()
 
     async def wait(self) -> None:
-        """Until the run can go on, or is asked to end.
+        """Wait until the run can be resumed, or is asked to end.
 
         Raises:
             RunFailed: it could not within the deadline.
@@ -145,7 +145,7 @@ class PendingResume:
         await race({"disk": space, "run-stop": self._stop.wait()})
 
     def end(self, state: RunState, detail: str) -> None:
-        """The run does not go on here."""
+        """The run is not resumed here."""
         tags = {"run": self.progress.run_id}
         for gauge in (RunMetrics.disk_full, RunMetrics.disk_free):
             gauge.forget(tags)

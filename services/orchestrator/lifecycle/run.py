@@ -1,4 +1,4 @@
-"""One run: what it is made of, and what it does."""
+"""One run: its parts, and what it does."""
 
 import asyncio
 from collections import Counter
@@ -107,7 +107,7 @@ class Run:
         self._counts = LedgerCounts()
 
     def status(self) -> RunStatus:
-        """Where the run is."""
+        """The status of the run."""
         if self.progress.active:
             self._counts = self._book.ledger.counts()
         live_replicas = len(self._context.fleet.leased)
@@ -151,7 +151,7 @@ class Run:
         self._stop.set()
 
     async def execute(self) -> None:
-        """Live the whole life of the run; ends in one of the three last states."""
+        """Run from start to end; ends in one of the three last states."""
         with run_log(self._context.directory.path, self.progress.run_id):
             work = asyncio.create_task(self._work(), name="run")
             stop = asyncio.create_task(self._stop.wait(), name="run-stop")
@@ -190,7 +190,7 @@ class Run:
         return RunState.FAILED, self._ending.explain(error)
 
     async def _work(self) -> None:
-        """The stages, and beside them loops; one that breaks ends the stages with its error."""
+        """Run the stages, and loops beside them; a loop that fails ends them with its error."""
         async with self._sampler, self._heldout:
             await race(self._loops() | {"stages": self._stages()})
 
@@ -254,7 +254,7 @@ class Run:
 
 
 def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirectory) -> Progress:
-    """Where the run was when it ended last; a new run remembers nothing."""
+    """The progress of the run at its last end; empty for a new run."""
     settled_after = SETTLED_BATCHES * run.batch_groups * run.group_size
     example = ledger.fact("failure_example", "")
     return Progress(

@@ -46,7 +46,7 @@ class NoSuchRun(KeyError):
 
 
 class EndedRun:
-    """What stays of a run that is over: its last status, and its folder."""
+    """A run that is over: its last status and its folder."""
 
     def __init__(self, final: RunStatus) -> None:
         self._final = final
@@ -214,7 +214,7 @@ class Runs:
             raise InvalidInput("run_root", run.run_root, fix) from None
 
     def _retire(self, run: Run | PendingResume) -> None:
-        """Keep of an ended run only what is asked for: tasks and peers are let go."""
+        """Keep status and folder of a run that ended, and free its tasks and peers."""
         if self._active is not run:
             return
         self._active = self._life = None
@@ -276,7 +276,7 @@ class Runs:
         return run.status()
 
     async def close(self) -> None:
-        """End everything at once, for shutdown: the next orchestrator goes on with the run."""
+        """End everything at once, for shutdown; the next orchestrator resumes the run."""
         self._closing = True
         while self._active is not None and self._life is not None:
             self._active.stop(keep_progress=False)

@@ -57,7 +57,7 @@ class AdmissionWindow:
                 self._late = True
 
     def look(self, load: RouterLoad | None, *, open_groups: int, starving: bool) -> None:
-        """Take a look at the engines; None where nothing is known of them.
+        """Adapt the window to the load of the engines; None if the router does not answer.
 
         Args:
             load: how full they are.
@@ -95,7 +95,7 @@ def _has_capacity(load: RouterLoad) -> bool:
 
 
 class Admission:
-    """Takes what must be rolled out again first, then new prompts.
+    """Admits groups that must be rolled out again first, then new prompts.
 
     Attributes:
         moved_at: when a group was started last, on the monotonic clock.
@@ -117,7 +117,7 @@ class Admission:
         self.moved_at = 0.0
 
     async def run(self) -> None:
-        """Admit for ever."""
+        """Admit groups until cancelled."""
         self._prompts.position = self._book.ledger.next_position()
         while True:
             seen = self._context.changes.count

@@ -1,4 +1,4 @@
-"""One try at a sample group: its answers are sampled and, each as it arrives, scored."""
+"""An attempt at a sample group: each of its answers is scored as soon as it arrives."""
 
 import asyncio
 import time
@@ -24,7 +24,7 @@ _log = Log("orchestrator")
 
 
 class Answers:
-    """Trajectories as they arrive, each on its way to a score.
+    """The trajectories of an attempt, each sent to be scored as it arrives.
 
     Args:
         trace: headers of the group's span.
@@ -70,7 +70,7 @@ class Answers:
 
     @property
     def lengths(self) -> list[int]:
-        """Sampled tokens of each."""
+        """Sampled tokens of each trajectory."""
         return [sum(trajectory.loss_mask) for _, trajectory, _ in self._arrived]
 
     @property
@@ -130,7 +130,7 @@ def _scored(span: Span, future: asyncio.Future[Score]) -> None:
 
 @dataclass(kw_only=True)
 class Attempt:
-    """What is in progress of a group; each try takes the place of the one before.
+    """The attempt in progress of a group; a retry takes its place.
 
     Attributes:
         request: of the attempt in progress, None while nothing is being sampled.
@@ -144,12 +144,12 @@ class Attempt:
 
     @property
     def tokens(self) -> int:
-        """Sampled in the attempt in progress."""
+        """Tokens sampled in the attempt in progress."""
         return self.answers.tokens if self.answers else 0
 
 
 class Attempts:
-    """Makes them, for all groups of a run."""
+    """Makes the attempts of all groups of a run."""
 
     def __init__(
         self,

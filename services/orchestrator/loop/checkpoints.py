@@ -1,4 +1,4 @@
-"""When the trainer writes a checkpoint, and that none is ahead of the ledger's file."""
+"""Checkpoints of a run; none is ahead of the ledger's file."""
 
 import time
 
@@ -21,7 +21,7 @@ class Checkpoints:
         self._ledger, self._disk, self._timeline = ledger, disk, timeline
 
     async def after_step(self, report: TrainReport) -> float:
-        """Write the one that is due after a train step, if any is; seconds that it took.
+        """Write a checkpoint if one is due after this train step; returns the seconds it took.
 
         The last one must be on disk, and so must one for which the disk was full before; any
         other is written behind the next steps.
@@ -42,7 +42,7 @@ class Checkpoints:
         return took
 
     async def last(self) -> None:
-        """Write one of the newest train step, after which there will be no other.
+        """Write the last checkpoint of the run, of its newest train step.
 
         Raises:
             TrainerLost: in place of the trainer's errors.

@@ -102,12 +102,12 @@ class Groups:
         self._book.close(group_id, ending, reason=reason)
 
     def roll_out_again(self, group: LedgerGroup, version: int, *, reason: str) -> None:
-        """Throw away what an open group has and start over in the same slot."""
+        """Throw away what an open group has, and start it over in its slot."""
         self._abandon(group.group_id)
         self.start(self._book.restart(group, version, reason=reason))
 
     def interrupt(self, group_ids: Iterable[int], min_version: int) -> None:
-        """Have these groups stop where they are, and go on from this version.
+        """Interrupt these groups; they go on from policy version `min_version`.
 
         Their finished siblings keep their results, the others their tokens. Of a group between
         two attempts there is nothing to stop.
@@ -216,7 +216,7 @@ class Groups:
         self._hold(result)
 
     def _hold(self, result: GroupResult) -> None:
-        """Have a finished group wait for its batch."""
+        """Queue a finished group for its batch."""
         self._results[result.group.group_id] = result
         self._book.ready(result, trainable=result.trainable or self._takes_all)
 

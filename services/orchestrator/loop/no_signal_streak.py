@@ -19,7 +19,7 @@ class NoSignalStreak:
         self._begin()
 
     def clear(self) -> None:
-        """A group taught something: begin again."""
+        """A group had different rewards: the streak ends."""
         self._taught += 1
         self._begin()
 
@@ -48,7 +48,7 @@ class NoSignalStreak:
 
     @property
     def full(self) -> bool:
-        """The row is so long that nothing more is to be expected."""
+        """The streak is so long that the run should end."""
         return self._groups >= self._most
 
     def ending(self) -> str:

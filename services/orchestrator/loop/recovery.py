@@ -1,4 +1,4 @@
-"""Bringing the trainer back, and the run with it."""
+"""Starting the trainer, and bringing it back after a loss."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ class RunFailed(RuntimeError):
 
 
 class TrainerLost(RuntimeError):
-    """A call to the trainer did not do what it should have, whatever the reason."""
+    """A call to the trainer failed, for any reason."""
 
 
 async def ask(call: Awaitable[T]) -> tuple[T, float]:

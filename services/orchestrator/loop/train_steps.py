@@ -42,7 +42,7 @@ class TrainerIdle:
             self.look()
 
     def look(self) -> None:
-        """The answer may have changed."""
+        """Report what the trainer waits for now."""
         working = self._training and not self._progress.disk_full
         self._book.trainer_waits_for(None if working else self._waits_for())
 
@@ -66,7 +66,7 @@ class TrainerIdle:
 
 
 class TrainSteps:
-    """Makes them, one after another.
+    """Makes the train steps, one after another.
 
     Attributes:
         lock: held from a train call until the ledger and the checkpoint agree with it.
@@ -121,7 +121,7 @@ class TrainSteps:
     async def _train(
         self, step: int, batch: Selection, results: list[GroupResult]
     ) -> tuple[TrainReport, float]:
-        """The trainer's part, within the traces of its groups."""
+        """Call the trainer, within the traces of the groups."""
         trained = results[: len(batch.train)]
         span = self._traces.training(batch.train, step)
         work = TrainBatch(

@@ -48,7 +48,7 @@ class TrainingLoop:
         self._moved_at = 0.0
 
     async def run(self, trainer_version: int) -> str:
-        """Train until all steps are done or there is nothing left to learn; which of the two.
+        """Train until all steps are done or nothing is left to learn; returns which of the two.
 
         Raises:
             RunFailed: with the reason for people.
@@ -109,13 +109,13 @@ class TrainingLoop:
             await self._changes.after(seen, RECHECK_S)
 
     def _interrupt(self) -> None:
-        """What is being sampled goes on under the weights of a batch that is full."""
+        """Interrupt rollouts in progress once a batch is full, if the schedule says so."""
         version = self._idle.version
         self._groups.interrupt(self._schedule.interrupted(version), version + 1)
 
     @property
     def _stall_s(self) -> float:
-        """Longer than all the deadlines together of a group that was admitted last.
+        """A time longer than all deadlines of one group together.
 
         A batch may take longer, as places in it are filled again and again.
         """
@@ -170,7 +170,7 @@ class TrainingLoop:
     # Recovery
 
     async def _recover(self, error: TrainerLost, results: Sequence[GroupResult]) -> None:
-        """Go back to the newest checkpoint; what later steps trained is rolled out again.
+        """Go back to the newest checkpoint; groups that later steps trained are rolled out again.
 
         Admission and rollouts go on meanwhile. Those in progress, and the `results` of a batch
         that was not trained, are used as far as the staleness bound allows under the new version.

@@ -14,7 +14,7 @@ _QUESTIONS = frozenset(("free_slots", "interrupted", "live", "overdue", "select"
 
 
 class DecisionLog:
-    """Appends decisions to a file; nothing follows where one is missing.
+    """Appends decisions to a file; after a lost line it writes nothing more.
 
     What is lost with a kill is at its end.
     """
@@ -34,12 +34,12 @@ class DecisionLog:
                 self.close()
 
     def open(self, given: dict[str, Any]) -> None:
-        """A schedule begins with nothing open; `given` is what it is made of."""
+        """An empty schedule begins; `given` has its settings."""
         self._open = True
         self._journal.write([BEGIN, given, None])
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the file."""
         self._open = False
         self._journal.close()
 

@@ -1,4 +1,4 @@
-"""What is written down of every sample group, and of some of them token by token."""
+"""Records of every sample group, and of some groups token by token."""
 
 import asyncio
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ class GroupRecord:
         self._tokens.flush()
 
     async def close(self) -> None:
-        """Nothing more comes."""
+        """Close the files."""
         try:
             await self.tokens_written()
         finally:
@@ -114,7 +114,7 @@ def trajectory_line(result: GroupResult, index: int, step: int) -> dict[str, Any
 
 
 def _numbers(graded: Graded, detail: TokenDetail | None) -> dict[str, Any]:
-    """Of each token; `trainer` and `advantages` are null where a token carried no gradient."""
+    """Numbers of each token; `trainer` and `advantages` are null where it has no gradient."""
     trajectory = graded.trajectory
     kept = trajectory.response_token_ids[:MOST_TOKENS]
     numbers: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The trace of each sample group, from its admission until the weights it changed are live.
+"""Metrics and traces of sample groups, from admission until the trained weights are live.
 
 A train step belongs to every group of its batch. It is a child of the first that is traced,
 and linked to the others, whose own `train` spans name it.
@@ -81,7 +81,7 @@ class GroupTraces:
         self._groups[group_id] = group
 
     def of(self, group_id: int) -> dict[str, str]:
-        """Headers of the group's span, for what is done for it; `{}` where there is none."""
+        """Headers of the group's span, for calls made for it; `{}` without one."""
         return self._groups[group_id].headers if group_id in self._groups else {}
 
     def _taken(self, group_ids: Iterable[int]) -> None:
@@ -89,7 +89,7 @@ class GroupTraces:
             self._waiting.pop(group_id, tracing.OFF).end()
 
     def _closed(self, event: GroupClosed) -> None:
-        """It ended; one that was trained is followed until its weights are live."""
+        """End the span of a closed group, unless its trained weights are not live yet."""
         self._waiting.pop(event.group_id, tracing.OFF).end()
         group = self._groups.pop(event.group_id, None)
         if group is None:
@@ -100,7 +100,7 @@ class GroupTraces:
         group.end()
 
     def training(self, group_ids: Iterable[int], step: int) -> Span:
-        """Their batch is trained; the span of the step, to be ended by the caller."""
+        """Begin the span of the train step of these groups; the caller ends it."""
         traced = [group_id for group_id in group_ids if group_id in self._groups]
         if not traced:
             return tracing.OFF
@@ -113,7 +113,7 @@ class GroupTraces:
         return train
 
     def _trained(self, group_ids: Iterable[int], version: int) -> None:
-        """The weights trained on them are published; they are live when replicas serve them."""
+        """The weights trained on these groups are published, and not live yet."""
         groups = [self._groups.pop(one) for one in group_ids if one in self._groups]
         if not groups:
             return
@@ -132,7 +132,7 @@ class GroupTraces:
                 group.end()
 
     def _close(self) -> None:
-        """The run is over: what is open is left unfinished."""
+        """The run is over: end open spans as unfinished."""
         self._taken(list(self._waiting))
         for _, spans in self._pushing:
             for push, group in spans:

@@ -1,4 +1,4 @@
-"""Brings what the weight bus knows of pushes to the run's timeline."""
+"""Copies pushes from the weight bus to the run's timeline."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ _LAST_LOOK_S = 2.0
 
 
 class PushRecord:
-    """Knows which outcomes were written, so that each is written once.
+    """Writes each outcome of a push once.
 
     Args:
         before: what the bus knew before the run: pushes of another one, or those that this one
@@ -29,7 +29,7 @@ class PushRecord:
         }
 
     def write(self, records: tuple[VersionRecord, ...]) -> None:
-        """Add the outcomes that are new; one whose start is not known begins at its end."""
+        """Add new outcomes; an outcome without a known start begins at its end."""
         seen = set()
         for record in records:
             for outcome in record.outcomes:
@@ -55,7 +55,7 @@ class PushRecord:
 
 
 async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> None:
-    """Ask after every change of what replicas serve, until cancelled, and then once more."""
+    """Ask the bus after every change of served versions until cancelled, and once at the end."""
     record, seen = PushRecord(timeline, await _known(bus)), -1
     try:
         while True:
@@ -75,7 +75,7 @@ async def follow_pushes(bus: WeightBus, fleet: Fleet, timeline: Timeline) -> Non
 
 
 async def _known(bus: WeightBus) -> tuple[VersionRecord, ...]:
-    """What the bus knows of when it first answers."""
+    """The pushes that the bus knows when it first answers."""
     while True:
         try:
             return await bus.versions()

@@ -1,4 +1,4 @@
-"""How many rollout replicas a run has work for, from what its trainer waits for."""
+"""Number of rollout replicas that a run has work for, from what its trainer waits for."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ class ReplicaDemand:
         self._wanted = 0
 
     def look(self, *, waited: float, ready: int, live: int) -> int:
-        """The replicas wanted after a look.
+        """The number of replicas wanted after this look.
 
         Args:
             waited: share of the time since the last look in which the trainer waited for

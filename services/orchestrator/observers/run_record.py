@@ -1,4 +1,4 @@
-"""What is written down about a run: each train step, and the summary."""
+"""Records of a run: each train step, and the summary."""
 
 import shutil
 import time
@@ -23,7 +23,7 @@ _log = Log("orchestrator")
 
 
 class RunRecord:
-    """Brings what happened to the run directory, the ledger's facts, metrics and log."""
+    """Writes records to the run directory, the ledger's facts, metrics and log."""
 
     def __init__(self, context: RunContext, ledger: Ledger, trackers: Trackers) -> None:
         self._directory = directory = context.directory
@@ -76,11 +76,11 @@ class RunRecord:
             _log.warning("ledger_imbalance", **self.tags, imbalance=imbalance)
 
     async def settled(self) -> None:
-        """Until all of the newest step is written."""
+        """Wait until all records of the newest step are written."""
         await self._groups.tokens_written()
 
     def detailed(self, batch: Selection) -> tuple[int, ...]:
-        """The sample groups of a batch that are kept token by token."""
+        """Sample groups of a batch that are recorded token by token."""
         return batch.train[: self._samples]
 
     def on(self, event: Event) -> None:
@@ -106,7 +106,7 @@ class RunRecord:
         self._fresh.append(evaluation)
 
     def show(self, results: list[GroupResult], *, step: int) -> None:
-        """Keep an answer of each for people to read; `step` is the newest train step."""
+        """Record one answer of each group for people to read; `step` is the newest train step."""
         lines = (trajectory_line(result, 0, step) for result in results)
         self._directory.append_trajectories(lines)
 
@@ -188,7 +188,7 @@ class RunRecord:
             _log.warning("length_bias", **self.tags, bias=round(line["length_bias"], 3))
 
     def _rolled_back(self, step: int) -> None:
-        """Steps above `step` are done again: forget them."""
+        """Steps above `step` are done again: remove their records."""
         if self._directory.truncate_metrics(step):
             self.trackers.rolled_back(step)
         self._fresh = [one for one in self._fresh if one.step <= step]
@@ -197,13 +197,13 @@ class RunRecord:
         self._progress.evaluations = before | after
 
     async def close(self) -> None:
-        """Nothing more is written but the summary."""
+        """Close all files; only the summary is written later."""
         self.timeline.close()
         self._directory.close()
         await self._groups.close()
 
     def forget(self) -> None:
-        """Let the run's gauges disappear: they are of a run in progress."""
+        """Remove the run's gauges: they show a run in progress."""
         for metric in vars(RunMetrics).values():
             if isinstance(metric, Gauge):
                 metric.forget(self.tags)
@@ -240,7 +240,7 @@ class RunRecord:
         return summary
 
     def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
-        """Of each held-out set: before training, and the newest of trained weights."""
+        """Results of each held-out set: before training, and the newest of trained weights."""
         measured = [one for one in self._measured if one.pass_rate is not None]
         before = {one.name: one for one in measured if not one.step}
         return before, {one.name: one for one in measured if one.step}

@@ -1,4 +1,4 @@
-"""What happened when in a run, one JSON line a span, for people to see."""
+"""The timeline of a run: one JSON line a span."""
 
 import time
 from pathlib import Path
@@ -36,7 +36,7 @@ class Timeline:
         self._slots: tuple[Slots, float] | None = None
 
     def span(self, lane: str, kind: str, start: float, end: float, **known: Any) -> None:
-        """Add one."""
+        """Add a span."""
         fields = {name: value for name, value in known.items() if value not in (None, "")}
         times = {"start": round(start, 4), "end": round(end, 4)}
         self._journal.add({"lane": lane, "kind": kind, **times, **fields})
@@ -52,7 +52,7 @@ class Timeline:
         self._waiting = (cause, now) if cause is not None else None
 
     def _slots_are(self, slots: Slots) -> None:
-        """Admission slots are used like this from now on; what lasts a moment is left out."""
+        """Admission slots are used like this from now on; short-lived uses are left out."""
         now = time.time()
         if self._slots is not None:
             before, since = self._slots
@@ -73,7 +73,7 @@ class Timeline:
                 self._slots_are(slots)
 
     def _sampled(self, event: GroupSampled) -> None:
-        """A group's answers, from its request to the last one of each replica."""
+        """Spans of a group's answers: from its request to the last answer of each replica."""
         by_replica: dict[str, list[tuple[float, Trajectory]]] = {}
         for at, trajectory in event.arrivals:
             for replica_id in {span.replica_id for span in trajectory.spans}:
@@ -92,7 +92,7 @@ class Timeline:
             )
 
     def _scored(self, event: GroupScored) -> None:
-        """The sandboxes that a group's answers were run in; several answers, one span each."""
+        """Spans of the sandboxes that ran a group's answers."""
         for score in event.scores:
             for use in score.uses:
                 end = use.began_at + use.seconds
@@ -101,7 +101,7 @@ class Timeline:
                 self.span(lane, "score", use.began_at, end, group=event.group_id, verdict=verdict)
 
     def trained(self, report: TrainReport, started: float, seconds: float) -> None:
-        """A train step: the call, and what each rank did in it."""
+        """Spans of a train step: the call, and the phases of each rank."""
         self.span(
             "trainer",
             "train",
@@ -117,10 +117,10 @@ class Timeline:
                 at += took
 
     def flush(self) -> None:
-        """Have what was written seen by others."""
+        """Write buffered lines to the file."""
         self._journal.flush()
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the files."""
         self._trainer_waits(None)
         self._journal.close()

@@ -1,4 +1,4 @@
-"""The process in which a user's environment runs, apart from the orchestrator.
+"""The process that runs a user's environment.
 
 A worker reads orders and writes outcomes, one JSON object a line. An environment may block,
 print, leak or call `sys.exit`: the orchestrator sees an outcome, or another worker.
@@ -48,7 +48,7 @@ class EnvironmentHost:
         self._cancelled: set[int] = set()
 
     def take(self, order: dict[str, Any]) -> None:
-        """Begin an episode, or end one."""
+        """Start or cancel an episode."""
         number = order["id"]
         if "episode" in order:
             episode = asyncio.create_task(self._episode(number, order["episode"]))
@@ -122,7 +122,7 @@ async def _work(rollout: Rollout, replies: BinaryIO) -> None:
 
 
 def serve(name: str, replies: BinaryIO) -> None:
-    """Import an environment once, and fork a worker for it, again whenever one dies."""
+    """Import an environment once, and fork a worker for it; fork another whenever one dies."""
     try:
         rollout = load_rollout(name)
         import_module("services.orchestrator.rollout.policy_client")  # once, not in each worker

@@ -34,7 +34,7 @@ class EpisodeFailed(RuntimeError):
 
 
 class EnvironmentProcess:
-    """Runs episodes in a worker that is replaced when it dies or does not let go of one."""
+    """Runs episodes in a worker, which is replaced when it dies or blocks."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -46,7 +46,7 @@ class EnvironmentProcess:
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Start it and have it import the environment, unless it runs already.
+        """Start the process and import the environment, unless it runs already.
 
         Raises:
             InvalidInput: the environment cannot be imported.
@@ -108,7 +108,7 @@ class EnvironmentProcess:
         return answer
 
     def _give_up(self, process: asyncio.subprocess.Process, worker: int, number: int) -> None:
-        """Have an episode end; a worker that does not do it in time is blocked: replace it."""
+        """Cancel an episode; a worker that does not end it in time is blocked and replaced."""
         _send(process, {"id": number})
         asyncio.get_running_loop().call_later(_GRACE_S, self._kill_if_open, worker, number)
 
@@ -118,7 +118,7 @@ class EnvironmentProcess:
             _kill(worker)
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Bring outcomes to those who wait, until the process has ended."""
+        """Read outcomes until the process ends, and resolve their futures."""
         assert process.stdout is not None
         try:
             while line := await process.stdout.readline():
@@ -139,7 +139,7 @@ class EnvironmentProcess:
             await _end(process)
 
     def _lost(self) -> None:
-        """The worker is gone, and with it every open episode."""
+        """The worker died, and with it every open episode."""
         died = {"reason": "environment_died", "error": "the environment's process ended"}
         for outcome in self._open.values():
             if not outcome.done():
@@ -147,7 +147,7 @@ class EnvironmentProcess:
         self._open.clear()
 
     async def close(self) -> None:
-        """End the process and whatever it started."""
+        """End the process and all processes that it started."""
         if self._reader is not None:
             await cancel([self._reader])
 

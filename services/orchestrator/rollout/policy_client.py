@@ -11,10 +11,10 @@ _ANSWERS = ("/chat/completions", "/completions")
 
 
 class _PolicyClient(AsyncOpenAI):
-    """Sets in every request what the trainer relies on, whatever the environment asked for."""
+    """Sets the fields that the trainer relies on in every request of the environment."""
 
     def sample_with(self, fixed: dict[str, Any], *, max_tokens: int, seed: int) -> None:
-        """From now on, these body fields, at most so many tokens, and seeds from this one."""
+        """Set body fields, a bound on tokens, and the first seed of the calls from now on."""
         self._fixed = fixed
         self._max_tokens = max_tokens
         self._seed = seed
@@ -38,7 +38,7 @@ def connections() -> DefaultAsyncHttpxClient:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyCalls:
-    """How the calls of one episode are made.
+    """Settings of the calls of one episode.
 
     Attributes:
         url: of the router.
@@ -61,7 +61,7 @@ class PolicyCalls:
 
 
 def policy_client(http: DefaultAsyncHttpxClient, calls: PolicyCalls) -> AsyncOpenAI:
-    """A client that makes calls in this way, and no others."""
+    """A client whose calls have these settings."""
     client = _PolicyClient(
         base_url=f"{calls.url}/v1",
         api_key=calls.api_key,

@@ -44,11 +44,11 @@ class Arrived(Protocol):
     """Called with the index of a choice and its trajectory as soon as it is finished."""
 
     def __call__(self, index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
-        """`score` is given where the rollout has one already."""
+        """`score` is given if the rollout has one already."""
 
 
 class Sampler(Protocol):
-    """Whatever rolls out sample groups."""
+    """Rolls out sample groups."""
 
     async def sample(self, request: "RolloutRequest", arrived: Arrived) -> None:
         """Roll out `request.n` choices.
@@ -58,7 +58,7 @@ class Sampler(Protocol):
         """
 
     async def interrupt(self, request: "RolloutRequest", min_version: int) -> int:
-        """Have a rollout in progress stop where it is, and go on from this policy version.
+        """Interrupt a rollout in progress; it goes on from policy version `min_version`.
 
         Returns:
             Sessions of the router that could not be interrupted: they go on as they are.
@@ -86,7 +86,7 @@ class _Unavailable(RolloutFailed):
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRequest:
-    """What is sampled.
+    """A sample group to roll out.
 
     Attributes:
         session: value of the session header.
@@ -232,7 +232,7 @@ class RolloutClient:
 
 
 def _message(text: str) -> str:
-    """What an error says for people: the `message` of OpenAI's shape, else all of it."""
+    """The text of an error for people: `message` of OpenAI's shape, else all of it."""
     try:
         return one_line(json.loads(text)["error"]["message"])
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""Calls of the router beside those that sample."""
+"""Calls of the router besides rollouts: its load, and interruptions."""
 
 import os
 from collections.abc import Mapping
@@ -11,7 +11,9 @@ from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.router import SESSION_HEADER, RouterLoad
 
-_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_LOAD_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
+_INTERRUPT_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
+_log = Log("orchestrator")
 
 
 def key_header(variable: str | None) -> dict[str, str]:
@@ -29,24 +31,20 @@ def key_header(variable: str | None) -> dict[str, str]:
 
 
 async def router_load(config: OrchestratorConfig) -> RouterLoad | None:
-    """What the router says now; None if it does not.
+    """Ask the router for its load; None if it does not answer.
 
     Raises:
         InvalidInput: the variable that shall hold the API key is not set.
     """
     key, url = key_header(config.router_key_env), f"{config.router_url}/v1/load"
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=key) as http:
+        async with aiohttp.ClientSession(timeout=_LOAD_TIMEOUT, headers=key) as http:
             async with http.get(url) as response:
                 if response.status != 200:
                     return None
                 return RouterLoad.model_validate_json(await response.read())
     except (TimeoutError, aiohttp.ClientError, ValidationError):
         return None
-
-
-_ANSWER_S = 10.0
-_log = Log("orchestrator")
 
 
 async def interrupt_session(
@@ -57,7 +55,7 @@ async def interrupt_session(
     min_version: int,
     headers: Mapping[str, str],
 ) -> bool:
-    """Stop what a session's calls are being answered with; they go on from `min_version`.
+    """Interrupt the answers to a session's calls; they go on from `min_version`.
 
     Returns:
         False if the router did not do it: then the answers go on as they are, which costs
@@ -68,7 +66,7 @@ async def interrupt_session(
             f"{router_url}/v1/sessions/{session}/interrupt",
             json={"min_version": min_version},
             headers={**headers, SESSION_HEADER: session},
-            timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+            timeout=_INTERRUPT_TIMEOUT,
         ) as response:
             problem = "" if response.status == 200 else f"status {response.status}"
     except (TimeoutError, aiohttp.ClientError) as error:

@@ -1,4 +1,4 @@
-"""How a run's sample groups are rolled out: one answer each, or episodes of an environment."""
+"""The sampler of a run: single answers, or episodes of an environment."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -11,11 +11,11 @@ from services.protocol.run.orchestrator import RunConfig
 
 
 class RunSampler(Sampler, AbstractAsyncContextManager[Any], Protocol):
-    """What rolls out the groups of one run, open as long as the run lives."""
+    """The sampler of one run, open from its start to its end."""
 
 
 class MixedSampler:
-    """Brings each sample group to the environment of its task; use it as an async context."""
+    """Passes each sample group to the sampler of its task's environment."""
 
     def __init__(self, samplers: Mapping[str | None, RunSampler]) -> None:
         self._samplers = samplers
@@ -46,7 +46,7 @@ class MixedSampler:
 
 
 def run_sampler(run: RunConfig, config: OrchestratorConfig, run_id: str) -> RunSampler:
-    """What the run file asks for."""
+    """The sampler that a run file asks for."""
     samplers = {name: _sampler(name, run, config, run_id) for name in run.environments}
     return next(iter(samplers.values())) if len(samplers) == 1 else MixedSampler(samplers)
 

@@ -1,4 +1,4 @@
-"""Finished trajectories of all groups, brought to the reward service in few calls."""
+"""Scores of finished trajectories, in few calls to the reward service."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _log = Log("orchestrator")
 
 
 class Scorer:
-    """Coalesces score jobs; every job gets a score, if need be that grading failed.
+    """Coalesces score jobs; every job gets a score, which may say that grading failed.
 
     The first job of a call waits a moment for company. While all calls are busy, jobs
     gather, so that a slow reward service is met with larger calls rather than more.
@@ -70,7 +70,7 @@ class Scorer:
             self._slots.release()
 
     async def _graded(self, jobs: list[ScoreJob]) -> dict[str, Score]:
-        """Ask until the deadline; what the service cannot say is an infrastructure error.
+        """Call the service until the deadline; a job without an answer is an infrastructure error.
 
         Jobs with which a replica died are given to another once: they may be why it died.
         """

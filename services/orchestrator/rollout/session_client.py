@@ -16,7 +16,7 @@ _ANSWER_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What is left of a session.
+    """A finished session.
 
     Attributes:
         trajectories: those in which the policy sampled anything.
@@ -28,7 +28,7 @@ class Recorded:
 
 
 class SessionClient:
-    """Makes, closes and forgets sessions; every call has a deadline."""
+    """Creates, closes and deletes sessions; every call has a deadline."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> None:
         self._http = http
@@ -45,7 +45,7 @@ class SessionClient:
         return str(answer["id"])
 
     async def finish(self, session: str) -> Recorded:
-        """Close a session; what its calls became.
+        """Close a session; returns its trajectories.
 
         Raises:
             RolloutFailed: the router does not have it any more.
@@ -61,7 +61,7 @@ class SessionClient:
             raise RolloutFailed("bad_session", one_line(repr(error))) from error
 
     async def delete(self, session: str) -> None:
-        """Forget a session; the router does so by itself if this does not reach it."""
+        """Delete a session; the router expires it by itself if this call fails."""
         try:
             await self._call("DELETE", f"/{session}", None)
         except RolloutFailed:

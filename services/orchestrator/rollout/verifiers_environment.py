@@ -49,7 +49,7 @@ def load(name: str, **arguments: Any) -> Any:
 
 
 def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
-    """A rollout function that plays one of its examples, and returns its rubric's reward.
+    """A rollout function that plays an example of the environment; returns its rubric's reward.
 
     Sampling is the run's, whatever the environment asks for. An error inside of the
     environment is an error of the episode, which then has no reward.
@@ -71,7 +71,7 @@ def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
 
 
 def task_rows(environment: Any) -> Iterator[dict[str, Any]]:
-    """Its examples as rows of a task file: the training set, and the evaluation set as held out."""
+    """The environment's examples as rows of a task file; its evaluation set is held out."""
     sets = {"train": environment.get_dataset(), "heldout": environment.get_eval_dataset()}
     for split, examples in sets.items():
         for number, example in enumerate(examples):

@@ -20,7 +20,7 @@ _log = Log("orchestrator")
 
 
 class Journal:
-    """Appends lines; what cannot be written is dropped, counted by cause, and logged once.
+    """Appends lines; lines that cannot be written are dropped, counted by cause, and logged once.
 
     A line that a kill or a full disk cut short is taken off, so that no other is spoilt by it.
     Lines wait for a second, or until there are many, or until `flush`.
@@ -54,7 +54,7 @@ class Journal:
         """Lines that are not in the file."""
 
     def add(self, record: Any) -> None:
-        """Append a line, soon."""
+        """Append a line to the buffer."""
         line = _line(record)
         size = self._size + self._waiting_bytes + len(line)
         if self._most is not None and size > self._most and not self._full:
@@ -79,7 +79,7 @@ class Journal:
         self.flush()
 
     def flush(self) -> None:
-        """Have what was added seen by others."""
+        """Write buffered lines to the file."""
         block, self._waiting, self._waiting_bytes = self._waiting, [], 0
         self._flushed = time.monotonic()
         if not block:
@@ -91,7 +91,7 @@ class Journal:
             self._drop(len(block) - arrived, "disk", problem)
 
     def close(self) -> None:
-        """Nothing more comes for now."""
+        """Write buffered lines and close the file."""
         self.flush()
         if self.dropped:
             self._end()
@@ -105,7 +105,7 @@ class Journal:
         return [json.loads(line) for line in lines.raw(first, count)]
 
     def keep(self, wanted: Callable[[Any], bool]) -> bool:
-        """Take off the lines that are not wanted; whether there were any."""
+        """Remove unwanted lines; returns whether there were any."""
         self.flush()
         self._let_go()
         whole = JsonLines(self._path)

@@ -1,4 +1,4 @@
-"""The files that a run leaves behind."""
+"""The files of a run."""
 
 import os
 import re
@@ -88,7 +88,7 @@ class RunDirectory:
         return directory
 
     def remove(self) -> None:
-        """Take the folder of a run that never began away, as far as that can be done."""
+        """Remove the folder of a run that never began, as far as possible."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class RunDirectory:
         return self._metrics.lines()
 
     def truncate_metrics(self, step: int) -> bool:
-        """Remove what is of steps above `step`: their weights are gone; they are done again.
+        """Remove the lines of steps above `step`: their weights are gone; they are done again.
 
         Returns:
             Whether there was any.

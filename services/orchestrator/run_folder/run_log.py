@@ -1,4 +1,4 @@
-"""What the orchestrator logs about one run, also in the run's own directory."""
+"""The orchestrator's log of one run, also in the run's directory."""
 
 import logging
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _MOST_BYTES = 32 * 1024 * 1024
 
 
 class _BoundedFile(RotatingFileHandler):
-    """Counts the lines that could not be written, and says nothing else of them."""
+    """Counts the lines that could not be written."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         file = run_dir / LOG_FILE

@@ -1,4 +1,4 @@
-"""Preferring tasks by the pass rate that their last sample group had."""
+"""Preferring tasks by the pass rate of their last sample group."""
 
 import random
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LONGEST_SEARCH = 10_000  # places passed over in a row, a millisecond or so eac
 
 
 class PassRates:
-    """Of each task, the share of its newest graded group that passed; kept in a file.
+    """The pass rate of each task's newest graded group; kept in a file.
 
     Only the newest counts: older ones are of another policy.
     """
@@ -28,7 +28,7 @@ class PassRates:
         self._journal.write([task_id, rate])
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the files."""
         self._journal.close()
 
     def of(self, task_id: str) -> float | None:

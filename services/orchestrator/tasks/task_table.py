@@ -1,4 +1,4 @@
-"""All tasks of a run, whatever files they come from; only ids are in memory, if those."""
+"""All tasks of a run; only their ids are in memory."""
 
 from abc import abstractmethod
 from bisect import bisect_right
@@ -111,7 +111,7 @@ class TaskTable(Mapping[str, Task]):
 
     @property
     def first_set(self) -> str:
-        """The held-out set that is meant where one number is shown."""
+        """The held-out set that is shown where there is one number."""
         return DEFAULT_SET if DEFAULT_SET in self.sets else next(iter(self.sets))
 
     def _add(self, place: int, source: TaskSource, rows: Rows) -> dict[str, Sequence[str]]:
@@ -155,7 +155,7 @@ class TaskTable(Mapping[str, Task]):
         return task.in_environment(environment)
 
     def order(self, rates: PassRates) -> Order:
-        """The order in which the run asks for: places in `train`."""
+        """The order in which the run uses prompts, as places in `train`."""
         mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
         if curriculum is None:
             return mixture

@@ -1,1 +1,1 @@
-"""Experiment trackers: what a run writes to `metrics.jsonl` shown where teams look."""
+"""Experiment trackers: they get what a run writes to `metrics.jsonl`."""

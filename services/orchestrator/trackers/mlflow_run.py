@@ -1,4 +1,4 @@
-"""MLflow, by its client: nothing of the process's own state is used."""
+"""MLflow, by its client; no global state of the library is used."""
 
 import os
 import time

@@ -11,6 +11,8 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState
 from services.protocol.run.tracker import TrackerConfig
 
+_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
@@ -34,13 +36,10 @@ class Tracker(Protocol):
         """Show values of one train step."""
 
     def rolled_back(self, step: int) -> None:
-        """What was shown of steps above `step` is done again."""
+        """Steps above `step` are done again."""
 
     def close(self, state: RunState) -> None:
         """The run is over, for now: it may be resumed."""
-
-
-_PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
 
 def missing_packages(trackers: Sequence[TrackerConfig]) -> Iterator[InvalidInput]:

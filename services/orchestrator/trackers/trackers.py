@@ -1,4 +1,4 @@
-"""Brings a run's figures to its trackers, each over a thread of its own.
+"""Sends a run's figures to its trackers, each from a thread of its own.
 
 A tracker is a foreign library before a foreign server: it may fail and it may hang. Only the
 end of a run waits for it, within a deadline.
@@ -20,6 +20,8 @@ from services.protocol.run.tracker import LOGIN, TrackerConfig
 
 CLOSE_S = 20.0
 _QUEUE = 1024
+_ELSEWHERE = ("step", "evaluations", "heldout_pass_rate", "heldout_step")
+"""Of a step's line: the step itself, and what `of_evaluation` gives at the step it is of."""
 _log = Log("orchestrator")
 
 Open = Callable[[TrackerConfig, TrackedRun], Tracker]
@@ -42,14 +44,14 @@ class TrackerFeed:
         self._thread.start()
 
     def put(self, send: _Send) -> None:
-        """Have it sent when its turn comes; where the queue is full it is lost and counted."""
+        """Queue something to send; if the queue is full, it is lost and counted."""
         try:
             self._queue.put_nowait((send, False))
         except queue.Full:
             self._lost("full", "the queue is full: it does not keep up, or hangs")
 
     def close(self, state: RunState, deadline: float) -> None:
-        """Send what waits, and end; after the deadline, on the monotonic clock, let it be."""
+        """Send the queue and end; give up after the deadline, on the monotonic clock."""
         try:
             timeout = max(0.0, deadline - time.monotonic())
             self._queue.put((lambda tracker: tracker.close(state), True), timeout=timeout)
@@ -119,10 +121,6 @@ class Trackers:
 
 def _feed(config: TrackerConfig, run: TrackedRun, open_it: Open) -> TrackerFeed:
     return TrackerFeed(config.kind, lambda: open_it(config, run), run.run_id)
-
-
-_ELSEWHERE = ("step", "evaluations", "heldout_pass_rate", "heldout_step")
-"""Of a step's line: the step itself, and what `of_evaluation` gives at the step it is of."""
 
 
 def of_step(line: Mapping[str, Any]) -> dict[str, float]:

@@ -14,7 +14,7 @@ _INIT_S = 60.0
 
 
 class WandbRun:
-    """A run of the same id, so that a resumed one goes on there."""
+    """A run of the same id, so that a resumed run continues it."""
 
     def __init__(self, run: Any) -> None:
         self._run = run

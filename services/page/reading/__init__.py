@@ -1,1 +1,1 @@
-"""Files of runs to what the page shows."""
+"""Reads the files of runs for the page."""

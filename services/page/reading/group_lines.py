@@ -19,7 +19,7 @@ class GroupLines:
         self._places: dict[int, int] = {}
 
     def find(self, group_id: int) -> dict[str, Any] | None:
-        """What is known of a group; None before it is scored."""
+        """The newest line of a group; None before it is scored."""
         for number, name in self._lines.follow(_Name, self._places.clear):
             self._places[name.group] = number
         place = self._places.get(group_id)

@@ -1,4 +1,4 @@
-"""Answers about a run that hold until it has something new."""
+"""Answers about a run that are valid until its files change."""
 
 from collections.abc import Callable, Hashable
 from threading import Lock
@@ -10,7 +10,7 @@ _MOST = 16
 
 
 class RevisionCache:
-    """Finds out once what many browsers ask at the same time: when the run has something new.
+    """Answers the same question of many browsers once for each revision of the run.
 
     One question at a time is looked into, since what is read also grows by it.
 
@@ -26,7 +26,7 @@ class RevisionCache:
         self._known: dict[Hashable, object] = {}
 
     def get(self, question: Hashable, find: Callable[[], T]) -> T:
-        """The answer; one that could not be found is not remembered.
+        """The answer to a question; an error is not kept.
 
         Raises:
             Whatever `find` raises.

@@ -70,7 +70,7 @@ class RunFolder:
         return (self.path / _MARKS[0]).exists()
 
     def revision(self) -> list[list[float]] | None:
-        """Another value whenever a file of the run has changed; None once it is gone."""
+        """A value that differs whenever a file of the run has changed; None once it is gone."""
         if not self.is_there:
             return None
         found = []
@@ -156,7 +156,7 @@ class RunFolder:
         return self._answers.get(question, lambda: self._timeline.window(since, until, bins))
 
     def moment(self, lane: str, moment: float, slack: float) -> list[dict[str, Any]]:
-        """What a lane did at a time."""
+        """The spans of a lane at a time."""
         question = ("moment", lane, moment, slack)
         return self._answers.get(question, lambda: self._timeline.at(lane, moment, slack))
 

@@ -193,7 +193,7 @@ class TimelineReading:
         return float(min(starts, default=0.0)), float(max(ends, default=0.0))
 
     def _slots_in(self, edges: Floats) -> dict[str, Any] | None:
-        """What slots were used for at the beginning of each part, and why none sampled."""
+        """Use of slots at the beginning of each part, and why slots did not sample."""
         if not self._slots_at:
             return None
         place = np.searchsorted(np.frombuffer(self._slots_at), edges[1:]) - 1

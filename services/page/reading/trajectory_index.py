@@ -1,4 +1,4 @@
-"""Which trajectories were kept, so that one of 100,000 is found without reading the others."""
+"""An index of kept trajectories: one of 100,000 is found without reading the others."""
 
 from array import array
 from typing import Any
@@ -18,7 +18,7 @@ MOST_SIBLINGS = 512
 
 
 class _Head(msgspec.Struct):
-    """What a line is chosen by; the rest of it is skipped, not built."""
+    """The fields that a line is chosen by; the decoder skips all others."""
 
     step: Count
     group: Count
@@ -30,7 +30,7 @@ class _Head(msgspec.Struct):
 
 
 class _Row(msgspec.Struct):
-    """What of a line a list can show; what there is for each token is skipped, not built."""
+    """The fields of a line in a list; the decoder skips those of single tokens."""
 
     messages: Any = None
     answer: Any = ""
@@ -100,7 +100,7 @@ class TrajectoryIndex:
         return sorted(self._names)
 
     def find(self, query: TrajectoryQuery) -> tuple[int, list[int]]:
-        """How many fit, and the line numbers of those asked for, newest first."""
+        """The number of matches, and the line numbers of the page asked for, newest first."""
         self.look()
         places: Any = range(len(self._number) - 1, -1, -1)
         verdict = self._names.get(query.verdict, -1)
@@ -121,7 +121,7 @@ class TrajectoryIndex:
         return self._lines.one(number, dict)
 
     def row(self, number: int) -> dict[str, Any] | None:
-        """What a list shows of one line: its texts cut short, and nothing token by token."""
+        """One line for a list: its texts cut short, without single tokens."""
         line = self._lines.one(number, _Row)
         if line is None:
             return None
