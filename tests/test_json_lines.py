@@ -83,3 +83,20 @@ def test_a_line_that_is_longer_than_any_is_none(tmp_path: Path, monkeypatch) -> 
     lines.look()
     assert list(lines.since(0, dict)) == [(0, {"n": 0}), (1, None), (2, {"n": 2})]
     assert lines.one(1, dict) is None
+
+
+def test_each_line_is_followed_once_and_all_again_after_the_file_was_replaced(
+    tmp_path: Path,
+) -> None:
+    path, beside = tmp_path / "lines.jsonl", tmp_path / "beside"
+    path.write_text('{"n": 0}\nbroken\n')
+    lines, forgotten = JsonLines(path), []
+    assert list(lines.follow(dict)) == [(0, {"n": 0})]
+    with path.open("a") as file:
+        file.write('{"n": 2}\n')
+    assert list(lines.follow(dict)) == [(2, {"n": 2})]
+    assert list(lines.follow(dict)) == []
+    beside.write_text('{"n": 7}\n')
+    beside.replace(path)
+    assert list(lines.follow(dict, lambda: forgotten.append(1))) == [(0, {"n": 7})]
+    assert forgotten == [1]

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import Ending, LedgerGroup, Prompt
+from services.observability.log import Log
+from services.observability.metrics import RunMetrics
 from services.orchestrator.core.events import (
     BatchTaken,
     BatchTrained,
@@ -19,7 +21,6 @@ from services.orchestrator.core.events import (
     GroupStarted,
     Idle,
     Observer,
-    Observers,
     RolledBack,
     RunOver,
     TrainingBegan,
@@ -29,6 +30,8 @@ from services.orchestrator.core.results import GroupResult
 from services.orchestrator.core.schedule import Schedule, Selection
 from services.protocol.reward.reward_service import Score
 from services.protocol.trajectory import Trajectory
+
+_log = Log("orchestrator")
 
 
 class GroupBook:
@@ -49,11 +52,17 @@ class GroupBook:
         self, run_id: str, ledger: Ledger, schedule: Schedule, observers: Iterable[Observer]
     ) -> None:
         self.ledger, self.schedule = ledger, schedule
-        self._observers = Observers(run_id, observers)
+        self._tags, self._observers = {"run": run_id}, tuple(observers)
 
-    def _emit(self, *events: Event) -> None:
-        for event in events:
-            self._observers.on(event)
+    def _emit(self, event: Event) -> None:
+        """Send an event to each observer; a failure is logged and counted, and changes nothing."""
+        for observer in self._observers:
+            try:
+                observer.on(event)
+            except Exception as error:  # noqa: BLE001  an observer must not change the run
+                name = type(observer).__name__
+                _log.exception("observer_failed", **self._tags, observer=name, error=repr(error))
+                RunMetrics.observer_failures.inc(1, self._tags | {"observer": name})
 
     # Admission
 
@@ -176,8 +185,10 @@ class GroupBook:
         self.ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
         self.schedule.published(version)
         self._emit(BatchTrained(group_ids=batch.train, step=step, version=version))
-        self._emit(*(GroupClosed(group_id=one, ending="trained") for one in batch.train))
-        self._emit(*(GroupClosed(group_id=one, ending="filtered") for one in batch.filtered))
+        for group_id in batch.train:
+            self._emit(GroupClosed(group_id=group_id, ending="trained"))
+        for group_id in batch.filtered:
+            self._emit(GroupClosed(group_id=group_id, ending="filtered"))
 
     def filtered(self, step: int, results: Sequence[GroupResult]) -> None:
         """A batch had nothing to learn from; `step` is the newest train step."""
@@ -189,9 +200,8 @@ class GroupBook:
     def _emit_filtered(self, results: Sequence[GroupResult], reason: str = "") -> None:
         for result in results:
             group_id = result.group.group_id
-            self._emit(
-                GroupClosed(group_id=group_id, ending="filtered", reason=reason, result=result)
-            )
+            closed = GroupClosed(group_id=group_id, ending="filtered", reason=reason, result=result)
+            self._emit(closed)
 
     def live(self, version: int) -> None:
         """Every leased replica serves at least this policy version."""

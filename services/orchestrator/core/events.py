@@ -1,20 +1,16 @@
 """Events of the sample groups of a run, which `GroupBook` sends to its observers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
 from services.ledger.sample_group import Ending
-from services.observability.log import Log
-from services.observability.metrics import RunMetrics
 from services.orchestrator.core.results import GroupResult
 from services.orchestrator.core.schedule import Slots
 from services.protocol.reward.reward_service import Score
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.trajectory import Trajectory
-
-_log = Log("orchestrator")
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -127,25 +123,3 @@ class Observer(Protocol):
 
     def on(self, event: Event, /) -> None:
         """Handle an event; ledger and schedule have changed already."""
-
-
-class Observers:
-    """Several observers. A failure of one is logged and counted, and the others go on.
-
-    Args:
-        run_id: the run that they observe.
-        observers: in the order in which they get events.
-    """
-
-    def __init__(self, run_id: str, observers: Iterable[Observer]) -> None:
-        self._tags, self._observers = {"run": run_id}, tuple(observers)
-
-    def on(self, event: Event) -> None:
-        """Pass an event to all of them."""
-        for observer in self._observers:
-            try:
-                observer.on(event)
-            except Exception as error:  # noqa: BLE001  what observes must not change the run
-                name = type(observer).__name__
-                _log.exception("observer_failed", **self._tags, observer=name, error=repr(error))
-                RunMetrics.observer_failures.inc(1, self._tags | {"observer": name})

@@ -16,7 +16,7 @@ from services.orchestrator.rollout.rollout import (
     Sampler,
     sampling_seed,
 )
-from services.orchestrator.rollout.scoring import Scorer
+from services.orchestrator.rollout.scoring import Scorer, known
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.task import Task
@@ -105,9 +105,7 @@ class Evaluator:
         self, request: RolloutRequest, index: int, trajectory: Trajectory, score: Score | None
     ) -> asyncio.Future[Score]:
         if score is not None:
-            known: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
-            known.set_result(score)
-            return known
+            return known(score)
         assert request.task is not None
         assert request.task.grader is not None, "checked when the tasks were read"
         place = request.session.removeprefix(f"{self._run_id}-")

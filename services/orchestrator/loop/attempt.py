@@ -15,7 +15,7 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.results import Graded, GroupResult
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.rollout.rollout import RolloutRequest, Sampler, sampling_seed
-from services.orchestrator.rollout.scoring import BatchBarrier, Scorer
+from services.orchestrator.rollout.scoring import BatchBarrier, Scorer, known
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
@@ -59,8 +59,7 @@ class Answers:
         """
         future = None
         if score is not None:
-            future = asyncio.get_running_loop().create_future()
-            future.set_result(score)
+            future = known(score)
         elif not self._barrier:
             future = self._submit(index, trajectory)
         self._arrived.append((index, trajectory, future))

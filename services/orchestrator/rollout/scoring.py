@@ -30,10 +30,9 @@ class Scorer:
 
     def submit(self, job: ScoreJob) -> asyncio.Future[Score]:
         """Queue a job; the future never fails. A full queue answers at once, ungraded."""
-        future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
         if len(self._waiting) >= self._config.score_queue:
-            future.set_result(_ungraded(job, "too many trajectories wait to be scored"))
-            return future
+            return known(_ungraded(job, "too many trajectories wait to be scored"))
+        future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
         self._waiting.append((job, future))
         self._arrived.set()
         return future
@@ -100,6 +99,13 @@ class Scorer:
             pause = min(2 * pause, self._config.backoff_max_s)
         _log.warning("scoring_failed", jobs=len(jobs), error=problem)
         return {job.job_id: _ungraded(job, problem) for job in jobs}
+
+
+def known(score: Score) -> asyncio.Future[Score]:
+    """A future that has its score."""
+    future: asyncio.Future[Score] = asyncio.get_running_loop().create_future()
+    future.set_result(score)
+    return future
 
 
 def _ungraded(job: ScoreJob, problem: str) -> Score:
