@@ -73,6 +73,11 @@ class Progress:
         return self.paused or bool(self.disk_full)
 
     @property
+    def trainer_version(self) -> int:
+        """The trainer's policy version, -1 before its first."""
+        return -1 if self.policy_version is None else self.policy_version
+
+    @property
     def heldout(self) -> float | None:
         """Newest pass rate of the first held-out set."""
         newest = self.evaluations.get(self.heldout_set)

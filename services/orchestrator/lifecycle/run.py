@@ -240,7 +240,7 @@ class Run:
             await heldout.measure("before training")
         progress.enter(RunState.TRAINING, "admitting sample groups")
         progress.measure_rate()
-        ending = await self._loop.run(version)
+        ending = await self._loop.run()
         assert progress.policy_version is not None
         await fleet.wait_settled(progress.policy_version, config.replicas_timeout_s)
         # Without a train step the weights are those of the first evaluation.

@@ -130,15 +130,14 @@ class Admission:
         self._again = deque(again)
 
     def _admit_what_fits(self) -> None:
-        version = self._context.fleet.live_version
-        if version is None or self._context.progress.held:
+        fleet, progress = self._context.fleet, self._context.progress
+        version = fleet.live_version
+        if version is None or progress.held:
             return
         self._book.live(version)
-        if self._schedule.bound == 0 and not self._context.fleet.settled(self._idle.version):
+        if self._schedule.bound == 0 and not fleet.settled(progress.trainer_version):
             return
-        slots = self._schedule.free_slots(
-            steps_left=self._context.run.steps - self._context.progress.step
-        )
+        slots = self._schedule.free_slots(steps_left=self._context.run.steps - progress.step)
         slots = max(0, min(slots, self._window.size - self._schedule.open_groups))
         for group in self._next_groups(slots, version):
             self._groups.start(group)

@@ -5,7 +5,7 @@ import time
 from services.ledger.ledger import Ledger
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.loop.disk_guard import DiskGuard
-from services.orchestrator.loop.recovery import ask, saved_step
+from services.orchestrator.loop.recovery import RunFailed, ask
 from services.orchestrator.observers.timeline import Timeline
 from services.protocol.trainer import CheckpointReport, TrainReport
 
@@ -38,7 +38,7 @@ class Checkpoints:
         took = time.monotonic() - began
         self._timeline.span("trainer", "checkpoint", began_at, began_at + took)
         needed = report.step if last else 0
-        self._progress.saved_step = saved_step(saved, at_least=needed)
+        self._progress.saved_step = _saved_step(saved, at_least=needed)
         return took
 
     async def last(self) -> None:
@@ -49,7 +49,7 @@ class Checkpoints:
             RunFailed: it was not written.
         """
         saved = await self._save(wait=True)
-        self._progress.saved_step = saved_step(saved, at_least=self._progress.step)
+        self._progress.saved_step = _saved_step(saved, at_least=self._progress.step)
 
     async def _save(self, *, wait: bool) -> CheckpointReport:
         saved = await self._tried(wait=wait)
@@ -68,3 +68,14 @@ class Checkpoints:
         await self._disk.ledger_written(self._ledger)
         saving = self._trainer.save(self._progress.run_id, self._ledger.frontier(), wait)
         return (await ask(saving))[0]
+
+
+def _saved_step(report: CheckpointReport, *, at_least: int) -> int:
+    """The train step of the newest checkpoint on disk.
+
+    Raises:
+        RunFailed: it is older than it must be.
+    """
+    if report.saved_step < at_least:
+        raise RunFailed(report.problem or f"there is no checkpoint of step {at_least}")
+    return report.saved_step

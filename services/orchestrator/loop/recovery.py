@@ -9,7 +9,7 @@ from services.observability.log import Log
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.protocol.errors import NotReady
-from services.protocol.trainer import CheckpointReport, TrainerState
+from services.protocol.trainer import TrainerState
 
 T = TypeVar("T")
 _log = Log("orchestrator")
@@ -36,17 +36,6 @@ async def ask(call: Awaitable[T]) -> tuple[T, float]:
         return await call, time.monotonic() - began
     except Exception as error:
         raise TrainerLost(repr(error)) from error
-
-
-def saved_step(report: CheckpointReport, *, at_least: int) -> int:
-    """The train step of the newest checkpoint on disk.
-
-    Raises:
-        RunFailed: it is older than it must be.
-    """
-    if report.saved_step < at_least:
-        raise RunFailed(report.problem or f"there is no checkpoint of step {at_least}")
-    return report.saved_step
 
 
 async def start_trainer(context: RunContext) -> TrainerState:

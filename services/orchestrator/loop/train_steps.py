@@ -18,17 +18,12 @@ from services.protocol.trainer import TrainBatch, TrainReport
 
 
 class TrainerIdle:
-    """Reports to the book what the trainer waits for, whenever that may have changed.
-
-    Attributes:
-        version: the trainer's policy version.
-    """
+    """Reports to the book what the trainer waits for, whenever that may have changed."""
 
     def __init__(self, context: RunContext, book: GroupBook) -> None:
         self._progress, self._fleet = context.progress, context.fleet
         self._book, self._schedule = book, book.schedule
         self._training = False
-        self.version = -1
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -56,7 +51,7 @@ class TrainerIdle:
         if self._progress.state is RunState.RECOVERING:
             return "recovery"
         slots = self._schedule.slots
-        if slots.scoring and not self._schedule.lacks_samples(self.version):
+        if slots.scoring and not self._schedule.lacks_samples(self._progress.trainer_version):
             return "score"
         if slots.sampling or slots.scoring:
             return "rollout"
@@ -70,7 +65,6 @@ class TrainSteps:
 
     Attributes:
         lock: held from a train call until the ledger and the checkpoint agree with it.
-        idle: what the trainer waits for between steps, and the policy version that it holds.
         checkpoints: of the run.
     """
 
@@ -85,7 +79,7 @@ class TrainSteps:
         checkpoints: Checkpoints,
     ) -> None:
         self._context, self._book, self._traces, self._record = context, book, traces, record
-        self.idle, self.checkpoints = idle, checkpoints
+        self._idle, self.checkpoints = idle, checkpoints
         self.lock = asyncio.Lock()
 
     async def make(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
@@ -100,13 +94,13 @@ class TrainSteps:
         progress.detail = f"training step {step}"
         lost: TrainerLost | None = None
         async with self.lock:
-            with self.idle.busy():
+            with self._idle.busy():
                 began_at = time.time()
                 report, train_s = await self._train(step, batch, results)
                 self._record.timeline.trained(report, began_at, train_s)
                 self._book.trained(step, batch, report.policy_version)
                 progress.step = step
-                progress.policy_version = self.idle.version = report.policy_version
+                progress.policy_version = report.policy_version
                 progress.saved_step = report.checkpoint.saved_step
                 self._context.changes.notify()
                 seconds = {"wait": wait_s, "train": train_s, "save": 0.0}

@@ -43,17 +43,16 @@ class TrainingLoop:
         self._progress, self._changes = context.progress, context.changes
         self._book, self._schedule = book, book.schedule
         self._groups, self._admission, self._heldout = groups, admission, heldout
-        self.steps, self._idle = steps, steps.idle
+        self._steps = steps
         self._recoveries_in_row = self._furthest = 0
         self._moved_at = 0.0
 
-    async def run(self, trainer_version: int) -> str:
+    async def run(self) -> str:
         """Train until all steps are done or nothing is left to learn; returns which of the two.
 
         Raises:
             RunFailed: with the reason for people.
         """
-        self._idle.version = trainer_version
         self._book.begin()
         self._admission.first(self._groups.restore())
         admission = asyncio.create_task(self._admission.run(), name="admission")
@@ -63,7 +62,7 @@ class TrainingLoop:
             await cancel([admission])
             await self._groups.cancel_all()
         if self._progress.step < self._run.steps:
-            await self.steps.checkpoints.last()
+            await self._steps.checkpoints.last()
         return ending
 
     async def _train_all_steps(self, admission: asyncio.Task[None]) -> str:
@@ -97,7 +96,7 @@ class TrainingLoop:
                 self._moved_at = time.monotonic()
                 continue
             self._deal_with_overdue()
-            batch = self._book.take_batch(self._idle.version)
+            batch = self._book.take_batch(self._progress.trainer_version)
             if batch is not None:
                 return batch
             self._interrupt()
@@ -110,7 +109,7 @@ class TrainingLoop:
 
     def _interrupt(self) -> None:
         """Interrupt rollouts in progress once a batch is full, if the schedule says so."""
-        version = self._idle.version
+        version = self._progress.trainer_version
         self._groups.interrupt(self._schedule.interrupted(version), version + 1)
 
     @property
@@ -126,7 +125,7 @@ class TrainingLoop:
     def _waiting_for(self) -> str:
         unfinished = self._schedule.unfinished
         if unfinished:
-            awaited = self._schedule.awaited(self._idle.version)
+            awaited = self._schedule.awaited(self._progress.trainer_version)
             which = "all" if awaited == unfinished else f"the {awaited} oldest"
             needed = f"; the next train step needs {which} of them" if awaited else ""
             return f"{unfinished} sample groups are being sampled and scored{needed}"
@@ -144,7 +143,7 @@ class TrainingLoop:
 
     def _deal_with_overdue(self) -> None:
         """Groups above the staleness bound are never trained."""
-        overdue = self._schedule.overdue(self._idle.version)
+        overdue = self._schedule.overdue(self._progress.trainer_version)
         closes = self._run.schedule.on_stale in ("drop", "mask")
         version = self._context.fleet.live_version
         if not overdue or (version is None and not closes):
@@ -160,7 +159,7 @@ class TrainingLoop:
 
     async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
         try:
-            await self.steps.make(batch, results, wait_s)
+            await self._steps.make(batch, results, wait_s)
         finally:
             # A step that kills the trainer each time is no progress.
             if self._progress.step > self._furthest:
@@ -181,7 +180,7 @@ class TrainingLoop:
             "trainer_lost",
             run=self._progress.run_id,
             step=self._progress.step,
-            version=self._idle.version,
+            version=self._progress.trainer_version,
             error=str(error),
         )
         if self._recoveries_in_row > self._config.recoveries_in_row:
@@ -189,13 +188,12 @@ class TrainingLoop:
         self._progress.enter(RunState.RECOVERING, f"bringing the trainer back: {error}")
         self._book.trainer_lost()
         state = await start_trainer(self._context)
-        self._idle.version = -1 if state.policy_version is None else state.policy_version
-        keep, reopened = self._book.roll_back(state.step, self._idle.version)
+        self._progress.policy_version = state.policy_version
+        keep, reopened = self._book.roll_back(state.step, self._progress.trainer_version)
         self._groups.requeue(one for one in results if one.group.group_id in keep)
         in_flight = self._book.ledger.in_flight()
         self._admission.first(one for one in in_flight if one.group_id not in keep)
         self._progress.step = self._progress.saved_step = state.step
-        self._progress.policy_version = state.policy_version
         RunMetrics.recoveries.inc(1, self._context.tags)
         _log.info(
             "trainer_back",
@@ -205,6 +203,8 @@ class TrainingLoop:
             reopened=reopened,
             kept=len(keep),
         )
-        await self._context.fleet.wait_settled(self._idle.version, self._config.replicas_timeout_s)
+        await self._context.fleet.wait_settled(
+            self._progress.trainer_version, self._config.replicas_timeout_s
+        )
         self._progress.enter(RunState.TRAINING, f"back at step {state.step}")
         self._changes.notify()
