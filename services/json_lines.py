@@ -32,7 +32,7 @@ class JsonLines:
         self._file_id: tuple[int, int] | None = None
         self._lock = Lock()
         self.lives = 0
-        """Grows whenever the file turned out to be another one: what was read of it is gone."""
+        """Grows whenever the file was replaced or truncated: lines that were read are gone."""
         self._followed, self._followed_life = 0, 0
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ class LedgerGroup:
 
     Attributes:
         group_id: grows in the order of admission.
-        prompt: what it samples.
+        prompt: the prompt that it samples.
         attempt: 1-based number of the rollout in progress or due.
     """
 

@@ -60,13 +60,13 @@ def http_api(runs: Runs) -> FastAPI:
 
     @app.post("/{run_id}/stop")
     async def stop(run_id: str) -> RunStatus:
-        """End a run and wait until it has ended; a checkpoint keeps what it learned."""
+        """End a run and wait until it has ended; a checkpoint keeps its progress."""
         return await runs.stop(run_id)
 
     @app.get("/{run_id}/trajectories")
     async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
         """The newest trajectories that are kept, at most `limit`, which is 1000 or less."""
-        # A long run has kept many, and the run goes on in this event loop.
+        # A long run has kept many, and the run shares this event loop.
         return await asyncio.to_thread(runs.get(run_id).trajectories, _limit(limit))
 
     _add_controls(app, runs)

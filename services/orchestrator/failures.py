@@ -13,7 +13,7 @@ class Failures:
     Attributes:
         counts: failed groups by reason.
         example: task and problem of the first one, empty while there is none.
-        in_row: failed groups since the last one that did not fail.
+        in_row: failed groups since the newest group without a failure.
         last: the newest problem.
     """
 

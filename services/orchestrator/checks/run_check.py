@@ -38,7 +38,7 @@ class DeploymentFacts:
         max_choices: answers that the router takes in one request.
         ranks: of the trainer.
         checkpoint_bytes: of one checkpoint.
-        checkpoints_kept: at a time, but for the one that is being written.
+        checkpoints_kept: number of checkpoints besides the one being written.
     """
 
     environments: bool | None = None
@@ -161,7 +161,7 @@ def _of_orchestrator(run: RunConfig, facts: DeploymentFacts) -> Iterator[Invalid
         if facts.environments is False:
             fix = (
                 "This deployment runs no code of run files: set `environments: true` in the "
-                "orchestrator's args, if you trust whoever may start runs."
+                "orchestrator's args, if you trust every client that may start runs."
             )
             yield InvalidInput("environment", environment, fix)
     for tracker in run.trackers:

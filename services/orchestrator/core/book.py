@@ -216,11 +216,11 @@ class GroupBook:
     # Trainer losses, and the end
 
     def resume(self, step: int, *, comparable: bool) -> None:
-        """The run goes on from a checkpoint of train step `step`, in a new process.
+        """The run resumes from a checkpoint of train step `step`, in a new process.
 
         Args:
             step: groups of later steps are open again.
-            comparable: policy versions are those of the process before, so that what it finished
+            comparable: policy versions count on from the process before, so that what it finished
                 is as stale as it says.
         """
         keep = self.ledger.finished() if comparable else frozenset()

@@ -38,7 +38,7 @@ class RunContext:
     """The same for all parts of a run, from its start to its end.
 
     Attributes:
-        run: what was asked for.
+        run: the run file.
         config: the orchestrator's own settings.
         peers: the other services.
         fleet: the rollout servers, as the weight bus shows them.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 SETTLED_BATCHES = 8
-"""How many it takes until what is still being sampled weighs little beside what was used."""
+"""Batches until answers that are still being sampled weigh little beside consumed ones."""
 
 ALARMING = 0.1
 """A difference of this share of the mean length is logged as a warning."""
@@ -45,7 +45,7 @@ class LengthBias:
     def settled(self) -> bool:
         """Whether enough answers were consumed for the bias to mean something.
 
-        Before, what is still being sampled is longer than what came first, in any schedule.
+        Before, answers in progress are longer than the first to arrive, in any schedule.
         """
         return self._consumed[1] >= self._settled_after
 

@@ -220,7 +220,7 @@ class Schedule:
 
     @decision
     def select(self, trainer_version: int) -> Selection | None:
-        """The next batch, or None while it must wait; what it takes leaves the open groups."""
+        """The next batch, whose groups are no longer open; None while it must wait."""
         self._trainer = trainer_version
         few = self._open.count(Stage.READY) < self.batch_groups
         if few or self.awaited(trainer_version):

@@ -48,12 +48,12 @@ class HeldOut:
         """Start the evaluations that are due after the newest train step, without waiting."""
         step = self._progress.step
         if step >= self._steps:
-            return  # what comes now is the evaluation of the whole run
+            return  # the evaluation after training comes next
         for name, (plan, _) in self._sets.items():
             if not plan.every or step % plan.every:
                 continue
             if name in self._running:
-                self._missed(name, "skipped", f"after step {step}: the one before goes on still")
+                self._missed(name, "skipped", f"after step {step}: the last one is still running")
                 continue
             task = asyncio.create_task(self._beside(name, step), name=f"evaluation-{name}")
             self._running[name] = task

@@ -78,7 +78,7 @@ class RunEnding:
             await self._draw()
         await asyncio.to_thread(self._record.trackers.close, state)
         self._book.end()
-        counts = self._close_ledger()  # no await from here on: who asks meets ledger or last state
+        counts = self._close_ledger()  # no await below: a status shows ledger or last state
         self._record.forget()
         self._progress.enter(state, detail)
         RunMetrics.ended.inc(1, self._tags | {"state": str(state)})

@@ -110,7 +110,7 @@ class Runs:
                     return
                 pending = PendingResume(noted, self._config)
                 has_space = await pending.has_space()
-            except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+            except Exception as error:  # noqa: BLE001  a run that cannot be resumed must not keep others from starting
                 _not_resumed(None, error)
                 return
             if has_space:
@@ -149,7 +149,7 @@ class Runs:
             if request is None:
                 return "it cannot be resumed; the orchestrator's log says why"
             await self._begin(request)
-        except Exception as error:  # noqa: BLE001  whatever became of a run, others can start
+        except Exception as error:  # noqa: BLE001  a run that cannot be resumed must not keep others from starting
             return _not_resumed(request, error)
         _log.info("run_resumed", run=request.resume)
         return ""
@@ -223,7 +223,7 @@ class Runs:
             del self._ended[next(iter(self._ended))]
 
     def list(self) -> builtins.list[RunStatus]:
-        """This orchestrator's runs, oldest first; of those that are over the newest 1,000."""
+        """This orchestrator's runs, oldest first; of ended runs the newest 1,000."""
         active = [] if self._active is None else [self._active.status()]
         return [run.status() for run in self._ended.values()] + active
 

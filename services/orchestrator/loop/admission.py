@@ -32,7 +32,7 @@ class AdmissionWindow:
     w <- min(bound, w + batch / 8) when the trainer waits for rollout and the engines have capacity.
     Runs that share replicas so come to equal shares (Chiu and Jain, "Analysis of the
     Increase and Decrease Algorithms for Congestion Avoidance in Computer Networks", 1989,
-    section 3). A cut is made only after the one before it has taken effect.
+    section 3). The window is cut only after the cut before has taken effect.
     """
 
     def __init__(self, *, batch_groups: int, bound: int) -> None:

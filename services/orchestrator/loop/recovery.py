@@ -42,7 +42,7 @@ async def start_trainer(context: RunContext) -> TrainerState:
     """Wait until all ranks are up and load the run's newest checkpoint.
 
     Used when a run starts, when it is resumed and whenever the trainer was lost; the run's
-    progress says what is being waited for.
+    progress says what it waits for.
 
     Raises:
         NotReady: it has not come back after `trainer_timeout_s`.

@@ -91,7 +91,7 @@ class TrainingLoop:
             seen = self._changes.count
             self._check_health(admission)
             if self._progress.held:
-                self._progress.detail = "paused; what was being sampled is kept"
+                self._progress.detail = "paused; rollouts in progress are kept"
                 await self._changes.after(seen, RECHECK_S)
                 self._moved_at = time.monotonic()
                 continue

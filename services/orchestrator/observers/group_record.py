@@ -22,8 +22,8 @@ class GroupRecord:
     in choice order. One of `tokens.jsonl` is a trajectory of a group that was chosen to be kept:
     token ids, behaviour logprobs, the trainer's logprobs and advantages, and policy spans.
 
-    Token by token is megabytes a train step: a thread writes them while the run goes on, of one
-    step at a time.
+    Token records are megabytes a train step: a thread writes them during the next step, one step
+    at a time.
     """
 
     def __init__(self, groups: Path, tokens: Path, *, max_bytes: int = MOST_BYTES) -> None:

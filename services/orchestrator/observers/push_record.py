@@ -16,8 +16,8 @@ class PushRecord:
     """Writes each outcome of a push once.
 
     Args:
-        before: what the bus knew before the run: pushes of another one, or those that this one
-            wrote while its orchestrator was another.
+        before: pushes that the bus knew when the run began: those of another run, or those that
+            this run wrote under an earlier orchestrator.
     """
 
     def __init__(self, timeline: Timeline, before: tuple[VersionRecord, ...]) -> None:
@@ -37,7 +37,7 @@ class PushRecord:
                 seen.add(key)
                 if key in self._written:
                     continue
-                # A push to one that joins late does not last since the version was published.
+                # A push to a replica that joins late begins later than the version was published.
                 took = outcome.seconds if outcome.seconds is not None else 0.0
                 self._timeline.span(
                     f"replica {outcome.replica_id}",

@@ -140,7 +140,7 @@ def serve(name: str, replies: BinaryIO) -> None:
             os._exit(1)
         code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
         with suppress(ProcessLookupError):
-            os.killpg(worker, signal.SIGKILL)  # what it started
+            os.killpg(worker, signal.SIGKILL)  # and the processes that it started
 
 
 if __name__ == "__main__":

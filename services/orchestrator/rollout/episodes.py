@@ -34,7 +34,7 @@ _Episode = Coroutine[None, None, EpisodeFailed | RolloutFailed | None]
 class EpisodeSampler:
     """Rolls out groups whose members are episodes; use it as an async context.
 
-    An episode that fails is left out of its group, by name, and what it sampled is counted.
+    A failed episode is left out of its group; its reason is named and its tokens are counted.
     A group that is left with fewer than two episodes fails.
     """
 

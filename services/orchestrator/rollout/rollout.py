@@ -54,7 +54,7 @@ class Sampler(Protocol):
         """Roll out `request.n` choices.
 
         Raises:
-            RolloutFailed: what came before is whole, but the group is not.
+            RolloutFailed: the group is not whole; the choices that arrived are.
         """
 
     async def interrupt(self, request: "RolloutRequest", min_version: int) -> int:
@@ -162,7 +162,7 @@ class RolloutClient:
         While the router is away or full and nothing has come, it is asked again.
 
         Raises:
-            RolloutFailed: what came before is whole, but the group is not.
+            RolloutFailed: the group is not whole; the choices that arrived are.
         """
         away: _Unavailable | None = None
         try:

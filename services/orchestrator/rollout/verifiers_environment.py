@@ -51,8 +51,8 @@ def load(name: str, **arguments: Any) -> Any:
 def verifiers_rollout(name: str, **arguments: Any) -> Rollout:
     """A rollout function that plays an example of the environment; returns its rubric's reward.
 
-    Sampling is the run's, whatever the environment asks for. An error inside of the
-    environment is an error of the episode, which then has no reward.
+    The run sets sampling parameters; those of the environment have no effect. An error inside
+    the environment is an error of the episode, which then has no reward.
 
     Raises:
         InvalidInput: as for `load`.

@@ -146,7 +146,7 @@ class Journal:
                 done += file.write(block[done:])
         except OSError as error:
             whole = block.rfind(b"\n", 0, done) + 1
-            self._let_go()  # the next to open it takes off what was cut short
+            self._let_go()  # opening it again removes the line that was cut short
             return block.count(b"\n", 0, whole), error
         self._size += len(block)
         return block.count(b"\n"), None
@@ -165,7 +165,7 @@ class Journal:
 
     def _let_go(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what is written is written
+            with suppress(OSError):  # the lines before are written
                 self._file.close()
             self._file = None
 

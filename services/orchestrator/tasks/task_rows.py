@@ -71,7 +71,7 @@ class JsonRows(Rows):
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self._starts, self._lines = array("Q"), array("Q")
-        # Open for good: a file that is replaced while a run goes on is still the same here.
+        # Kept open: if the file is replaced during a run, the run reads the old one.
         self._file = Path(path).open("rb")  # noqa: SIM115
         start = 0
         for number, line in enumerate(self._file, start=1):

@@ -32,7 +32,7 @@ class TensorBoardRun:
         self._events.flush()
 
     def rolled_back(self, step: int) -> None:
-        """TensorBoard forgets what came before with this step or a later one."""
+        """TensorBoard drops earlier events of this step and later ones."""
         start = SessionLog(status=SessionLog.START)
         self._events.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
 

@@ -71,13 +71,13 @@ class TrackerFeed:
                 if tracker is None:
                     tracker = self._open()
                 send(tracker)
-            except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
+            except Exception as error:  # noqa: BLE001  a tracker must not end the run
                 self._lost("error", f"{type(error).__name__}: {error}")
 
     def _lost(self, reason: str, why: str) -> None:
         tags = {"run": self._run_id, "tracker": self._kind}
         RunMetrics.tracker_losses.inc(1, tags | {"reason": reason})
-        if reason not in self._warned:  # the metric goes on counting
+        if reason not in self._warned:  # the metric counts every loss
             self._warned.add(reason)
             shown = LOGIN.sub("(not shown)", why)[:500]  # of an address in the environment
             _log.warning("tracker_failed", **tags, reason=reason, error=shown)

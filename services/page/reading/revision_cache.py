@@ -12,7 +12,7 @@ _MOST = 16
 class RevisionCache:
     """Answers the same question of many browsers once for each revision of the run.
 
-    One question at a time is looked into, since what is read also grows by it.
+    It works on one question at a time, since questions also extend the indexes.
 
     Args:
         revision: another value whenever the answers may be others.

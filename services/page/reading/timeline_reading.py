@@ -95,7 +95,7 @@ class TimelineReading:
 
     Args:
         older: the file that was full.
-        newer: the one that grows.
+        newer: the file that grows.
     """
 
     def __init__(self, older: JsonLines, newer: JsonLines) -> None:
