@@ -124,7 +124,7 @@ async def test_training_neither_waits_for_an_evaluation_nor_differs_by_one(tmp_p
     beside, trained_beside = await trained_with(tmp_path, every=1)
     assert [status.step for status in (alone, beside)] == [5, 5]
     assert alone.heldout_problem is None
-    assert "the one before goes on still" in (beside.heldout_problem or "")
+    assert "the last one is still running" in (beside.heldout_problem or "")
     assert trained == trained_beside
 
 

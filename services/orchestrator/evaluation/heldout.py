@@ -55,20 +55,30 @@ class HeldOut:
             if name in self._running:
                 self._missed(name, "skipped", f"after step {step}: the last one is still running")
                 continue
-            task = asyncio.create_task(self._beside(name, step), name=f"evaluation-{name}")
+            task = asyncio.create_task(
+                self._measured(name, step, f"after step {step}"), name=f"evaluation-{name}"
+            )
             self._running[name] = task
             task.add_done_callback(partial(self._ended, name))
 
     def _ended(self, name: str, _: asyncio.Task[None]) -> None:
         del self._running[name]
 
-    async def _beside(self, name: str, step: int) -> None:
-        recoveries = self._progress.recoveries
-        result = await self._evaluated(name, step)
-        if self._progress.recoveries != recoveries:
+    async def _measured(self, name: str, step: int, when: str) -> None:
+        """Measure one set; `when` is for people."""
+        (plan, tasks), progress = self._sets[name], self._progress
+        version, recoveries = progress.policy_version, progress.recoveries
+        try:
+            result = await self._evaluator.evaluate(
+                name, tasks, plan=plan, step=step, min_version=version
+            )
+        except Exception as error:  # noqa: BLE001  the outer edge of an evaluation
+            self._missed(name, "broke", repr(error))
+            return
+        if progress.recoveries != recoveries:
             self._missed(name, "rolled_back", "the weights that it measured are gone")
-        elif result is not None:
-            self._take(result, f"after step {step}")
+        else:
+            self._take(result, when)
 
     def _missed(self, name: str, reason: str, problem: str) -> None:
         tags = {"run": self._progress.run_id, "reason": reason}
@@ -92,24 +102,8 @@ class HeldOut:
         progress.enter(RunState.EVALUATING, f"{tasks} held-out tasks {when}")
         async with asyncio.TaskGroup() as group:
             for name in self._sets:
-                group.create_task(self._here(name, when))
+                group.create_task(self._measured(name, progress.step, when))
         progress.enter(state, progress.detail)
-
-    async def _here(self, name: str, when: str) -> None:
-        result = await self._evaluated(name, self._progress.step)
-        if result is not None:
-            self._take(result, when)
-
-    async def _evaluated(self, name: str, step: int) -> Evaluation | None:
-        plan, tasks = self._sets[name]
-        version = self._progress.policy_version
-        try:
-            return await self._evaluator.evaluate(
-                name, tasks, plan=plan, step=step, min_version=version
-            )
-        except Exception as error:  # noqa: BLE001  the outer edge of an evaluation
-            self._missed(name, "broke", repr(error))
-            return None
 
     def _take(self, result: Evaluation, when: str) -> None:
         progress = self._progress
