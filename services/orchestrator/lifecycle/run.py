@@ -26,8 +26,8 @@ from services.orchestrator.loop.checkpoints import Checkpoints
 from services.orchestrator.loop.disk_guard import DiskGuard
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.loop.recovery import RunFailed, adopt, start_trainer
-from services.orchestrator.loop.train_steps import TrainerIdle, TrainSteps
-from services.orchestrator.loop.training import TrainingLoop
+from services.orchestrator.loop.trainer_idle import TrainerIdle
+from services.orchestrator.loop.training import TrainingLoop, TrainSteps
 from services.orchestrator.observers.decision_log import DecisionLog
 from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupTraces
 from services.orchestrator.observers.push_record import follow_pushes

@@ -13,7 +13,7 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.events import BatchTaken, Event
 from services.orchestrator.core.schedule import Schedule
 from services.orchestrator.loop.groups import Groups
-from services.orchestrator.loop.train_steps import TrainerIdle
+from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.tasks.prompts import PromptSource
 from services.protocol.router import RouterLoad
 
