@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState
-from services.protocol.run.tracker import TrackerConfig
+from services.protocol.run.tracker import (
+    MlflowTracker,
+    TensorBoardTracker,
+    TrackerConfig,
+    WandbTracker,
+)
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
 
@@ -55,6 +59,16 @@ def missing_packages(trackers: Sequence[TrackerConfig]) -> Iterator[InvalidInput
 
 def open_tracker(config: TrackerConfig, run: TrackedRun) -> Tracker:
     """Begin, or go on with, a run in a tracker; importing the package may take seconds."""
-    module = import_module(f"services.orchestrator.trackers.{config.kind}_run")
-    tracker: Tracker = module.open_run(config, run)
-    return tracker
+    match config:
+        case TensorBoardTracker():
+            from services.orchestrator.trackers import tensorboard_run
+
+            return tensorboard_run.open_run(config, run)
+        case WandbTracker():
+            from services.orchestrator.trackers import wandb_run
+
+            return wandb_run.open_run(config, run)
+        case MlflowTracker():
+            from services.orchestrator.trackers import mlflow_run
+
+            return mlflow_run.open_run(config, run)
