@@ -15,6 +15,7 @@ from services.access.error_answer import (
 from services.access.json_body import AsciiJson, parsed_body, read_body
 from services.access.openapi import ERRORS, describe_bodies, json_body
 from services.orchestrator.lifecycle.runs import NoSuchRun, RunActive, Runs
+from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunRequest, RunStatus
 
@@ -67,7 +68,8 @@ def http_api(runs: Runs) -> FastAPI:
     async def trajectories(run_id: str, limit: str = "10") -> list[dict[str, Any]]:
         """The newest trajectories that are kept, at most `limit`, which is 1000 or less."""
         # A long run has kept many, and the run shares this event loop.
-        return await asyncio.to_thread(runs.get(run_id).trajectories, _limit(limit))
+        directory = RunDirectory(runs.get(run_id).status().run_dir)
+        return await asyncio.to_thread(directory.trajectories, _limit(limit))
 
     _add_controls(app, runs)
     return app

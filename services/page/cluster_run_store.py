@@ -10,7 +10,7 @@ import aiohttp
 from services.observability.log import Log
 from services.page.config import PageConfig
 from services.page.reading.run_folder import RunFolder
-from services.page.run_store import MOST_RUNS, NoSuchRun, OpenFolders
+from services.page.run_store import MOST_RUNS, NoSuchRun, OpenFolders, RunStore
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 5.0
 _log = Log("page")
 
 
-class ClusterRunStore:
+class ClusterRunStore(RunStore):
     """Asks orchestrator, router and weight bus at intervals, and keeps their newest answers.
 
     Run directories are read from the file system that this process shares with the

@@ -1,10 +1,11 @@
 """The runs that the page can show."""
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from services.page.reading.run_folder import RunFolder
 
@@ -46,12 +47,14 @@ class OpenFolders:
             return folder
 
 
-class RunStore(Protocol):
+class RunStore(ABC):
     """A source of runs."""
 
+    @abstractmethod
     def runs(self) -> list[dict[str, Any]]:
         """A line about each, newest first."""
 
+    @abstractmethod
     def open(self, run_id: str) -> RunFolder:
         """One of them.
 
@@ -61,12 +64,14 @@ class RunStore(Protocol):
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """The run's status; None if only its files can be read."""
+        return None
 
     def live(self) -> dict[str, Any] | None:
         """The state of the cluster; None without one."""
+        return None
 
 
-class FolderRunStore:
+class FolderRunStore(RunStore):
     """Run directories on this machine: one, or all those in a folder.
 
     Raises:
@@ -106,14 +111,6 @@ class FolderRunStore:
         """By run id, which is the name of the folder itself and not of a link to it."""
         found = _inside(self._place) if self._holds_several else [self._place]
         return {path.resolve().name: path for path in found}
-
-    def status(self, run_id: str) -> dict[str, Any] | None:
-        """Nothing: files only."""
-        return None
-
-    def live(self) -> dict[str, Any] | None:
-        """Nothing: files only."""
-        return None
 
 
 def _inside(folder: Path) -> list[Path]:

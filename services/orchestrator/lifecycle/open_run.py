@@ -17,7 +17,6 @@ from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.loop.disk_guard import LEDGER, DiskGuard
-from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.side_by_side import race
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
@@ -122,10 +121,6 @@ class PendingResume:
     def status(self) -> RunStatus:
         """The status while it waits; only its files know its progress."""
         return self.progress.status(ledger=LedgerCounts(), live_replicas=0)
-
-    def trajectories(self, limit: int) -> list[dict[str, Any]]:
-        """The newest trajectories kept for people."""
-        return RunDirectory(self.progress.run_dir).trajectories(limit)
 
     def stop(self, *, keep_progress: bool = True) -> None:
         """End the wait; there is no new progress to keep."""

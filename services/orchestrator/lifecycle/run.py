@@ -116,10 +116,6 @@ class Run:
             status.admission_window = self._window.size
         return status
 
-    def trajectories(self, limit: int) -> list[dict[str, Any]]:
-        """The newest trajectories kept for people."""
-        return self._context.directory.trajectories(limit)
-
     def pause(self, paused: bool = True) -> None:
         """Admit no sample group and begin no train step until `unpause`; rollouts end as usual."""
         self.progress.paused = paused

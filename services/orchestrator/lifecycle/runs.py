@@ -6,7 +6,6 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
 
 from services.observability.log import Log
 from services.orchestrator.checks.run_check import (
@@ -46,7 +45,7 @@ class NoSuchRun(KeyError):
 
 
 class EndedRun:
-    """A run that is over: its last status and its folder."""
+    """A run that is over."""
 
     def __init__(self, final: RunStatus) -> None:
         self._final = final
@@ -54,10 +53,6 @@ class EndedRun:
     def status(self) -> RunStatus:
         """How it ended."""
         return self._final
-
-    def trajectories(self, limit: int) -> list[dict[str, Any]]:
-        """The newest trajectories kept for people."""
-        return RunDirectory(self._final.run_dir).trajectories(limit)
 
 
 class Runs:
@@ -214,7 +209,7 @@ class Runs:
             raise InvalidInput("run_root", run.run_root, fix) from None
 
     def _retire(self, run: Run | PendingResume) -> None:
-        """Keep status and folder of a run that ended, and free its tasks and peers."""
+        """Keep the status of a run that ended, and free its tasks and peers."""
         if self._active is not run:
             return
         self._active = self._life = None
