@@ -1,4 +1,4 @@
-"""The life of every sample group: the only writer of ledger and schedule.
+"""The life of every sample group: the only writer of ledger and schedule, and owner of results.
 
 Each method is a transition. The ledger's transaction comes first, so that a kill loses nothing
 that was decided; then the schedule; then each observer gets an event.
@@ -53,6 +53,7 @@ class GroupBook:
     ) -> None:
         self.ledger, self.schedule = ledger, schedule
         self._tags, self._observers = {"run": run_id}, tuple(observers)
+        self._results: dict[int, GroupResult] = {}
 
     def _emit(self, event: Event) -> None:
         """Send an event to each observer; a failure is logged and counted, and changes nothing."""
@@ -129,6 +130,7 @@ class GroupBook:
     def restart(self, group: LedgerGroup, version: int | None, *, reason: str) -> LedgerGroup:
         """Start a group over in its slot; `version` is None while no replica serves one."""
         attempt = self.discard(group.group_id, reason=reason)
+        self._results.pop(group.group_id, None)
         if version is not None:
             self.ledger.restart(group.group_id, version=version)
             self.schedule.restart(group.group_id, version)
@@ -144,6 +146,7 @@ class GroupBook:
         """A finished group waits for its batch; `trainable`: there is something to learn."""
         group_id = result.group.group_id
         self.schedule.ready(group_id, result.oldest_version, trainable=trainable)
+        self._results[group_id] = result
         self._emit(GroupReady(group_id=group_id))
 
     def refill(self, result: GroupResult) -> bool:
@@ -167,6 +170,7 @@ class GroupBook:
         """
         self.ledger.close_group(group_id, ending, reason=reason)
         self.schedule.close(group_id)
+        self._results.pop(group_id, None)
         self._emit(GroupClosed(group_id=group_id, ending=ending, reason=reason))
 
     # Batches
@@ -180,22 +184,27 @@ class GroupBook:
             self._emit(BatchTaken(group_ids=taken, at_bound=at_bound, ready=ready))
         return batch
 
+    def results(self, batch: Selection) -> list[GroupResult]:
+        """The results of a batch that was taken, trained groups first."""
+        return [self._results[group_id] for group_id in batch.train + batch.filtered]
+
     def trained(self, step: int, batch: Selection, version: int) -> None:
         """Train step `step` made policy `version` of a batch."""
         self.ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
         self.schedule.published(version)
         self._emit(BatchTrained(group_ids=batch.train, step=step, version=version))
         for group_id in batch.train:
+            del self._results[group_id]
             self._emit(GroupClosed(group_id=group_id, ending="trained"))
         for group_id in batch.filtered:
+            del self._results[group_id]
             self._emit(GroupClosed(group_id=group_id, ending="filtered"))
 
-    def filtered(self, step: int, results: Sequence[GroupResult]) -> None:
+    def filtered(self, step: int, batch: Selection) -> None:
         """A batch had nothing to learn from; `step` is the newest train step."""
-        group_ids = [result.group.group_id for result in results]
-        self.ledger.close_batch(step, train=(), filtered=group_ids)
+        self.ledger.close_batch(step, train=(), filtered=batch.filtered)
         self.schedule.published(None)
-        self._emit_filtered(results)
+        self._emit_filtered([self._results.pop(group_id) for group_id in batch.filtered])
 
     def _emit_filtered(self, results: Sequence[GroupResult], reason: str = "") -> None:
         for result in results:

@@ -44,7 +44,6 @@ class Groups:
             algorithm.learns_from_equal_rewards or algorithm.overlong_limit is not None
         )
         self._rolling: dict[int, Attempt] = {}
-        self._results: dict[int, GroupResult] = {}
         self._interrupting: set[asyncio.Task[None]] = set()
         self.no_signal = NoSignalStreak(context.config, batch_groups=context.run.batch_groups)
         self.defect: BaseException | None = None
@@ -65,12 +64,11 @@ class Groups:
         """
         ledger = self._book.ledger
         finished = ledger.finished()
-        for group in ledger.in_flight():
-            if group.group_id in finished:
-                self._restore(group)
-        return [one for one in ledger.in_flight() if one.group_id not in self._results]
+        groups = [group for group in ledger.in_flight() if group.group_id in finished]
+        restored = {group.group_id for group in groups if self._restore(group)}
+        return [one for one in ledger.in_flight() if one.group_id not in restored]
 
-    def _restore(self, group: LedgerGroup) -> None:
+    def _restore(self, group: LedgerGroup) -> bool:
         group_id, task = group.group_id, self._tasks[group.prompt.task_id]
         packed = self._book.ledger.result(group_id)
         try:
@@ -78,19 +76,12 @@ class Groups:
         except msgspec.MsgspecError as error:
             _log.warning("result_unreadable", **self._tags, group=group_id, error=str(error))
             self._book.discard(group_id, reason="unreadable")
-            return
+            return False
         for length in result.lengths:
             self._progress.lengths.sampled(length)
         self._book.restore(result)
-        self._hold(result)
-
-    def take(self, group_ids: tuple[int, ...]) -> list[GroupResult]:
-        """Hand over the results of these groups."""
-        return [self._results.pop(group_id) for group_id in group_ids]
-
-    def requeue(self, results: Iterable[GroupResult]) -> None:
-        """Queue results again that were handed over and not trained."""
-        self._results |= {result.group.group_id: result for result in results}
+        self._queue(result)
+        return True
 
     def close(self, group_id: int, ending: Ending, *, reason: str) -> None:
         """End an open group without a batch, also in the middle of its rollout."""
@@ -134,11 +125,9 @@ class Groups:
             task.cancel()
         for group_id in list(self._rolling):
             self._abandon(group_id)
-        self._results.clear()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _abandon(self, group_id: int) -> None:
-        self._results.pop(group_id, None)
         rolling = self._rolling.pop(group_id, None)
         if rolling is None or rolling.task is None or rolling.task.done():
             return  # A task that is done has updated the ledger, though `_ended` comes later.
@@ -213,11 +202,10 @@ class Groups:
         if not result.trainable and self._refill(result):
             return
         self._book.keep(result)
-        self._hold(result)
+        self._queue(result)
 
-    def _hold(self, result: GroupResult) -> None:
+    def _queue(self, result: GroupResult) -> None:
         """Queue a finished group for its batch."""
-        self._results[result.group.group_id] = result
         self._book.ready(result, trainable=result.trainable or self._takes_all)
 
     def _refill(self, result: GroupResult) -> bool:

@@ -7,7 +7,6 @@ schedule and the ledger, and wake each other through `Changes`.
 
 import asyncio
 import time
-from collections.abc import Sequence
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -52,7 +51,7 @@ class TrainSteps:
         self._idle, self.checkpoints = idle, checkpoints
         self.lock = asyncio.Lock()
 
-    async def make(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
+    async def make(self, batch: Selection, wait_s: float) -> None:
         """Train a batch; `wait_s` is how long the trainer waited for it, seconds.
 
         Raises:
@@ -60,7 +59,7 @@ class TrainSteps:
         """
         await self._record.settled()
         progress = self._context.progress
-        step = progress.step + 1
+        step, results = progress.step + 1, self._book.results(batch)
         progress.detail = f"training step {step}"
         lost: TrainerLost | None = None
         async with self.lock:
@@ -149,17 +148,16 @@ class TrainingLoop:
             batch = await self._next_batch(admission)
             if batch is None:
                 return self._groups.no_signal.ending()
-            results = self._groups.take(batch.train + batch.filtered)
             if not batch.train:
-                self._book.filtered(self._progress.step, results)
+                self._book.filtered(self._progress.step, batch)
                 self._changes.notify()
                 continue
             wait_s = time.monotonic() - waiting_since
             self._interrupt()
             try:
-                await self._step(batch, results, wait_s)
+                await self._step(batch, wait_s)
             except TrainerLost as lost:
-                await self._recover(lost, results)
+                await self._recover(lost)
         return "all steps done"
 
     async def _next_batch(self, admission: asyncio.Task[None]) -> Selection | None:
@@ -235,9 +233,9 @@ class TrainingLoop:
                 self._moved_at = time.monotonic()
         self._changes.notify()
 
-    async def _step(self, batch: Selection, results: list[GroupResult], wait_s: float) -> None:
+    async def _step(self, batch: Selection, wait_s: float) -> None:
         try:
-            await self._steps.make(batch, results, wait_s)
+            await self._steps.make(batch, wait_s)
         finally:
             # A step that kills the trainer each time is no progress.
             if self._progress.step > self._furthest:
@@ -246,10 +244,10 @@ class TrainingLoop:
 
     # Recovery
 
-    async def _recover(self, error: TrainerLost, results: Sequence[GroupResult]) -> None:
+    async def _recover(self, error: TrainerLost) -> None:
         """Go back to the newest checkpoint; groups that later steps trained are rolled out again.
 
-        Admission and rollouts go on meanwhile. Those in progress, and the `results` of a batch
+        Admission and rollouts go on meanwhile. Those in progress, and the batch
         that was not trained, are used as far as the staleness bound allows under the new version.
         """
         self._recoveries_in_row += 1
@@ -268,7 +266,6 @@ class TrainingLoop:
         state = await start_trainer(self._context)
         self._progress.policy_version = state.policy_version
         keep, reopened = self._book.roll_back(state.step, self._progress.trainer_version)
-        self._groups.requeue(one for one in results if one.group.group_id in keep)
         in_flight = self._book.ledger.in_flight()
         self._admission.first(one for one in in_flight if one.group_id not in keep)
         self._progress.step = self._progress.saved_step = state.step
