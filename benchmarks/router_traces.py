@@ -11,7 +11,7 @@ from functools import cache
 
 from router_engines import Call, Clock, Segment
 
-from services.router.placement.prompt_prefix import PromptPrefix
+from services.router.request.prompt_prefix import PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)

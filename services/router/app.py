@@ -22,10 +22,10 @@ from services.peers import (
 )
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
-from services.router.http.held_port import HeldPort
 from services.router.http_app import RouterNode, build_http
+from services.router.listener.held_port import HeldPort
 from services.router.placement.membership import TableSource
-from services.router.placement.table_actor import TableActorPoint
+from services.router.sharing.table_actor import TableActorPoint
 from services.router.trajectories.sessions import Sessions
 from services.router.trajectories.shared_sessions import SharedSessions
 

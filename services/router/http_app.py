@@ -16,27 +16,27 @@ from services.access.json_body import AsciiJson
 from services.observability.log import Log
 from services.open_files import open_files
 from services.protocol.router import error_body
-from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog
 from services.router.http.answer_routes import AnswerRoutes
 from services.router.http.endpoints import AnswerEndpoint, Gate
-from services.router.http.held_port import OwnPort, Port
-from services.router.http.listener import Listener
 from services.router.http.logged_app import LoggedApp
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
-from services.router.open_connections import bounded
-from services.router.placement.external_backends import external_replicas
+from services.router.listener.held_port import OwnPort, Port
+from services.router.listener.listener import Listener
+from services.router.listener.open_connections import bounded
 from services.router.placement.membership import TableSource
 from services.router.placement.seats import Seats
-from services.router.placement.sharing import ExchangePoint
-from services.router.replicas import Replicas
+from services.router.sharing.sharing import ExchangePoint
 from services.router.trajectories.sessions import SessionRecords, Sessions
+from services.router.upstream.external_backends import external_replicas
+from services.router.upstream.replicas import Replicas
+from services.router.upstream.upstream import Upstream
 
 
 async def _always() -> bool:

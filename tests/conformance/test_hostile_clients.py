@@ -12,9 +12,9 @@ import pytest
 
 from services.open_files import open_files, raise_open_files
 from services.router.config import ListenConfig, RouterConfig
-from services.router.http import bounded_head
-from services.router.http.listener import Listener
-from services.router.open_connections import bounded
+from services.router.listener import bounded_head
+from services.router.listener.listener import Listener
+from services.router.listener.open_connections import bounded
 from tests.router.conftest import MODEL, Cluster, Fault
 
 PATH = "/v1/chat/completions"

@@ -16,8 +16,8 @@ from services.page.http_app import page_app
 from services.page.run_store import FolderRunStore
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import ListenConfig
-from services.router.http import bounded_head
-from services.router.http.listener import Listener
+from services.router.listener import bounded_head
+from services.router.listener.listener import Listener
 from tests.conformance.conftest import before, until_idle
 from tests.orchestrator.fakes import world
 from tests.page.made_run import make_run

@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.router.answering import event_stream
-from services.router.answering.event_stream import EventStream
 from services.router.errors import UpstreamBroken
+from services.router.upstream import event_stream
+from services.router.upstream.event_stream import EventStream
 
 SPELLINGS = {
     "vLLM": b'data: {"a": 1}\n\ndata: [DONE]\n\n',

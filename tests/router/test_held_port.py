@@ -12,9 +12,9 @@ import pytest
 
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
-from services.router.http import socket_holder
-from services.router.http.held_port import HeldPort
-from services.router.http.socket_holder import SocketHolder, listening
+from services.router.listener import socket_holder
+from services.router.listener.held_port import HeldPort
+from services.router.listener.socket_holder import SocketHolder, listening
 
 DEADLINE_S = 60.0
 """That only a hang reaches."""

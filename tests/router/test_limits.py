@@ -16,7 +16,7 @@ from services.router.answering.attempts import Attempts
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.http.request_body import parsed
-from services.router.placement.needs import Needs
+from services.router.request.needs import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig, RouterConfig
-from services.router.http import bounded_head
-from services.router.http.listener import Listener
+from services.router.listener import bounded_head
+from services.router.listener.listener import Listener
 
 DEADLINE_S = 60.0
 """That only a hang reaches."""

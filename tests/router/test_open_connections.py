@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from services.router.config import RouterConfig
-from services.router.http.refused_connections import RefusedConnections
-from services.router.open_connections import bounded
+from services.router.listener.open_connections import bounded
+from services.router.listener.refused_connections import RefusedConnections
 
 DROWNED = Path(__file__).with_name("drowned_listener.py")
 OPEN_FILES, CONNECTIONS, ANSWER_S = 512, 700, 60

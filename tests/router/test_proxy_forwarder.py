@@ -8,8 +8,8 @@ import httpx
 import pytest
 from aiohttp import web
 
-from services.router.http.held_port import OwnPort
 from services.router.http_app import RouterNode
+from services.router.listener.held_port import OwnPort
 
 KEY = "a-key-that-is-long-enough"
 DEADLINE_S = 60.0

@@ -11,8 +11,8 @@ from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
 from services.router.placement.seats import Seats
 from services.router.placement.session_table import SessionTable
-from services.router.placement.shared_table import SharedTable, SyncRequest
-from services.router.placement.sharing import Sharing
+from services.router.sharing.shared_table import SharedTable, SyncRequest
+from services.router.sharing.sharing import Sharing
 
 from .conftest import Bus, Cluster
 from .test_failover import _whole

@@ -10,10 +10,10 @@ from contextlib import aclosing
 
 import pytest
 
-from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
 from services.router.errors import UpstreamBroken
 from services.router.placement.seats import Seats
+from services.router.upstream.upstream import Upstream
 from tests.router.conftest import Bus, Replica
 
 CLONE_NEWNET = 0x40000000

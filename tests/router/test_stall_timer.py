@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.router.answering.stall_timer import StallTimer
+from services.router.upstream.stall_timer import StallTimer
 
 
 @pytest.fixture

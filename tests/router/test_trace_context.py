@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from services.router.http.trace_context import trace_headers, trace_id
+from services.router.request.trace_context import trace_headers, trace_id
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE_ID}-00f067aa0ba902b7-01"

@@ -22,8 +22,8 @@ from services.router.answering.batches import batched
 from services.router.answering.journal import ChoiceJournal
 from services.router.answering.piece import Piece
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.http.client_request import ClientRequest
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest
+from services.router.upstream.replicas import Replicas
 
 _MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0

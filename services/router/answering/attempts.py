@@ -7,8 +7,8 @@ from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.interruptions import INTERRUPTED
-from services.router.placement.needs import NO_NEEDS, Needs
 from services.router.placement.seats import Seat, Seats
+from services.router.request.needs import NO_NEEDS, Needs
 
 _LOG = Log("router")
 _LONGEST_PAUSE_S = 10.0

@@ -15,11 +15,11 @@ from services.router.answering.continuation import (
 from services.router.answering.continued_text import ContinuedText
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens
 from services.router.answering.piece import Piece, take
-from services.router.answering.segment import Segment, request_span
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.http.client_request import ClientRequest
 from services.router.placement.seats import Seat
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest
+from services.router.request.segment import Segment, request_span
+from services.router.upstream.replicas import Replicas
 
 _DERENDER = "/v1/completions/derender"
 

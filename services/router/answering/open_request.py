@@ -12,12 +12,12 @@ from services.router.answering.failover import ChoiceFailover
 from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
 from services.router.answering.piece import Piece, take
-from services.router.answering.segment import Segment, request_span
 from services.router.errors import Unjournaled, UpstreamBroken
-from services.router.http.client_request import ClientRequest
-from services.router.http.phases import Phases
 from services.router.placement.seats import Seat
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest
+from services.router.request.phases import Phases
+from services.router.request.segment import Segment, request_span
+from services.router.upstream.replicas import Replicas
 
 
 class OpenRequest:

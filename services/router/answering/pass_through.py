@@ -12,11 +12,11 @@ from typing import Any
 
 from services.observability.metrics import RouterMetrics
 from services.router.answering.attempts import Attempts
-from services.router.answering.upstream import END, checked_answer
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.http.client_request import ClientRequest
 from services.router.placement.seats import Seat
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest
+from services.router.upstream.replicas import Replicas
+from services.router.upstream.upstream import END, checked_answer
 
 _ABORTED = "abort"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.router.answering.journal import ChoiceJournal, NewTokens
 from services.router.errors import UpstreamBroken
-from services.router.http.client_request import ClientRequest
+from services.router.request.client_request import ClientRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from services.router.answering.journal import ChoiceJournal
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.piece import Piece
 from services.router.errors import RequestFailed
-from services.router.http.client_request import ClientRequest
+from services.router.request.client_request import ClientRequest
 
 _OBJECTS = {
     ("chat", False): "chat.completion",

@@ -20,20 +20,20 @@ from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEAD
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
 from services.router.answering.piece import Piece
-from services.router.answering.stall_timer import StallTimer
 from services.router.errors import RequestFailed, Unjournaled
 from services.router.http.access_log import AccessLog
 from services.router.http.answers import AnswerWriter
-from services.router.http.client_request import ClientRequest, Endpoint
-from services.router.http.json_bytes import json_bytes
 from services.router.http.logged_app import LOGGED
 from services.router.http.request_body import disconnected, parsed, read_body
 from services.router.http.request_record import RequestRecord
-from services.router.http.trace_context import TRACE, trace_headers
-from services.router.placement.external_backends import check_needs_no_journal
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest, Endpoint
+from services.router.request.json_bytes import json_bytes
+from services.router.request.trace_context import TRACE, trace_headers
 from services.router.trajectories.session_call import SessionCall
 from services.router.trajectories.sessions import SessionRecords
+from services.router.upstream.external_backends import check_needs_no_journal
+from services.router.upstream.replicas import Replicas
+from services.router.upstream.stall_timer import StallTimer
 
 _LOG = Log("router")
 

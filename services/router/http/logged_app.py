@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
 from services.router.http.access_log import AccessLog
-from services.router.http.trace_context import trace_headers, trace_id
+from services.router.request.trace_context import trace_headers, trace_id
 
 LOGGED = "millrace.logged"
 """In the scope of a request whose endpoint writes a line of its own."""

@@ -12,8 +12,8 @@ from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.endpoints import Gate
-from services.router.http.json_bytes import json_bytes
 from services.router.http.request_body import disconnected, read_body
+from services.router.request.json_bytes import json_bytes
 
 OWN_PORT = "millrace.own_port"
 """In the scope of a request that came to the router's own port."""

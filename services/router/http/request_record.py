@@ -6,9 +6,9 @@ from typing import Protocol
 from services.observability.metrics import RouterMetrics
 from services.router.answering.open_request import OpenRequest
 from services.router.http.access_log import AccessLog
-from services.router.http.client_request import ClientRequest, Endpoint
-from services.router.http.trace_context import TRACE, trace_id
 from services.router.placement.seats import Seat
+from services.router.request.client_request import ClientRequest, Endpoint
+from services.router.request.trace_context import TRACE, trace_id
 
 
 class Served(Protocol):

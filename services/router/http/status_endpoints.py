@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, RedirectResponse
 
 from services.protocol.router import RouterLoad
 from services.protocol.weights.weight_bus import Member
-from services.router.replicas import Replicas
+from services.router.upstream.replicas import Replicas
 
 
 def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:

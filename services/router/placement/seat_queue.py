@@ -12,7 +12,7 @@ from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.placement.fair_queue import FairQueue, Waiter
-from services.router.placement.needs import Needs
+from services.router.request.needs import Needs
 
 if TYPE_CHECKING:
     from services.router.placement.seats import Seat

@@ -16,10 +16,10 @@ from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
-from services.router.placement.needs import NO_NEEDS, Needs
 from services.router.placement.replica_gauges import ReplicaGauges
 from services.router.placement.seat_queue import SeatQueue, SeatRequest
 from services.router.placement.sequence_cap import SequenceCap
+from services.router.request.needs import NO_NEEDS, Needs
 
 _LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort", INTERRUPTED)

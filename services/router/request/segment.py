@@ -8,7 +8,7 @@ from typing import Self
 from services.observability import tracing
 from services.observability.tracing import Span
 from services.router.errors import UpstreamBroken
-from services.router.http.trace_context import TRACE
+from services.router.request.trace_context import TRACE
 
 
 def request_span(name: str) -> AbstractContextManager[Span]:

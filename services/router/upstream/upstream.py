@@ -12,14 +12,14 @@ import aiohttp
 import msgspec
 
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
-from services.router.answering.connections import socket_factory
-from services.router.answering.event_stream import EventStream
-from services.router.answering.stall_timer import StallTimer
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.http.json_bytes import json_bytes
-from services.router.http.trace_context import TRACE
 from services.router.placement.seats import Seat
+from services.router.request.json_bytes import json_bytes
+from services.router.request.trace_context import TRACE
+from services.router.upstream.connections import socket_factory
+from services.router.upstream.event_stream import EventStream
+from services.router.upstream.stall_timer import StallTimer
 
 END = b"[DONE]"
 """The data of a stream's last event."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_BY, StreamBy
 from services.router.errors import bad_request, unreadable_body
-from services.router.placement.needs import Needs
+from services.router.request.needs import Needs
 
 Endpoint = Literal["chat", "completions"]
 

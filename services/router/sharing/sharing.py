@@ -10,7 +10,7 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.router.config import RouterConfig
 from services.router.placement.seats import Seats
-from services.router.placement.shared_table import SyncRequest, SyncResponse
+from services.router.sharing.shared_table import SyncRequest, SyncResponse
 
 _LOG = Log("router")
 _MOST_HOMES = 10_000

@@ -13,7 +13,7 @@ from typing import Protocol
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
-from services.router.http import socket_holder
+from services.router.listener import socket_holder
 
 _LOG = Log("router")
 _START_S = 30.0
@@ -51,7 +51,7 @@ class OwnPort:
 
 
 class HeldPort:
-    """A socket that outlives this process; see `services.router.http.socket_holder`.
+    """A socket that outlives this process; see `services.router.listener.socket_holder`.
 
     When the holder dies, a router that lives makes another one, with its own copy of the socket.
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from services.router.http.refused_connections import refused
+from services.router.listener.refused_connections import refused
 
 _HEAD_BYTES = 64 * 1024
 _HEAD_S = 60.0

@@ -18,12 +18,12 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
-from services.router.answering.upstream import Upstream
 from services.router.config import BackendConfig, RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken, bad_request
-from services.router.http.client_request import ClientRequest
 from services.router.placement.seats import Seat, Seats
-from services.router.replicas import Replicas
+from services.router.request.client_request import ClientRequest
+from services.router.upstream.replicas import Replicas
+from services.router.upstream.upstream import Upstream
 
 _LOG = Log("router")
 

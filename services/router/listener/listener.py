@@ -16,10 +16,10 @@ from starlette.types import ASGIApp
 
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
-from services.router.http.bounded_head import BoundedHead
-from services.router.http.held_port import OwnPort, Port
-from services.router.http.refused_connections import ACCEPTED_AT_ONCE, refused
-from services.router.http.socket_holder import BACKLOG
+from services.router.listener.bounded_head import BoundedHead
+from services.router.listener.held_port import OwnPort, Port
+from services.router.listener.refused_connections import ACCEPTED_AT_ONCE, refused
+from services.router.listener.socket_holder import BACKLOG
 
 _START_S = 30.0
 _IDLE_S = 20.0

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from services.router.answering.upstream import Upstream
 from services.router.config import RouterConfig
 from services.router.placement.probes import Probes
 from services.router.placement.seats import Seats
-from services.router.placement.sharing import ExchangePoint, Sharing
+from services.router.sharing.sharing import ExchangePoint, Sharing
+from services.router.upstream.upstream import Upstream
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER
 from services.router.errors import bad_request
-from services.router.placement.prompt_prefix import NO_PREFIX, PromptPrefix
+from services.router.request.prompt_prefix import NO_PREFIX, PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The public port: its listening socket, and the connections that it accepts."""

@@ -1,0 +1,1 @@
+"""The requests of clients, as the router reads them."""

@@ -1,0 +1,1 @@
+"""How several routers keep their placement in step."""

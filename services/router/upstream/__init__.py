@@ -1,0 +1,1 @@
+"""HTTP towards replicas of the cluster and backends outside of it."""
