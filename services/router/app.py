@@ -23,7 +23,7 @@ from services.peers import (
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
 from services.router.http_app import RouterNode, build_http
-from services.router.listener.held_port import HeldPort
+from services.router.listener.listening_socket import InheritedListeningSocket
 from services.router.placement.membership import TableSource
 from services.router.sharing.table_actor import TableActorPoint
 from services.router.trajectories.sessions import Sessions
@@ -31,7 +31,7 @@ from services.router.trajectories.shared_sessions import SharedSessions
 
 _UNBOUNDED = 1_000_000
 # The calls of a session reach one router while the number of routers stays, which knows its
-# home without being told. Without a session any router will do.
+# home without an exchange. Without a session any router will do.
 _BY_SESSION = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 # Our own gate bounds the work; Serve's slots would also hold back health checks.
 _DRAIN_S = 60.0
@@ -63,7 +63,7 @@ class Router:
         if self._config.listen is None:
             return None
         return RouterNode(
-            port=HeldPort(
+            port=InheritedListeningSocket(
                 ray.get_runtime_context().get_node_id(),
                 owner=int(os.environ["RAY_RAYLET_PID"]),  # which Ray gives to its workers
             ),

@@ -27,11 +27,11 @@ from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
-from services.router.listener.held_port import OwnPort, Port
 from services.router.listener.listener import Listener
+from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
 from services.router.listener.open_connections import bounded
 from services.router.placement.membership import TableSource
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.sharing.sharing import ExchangePoint
 from services.router.trajectories.sessions import SessionRecords, Sessions
 from services.router.upstream.external_backends import external_replicas
@@ -59,7 +59,7 @@ class RouterNode:
             nobody has said so in time.
     """
 
-    port: Port = field(default_factory=OwnPort)
+    port: ListeningSocket = field(default_factory=OwnListeningSocket)
     proxy: str | None = None
     ending: Callable[[], Awaitable[bool]] = _always
     runs: Callable[[], Awaitable[bool]] | None = None
@@ -84,7 +84,10 @@ def build_http(
     node = node or RouterNode()
     config = bounded(config, open_files())
     replicas = Replicas(
-        config=config, seats=Seats(config, bus), upstream=Upstream(config), point=point
+        config=config,
+        reservations=Reservations(config, bus),
+        upstream=Upstream(config),
+        point=point,
     )
     external = external_replicas(config)
     draining = asyncio.Event()
@@ -165,11 +168,11 @@ def _add_routes(
 ) -> None:
     def forget_home(session: str) -> None:
         for known in (replicas, external):
-            known.seats.chooser.homes.forget(session)
+            known.reservations.chooser.homes.forget(session)
 
     read_s = replicas.config.client_read_s
     app.include_router(session_routes(sessions, forget_home, read_s=read_s))
-    app.include_router(interrupt_route(replicas.seats.interruptions, read_s=read_s))
+    app.include_router(interrupt_route(replicas.reservations.interruptions, read_s=read_s))
     app.include_router(status_routes(replicas, external))
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)

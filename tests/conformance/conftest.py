@@ -33,13 +33,13 @@ async def before(url, *, model=MODEL, **config):
 
 
 async def until_busy(cluster):
-    """A seat is taken."""
-    await _until(lambda: cluster.seats.chooser.counts)
+    """A reservation is taken."""
+    await _until(lambda: cluster.reservations.chooser.counts)
 
 
 async def until_idle(cluster):
-    """No seat is taken any more."""
-    await _until(lambda: not cluster.seats.chooser.counts)
+    """No reservation is taken any more."""
+    await _until(lambda: not cluster.reservations.chooser.counts)
 
 
 async def _until(true):

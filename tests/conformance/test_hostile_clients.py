@@ -42,7 +42,7 @@ async def router():
 
 async def _nothing_is_left(cluster, listener):
     async with asyncio.timeout(60):
-        while cluster.seats.chooser.counts:  # noqa: ASYNC110  (announced to nobody)
+        while cluster.reservations.chooser.counts:  # noqa: ASYNC110  (announced to nobody)
             await asyncio.sleep(0.01)
         # As many as may be open at once are: none of those before is counted any more.
         answers = await asyncio.gather(*(_ask(cluster, BODY) for _ in range(MOST_OPEN)))

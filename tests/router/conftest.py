@@ -127,8 +127,8 @@ class Replica:
         prepared = {"request_id": order["request_id"], "stream": stream, "sampling_params": params}
         # As vLLM does: a field equal to the engine's default is left out.
         shown = {name: params[name] for name in params if (name, params[name]) != _DEFAULT}
-        told = rendered | prepared | {"sampling_params": shown}
-        return await self._generate(request, rendered | prepared, told)
+        shown_request = rendered | prepared | {"sampling_params": shown}
+        return await self._generate(request, rendered | prepared, shown_request)
 
     def _render(self, endpoint, body):
         if endpoint == "completions":
@@ -213,7 +213,7 @@ class Replica:
     async def generate(self, request):
         return await self._generate(request, await request.json())
 
-    async def _generate(self, request, body, told=None):
+    async def _generate(self, request, body, shown_request=None):
         self.bodies.append(body)
         self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
@@ -222,10 +222,10 @@ class Replica:
         if body["stream"]:
             response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
-            if told:
-                await _send(response, {"request": told})
+            if shown_request:
+                await _send(response, {"request": shown_request})
         else:
-            response = _Whole({"request": told} if told else {})
+            response = _Whole({"request": shown_request} if shown_request else {})
         try:
             await self._speak(request, response, body, fault)
         except (asyncio.CancelledError, ConnectionResetError):
@@ -519,12 +519,12 @@ class Cluster:
         self._stack.push_async_callback(self.http.aclose)
 
     @property
-    def seats(self):
-        return self.app.state.replicas.seats
+    def reservations(self):
+        return self.app.state.replicas.reservations
 
     async def until_leased(self, *replica_ids):
         """The router has come to see leases of exactly these replicas."""
-        membership = self.seats.membership
+        membership = self.reservations.membership
         async with asyncio.timeout(60):
             while set(membership.leased(None)) != set(replica_ids):
                 await membership.wait_for_change(0.05)

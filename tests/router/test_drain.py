@@ -1,4 +1,4 @@
-"""Replicas that leave, or are told to: their open answers go on elsewhere."""
+"""Draining: open answers of a replica that leaves go on elsewhere."""
 
 import asyncio
 

@@ -322,7 +322,7 @@ async def test_a_model_of_the_cluster_is_waited_for_while_the_bus_may_still_come
     await asyncio.wait_for(absent.wait(), 60)
     call = asyncio.create_task(_chat(cluster, model=CLUSTER_MODEL))
     async with asyncio.timeout(60):
-        while not len(cluster.seats.queue):
+        while not len(cluster.reservations.queue):
             assert not call.done(), "it was refused"
             await asyncio.sleep(0.001)
     monkeypatch.setattr(cluster.bus, "watch", watch)

@@ -22,6 +22,6 @@ async def test_a_choice_that_has_ended_leaves_its_place_to_others(cluster, fault
     async with asyncio.timeout(60):
         assert (await _ask(cluster)).status_code == 200
     assert not group.done()
-    assert cluster.seats.chooser.in_flight("replica-0") == 1
+    assert cluster.reservations.chooser.in_flight("replica-0") == 1
     group.cancel()
     await asyncio.gather(group, return_exceptions=True)

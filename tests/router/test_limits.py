@@ -67,17 +67,17 @@ async def test_a_lease_lost_between_choice_and_sending_is_respected(cluster):
     """The chosen replica gets no request any more."""
     await cluster.start()
     replicas = {replica.replica_id: replica for replica in cluster.replicas}
-    take, lost = cluster.seats.take, []
+    reserve, lost = cluster.reservations.reserve, []
 
     async def losing(*what, **how):
-        seat = await take(*what, **how)
+        reservation = await reserve(*what, **how)
         if not lost:
-            lost.append(seat.replica_id)
-            member = replicas[seat.replica_id].member(leased=False)
-            cluster.seats.membership._members[seat.replica_id] = member
-        return seat
+            lost.append(reservation.replica_id)
+            member = replicas[reservation.replica_id].member(leased=False)
+            cluster.reservations.membership._members[reservation.replica_id] = member
+        return reservation
 
-    cluster.seats.take = losing
+    cluster.reservations.reserve = losing
     await _chat(cluster)
     assert [len(replicas.pop(lost[0]).bodies), len(replicas.popitem()[1].bodies)] == [0, 1]
 
@@ -85,13 +85,13 @@ async def test_a_lease_lost_between_choice_and_sending_is_respected(cluster):
 async def test_a_lost_lease_is_no_failure_of_the_replica(cluster):
     """A replica that stages weights again and again is not ejected for it."""
     await cluster.start(eject_after=1, eject_s=60.0)
-    seats = cluster.seats
+    reservations = cluster.reservations
     for _ in range(3):
-        seat = await seats.take(None, session=None, weight=1)
-        seat.lose()
-        with pytest.raises(UpstreamBroken, match="lease_lost"), seat:
-            seat.check_lease()
-        assert seats.chooser.health(seat.replica_id).admits(time.monotonic())
+        reservation = await reservations.reserve(None, session=None, weight=1)
+        reservation.lose()
+        with pytest.raises(UpstreamBroken, match="lease_lost"), reservation:
+            reservation.check_lease()
+        assert reservations.chooser.health(reservation.replica_id).admits(time.monotonic())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -105,7 +105,7 @@ async def test_a_client_that_leaves_ends_its_upstream_request(cluster, fault, st
     request.cancel()
     await asyncio.gather(request, return_exceptions=True)
     await asyncio.wait_for(replica.hung_up.wait(), 60)
-    await _until(lambda: cluster.seats.chooser.in_flight("replica-0") == 0)
+    await _until(lambda: cluster.reservations.chooser.in_flight("replica-0") == 0)
 
 
 async def _read_some(client, url, body):
@@ -133,7 +133,7 @@ async def test_serves_way_of_disconnecting_is_cancellation(cluster, fault):
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
     await asyncio.wait_for(replica.hung_up.wait(), 60)
-    assert cluster.seats.chooser.in_flight("replica-0") == 0
+    assert cluster.reservations.chooser.in_flight("replica-0") == 0
 
 
 async def test_more_open_requests_than_allowed_are_refused_with_retry_after(cluster, fault):
@@ -146,7 +146,7 @@ async def test_more_open_requests_than_allowed_are_refused_with_retry_after(clus
     assert refusal.value.response.headers["retry-after"] == "1"
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    await _until(lambda: not cluster.seats._taken)
+    await _until(lambda: not cluster.reservations._taken)
     assert (await _chat(cluster)).choices[0].message.content == "ahello"
 
 
@@ -171,16 +171,16 @@ async def test_a_sessions_name_is_bounded(cluster):
 async def test_the_pause_before_the_only_replica_is_tried_again_is_bounded(cluster, monkeypatch):
     await cluster.start(replicas=1, retry_pause_s=1.0, max_retries=5000, eject_after=10_000)
     await cluster.until_leased("replica-0")
-    attempts, pauses = Attempts(RouterConfig(max_retries=5000), cluster.seats), []
-    with await attempts.seat(None, session=None, weight=1) as seat:
+    attempts, pauses = Attempts(RouterConfig(max_retries=5000), cluster.reservations), []
+    with await attempts.reserve(None, session=None, weight=1) as reservation:
         for _ in range(3000):
-            attempts.note(UpstreamBroken("eof"), seat)
+            attempts.note(UpstreamBroken("eof"), reservation)
 
     async def sleep(seconds):
         pauses.append(seconds)
 
     monkeypatch.setattr("services.router.answering.attempts.asyncio", SimpleNamespace(sleep=sleep))
-    with await attempts.seat(None, session=None, weight=1):
+    with await attempts.reserve(None, session=None, weight=1):
         assert pauses == [10.0]
 
 

@@ -107,8 +107,8 @@ def test_a_loop_without_descriptors_says_so_once_a_minute(caplog):
         now = float(second)
         for _ in range(16):
             loop.handler(loop, {"exception": OSError(errno.EMFILE, "Too many open files")})
-    told = [(record.fields["reason"], record.fields["connections"]) for record in caplog.records]
-    assert told == [("no_descriptor", 1), ("no_descriptor", 960), ("no_descriptor", 960)]
+    logged = [(record.fields["reason"], record.fields["connections"]) for record in caplog.records]
+    assert logged == [("no_descriptor", 1), ("no_descriptor", 960), ("no_descriptor", 960)]
 
 
 def test_other_errors_of_a_loop_go_where_they_went_before():

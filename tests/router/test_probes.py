@@ -43,7 +43,7 @@ async def _page(text, status=200):
 async def test_a_dead_replica_is_found_without_traffic_and_tried_again_when_it_answers(cluster):
     """Its lease still holds; all the same no request goes there, until it is back."""
     await cluster.start(**QUICK)
-    health = cluster.seats.chooser.health
+    health = cluster.reservations.chooser.health
     dead, alive = cluster.replicas
     await dead.runner.cleanup()
     await _until(lambda: health("replica-0").ejected)
@@ -70,7 +70,7 @@ async def test_an_engine_that_is_dead_behind_a_living_server_is_ejected(cluster)
     await cluster.start(**QUICK)
     runner, address = await _page("the engine is dead", status=503)
     await cluster.bus.put(replace(cluster.replicas[1].member(), address=address))
-    await _until(lambda: cluster.seats.chooser.health("replica-1").ejected)
+    await _until(lambda: cluster.reservations.chooser.health("replica-1").ejected)
     await runner.cleanup()
 
 
@@ -84,8 +84,8 @@ async def test_a_replica_that_does_not_answer_delays_no_look_at_another(cluster)
     address = f"http://127.0.0.1:{frozen.sockets[0].getsockname()[1]}"
     await cluster.bus.put(replace(cluster.replicas[0].member(), address=address))
     await cluster.replicas[1].runner.cleanup()
-    await _until(lambda: cluster.seats.chooser.health("replica-1").ejected)
-    assert not cluster.seats.chooser.health("replica-0").ejected
+    await _until(lambda: cluster.reservations.chooser.health("replica-1").ejected)
+    assert not cluster.reservations.chooser.health("replica-0").ejected
     frozen.close()
 
 
@@ -127,7 +127,7 @@ async def test_a_busy_replica_is_full_when_its_engine_says_so(cluster):
     runner, address = await _page(METRICS)
     await cluster.bus.put(replace(cluster.replicas[0].member(), address=address))
     await cluster.until_leased("replica-0")
-    with await cluster.seats.take(None, session=None, weight=60):
-        await _until(lambda: cluster.seats.full("replica-0"))
-    assert 50 < cluster.seats.cap("replica-0").limit < 60
+    with await cluster.reservations.reserve(None, session=None, weight=60):
+        await _until(lambda: cluster.reservations.full("replica-0"))
+    assert 50 < cluster.reservations.cap("replica-0").limit < 60
     await runner.cleanup()

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from services.router.http_app import RouterNode
-from services.router.listener.held_port import OwnPort
+from services.router.listener.listening_socket import OwnListeningSocket
 
 KEY = "a-key-that-is-long-enough"
 DEADLINE_S = 60.0
@@ -54,7 +54,7 @@ class Serve:
             self.gone.set()
 
 
-class KnownPort(OwnPort):
+class KnownPort(OwnListeningSocket):
     """A free port whose number is known afterwards."""
 
     async def open(self, config):

@@ -30,7 +30,7 @@ async def _until(condition):
 
 
 async def _queued(cluster, count):
-    await _until(lambda: len(cluster.seats.queue) == count)
+    await _until(lambda: len(cluster.reservations.queue) == count)
 
 
 async def _full(cluster, fault, **settings):
@@ -67,8 +67,8 @@ async def test_requests_wait_while_replicas_are_full_and_flows_take_turns(cluste
     async with asyncio.timeout(60):
         await asyncio.gather(*waiting)
     assert _asked(cluster) == ["hello", "c3", "a0", "b2", "a1"]
-    await _until(lambda: not cluster.seats.chooser.counts)
-    assert not len(cluster.seats.queue)
+    await _until(lambda: not cluster.reservations.chooser.counts)
+    assert not len(cluster.reservations.queue)
 
 
 async def test_a_full_queue_is_told_at_once(cluster, fault):
@@ -101,14 +101,14 @@ async def test_lines_take_turns_and_what_goes_first_does_so_over_all_of_them(clu
     """Those who ask for a version stand in a line of their own."""
     await cluster.start(replicas=1, max_sequences=1, min_sequences=1)
     await cluster.until_leased("replica-0")
-    seats, order = cluster.seats, []
+    reservations, order = cluster.reservations, []
 
     async def take(name, version, priority=0, urgent=False):
         needs = Needs(min_version=version, priority=priority)
-        with await seats.take(None, session=None, weight=1, needs=needs, urgent=urgent):
+        with await reservations.reserve(None, session=None, weight=1, needs=needs, urgent=urgent):
             order.append(name)
 
-    with await seats.take(None, session=None, weight=1):
+    with await reservations.reserve(None, session=None, weight=1):
         waiting = []
         wishes = [
             *[("any", None), ("any", None), ("any", None), ("one", 1), ("one", 1), ("zero", 0)],
@@ -146,13 +146,13 @@ async def test_an_answer_that_was_begun_goes_on_before_new_ones(cluster):
     """Also before those of a higher priority, and when the queue is full."""
     await cluster.start(replicas=1, max_sequences=1, min_sequences=1, max_queued_requests=1)
     await cluster.until_leased("replica-0")
-    seats, order = cluster.seats, []
+    reservations, order = cluster.reservations, []
 
     async def take(name, **wish):
-        with await seats.take(None, session=None, weight=1, **wish):
+        with await reservations.reserve(None, session=None, weight=1, **wish):
             order.append(name)
 
-    with await seats.take(None, session=None, weight=1):
+    with await reservations.reserve(None, session=None, weight=1):
         new = asyncio.create_task(take("new", needs=Needs(priority=-5)))
         await _queued(cluster, 1)
         begun = asyncio.create_task(take("begun", urgent=True))
@@ -165,25 +165,30 @@ async def test_what_would_rather_go_elsewhere_goes_back_before_it_blocks_the_que
     """The replica that broke it has a lease and room; the other one is full."""
     await cluster.start(max_sequences=1, min_sequences=1)
     await cluster.until_leased("replica-0", "replica-1")
-    seats = cluster.seats
-    with await seats.take(None, session=None, weight=1) as taken:
+    reservations = cluster.reservations
+    with await reservations.reserve(None, session=None, weight=1) as taken:
         wish = {"session": None, "weight": 1, "urgent": True}
         (idle,) = {"replica-0", "replica-1"} - {taken.replica_id}
-        with await asyncio.wait_for(seats.take(None, avoid=idle, **wish), 60) as seat:
-            assert seat.replica_id == idle
-    with await seats.take(None, avoid="replica-0", **wish) as seat:
-        assert seat.replica_id == "replica-1"
+        with await asyncio.wait_for(
+            reservations.reserve(None, avoid=idle, **wish), 60
+        ) as reservation:
+            assert reservation.replica_id == idle
+    with await reservations.reserve(None, avoid="replica-0", **wish) as reservation:
+        assert reservation.replica_id == "replica-1"
 
 
 @pytest.mark.parametrize(("reason", "ejects"), [("status", False), ("connection", True)])
 async def test_a_parser_that_fails_says_nothing_of_the_engine(cluster, reason, ejects):
     await cluster.start(replicas=1, eject_after=2, eject_s=60.0)
     await cluster.until_leased("replica-0")
-    seats = cluster.seats
+    reservations = cluster.reservations
     for _ in range(2):
-        with pytest.raises(UpstreamBroken), await seats.take(None, session=None, weight=0):
+        with (
+            pytest.raises(UpstreamBroken),
+            await reservations.reserve(None, session=None, weight=0),
+        ):
             raise UpstreamBroken(reason)
-    assert seats.chooser.health("replica-0").ejected is ejects
+    assert reservations.chooser.health("replica-0").ejected is ejects
 
 
 async def test_whoever_waits_for_a_model_that_goes_is_told_so(cluster):
@@ -194,22 +199,22 @@ async def test_whoever_waits_for_a_model_that_goes_is_told_so(cluster):
     for one in waiting:
         with pytest.raises(openai.NotFoundError, match="served: other"):
             await asyncio.wait_for(one, 60)
-    assert not len(cluster.seats.queue)
+    assert not len(cluster.reservations.queue)
 
 
-async def test_a_seat_that_comes_as_its_client_goes_is_given_to_the_next(cluster):
+async def test_a_reservation_that_comes_as_its_client_goes_is_given_to_the_next(cluster):
     await cluster.start(replicas=1, max_sequences=1, min_sequences=1)
-    seats = cluster.seats
+    reservations = cluster.reservations
     wish = {"session": None, "weight": 1}
     await cluster.until_leased("replica-0")
-    with await seats.take(None, **wish):
-        leaving = asyncio.create_task(seats.take(None, **wish))
-        staying = asyncio.create_task(seats.take(None, **wish))
+    with await reservations.reserve(None, **wish):
+        leaving = asyncio.create_task(reservations.reserve(None, **wish))
+        staying = asyncio.create_task(reservations.reserve(None, **wish))
         await _queued(cluster, 2)
-    leaving.cancel()  # its seat is there, but it has not run since
-    with await asyncio.wait_for(staying, 60) as seat:
-        assert seats.chooser.counts == {seat.replica_id: 1}
-    assert seats.chooser.counts == {}
+    leaving.cancel()  # its reservation is there, but it has not run since
+    with await asyncio.wait_for(staying, 60) as reservation:
+        assert reservations.chooser.counts == {reservation.replica_id: 1}
+    assert reservations.chooser.counts == {}
     assert leaving.cancelled()
 
 
@@ -217,8 +222,10 @@ async def test_what_runs_no_sequence_waits_for_nobody(cluster, fault):
     running = await _full(cluster, fault)
     waiting = _chat(cluster)
     await _queued(cluster, 1)
-    with await asyncio.wait_for(cluster.seats.take(None, session=None, weight=0), 60) as seat:
-        assert seat.replica_id == "replica-0"
+    with await asyncio.wait_for(
+        cluster.reservations.reserve(None, session=None, weight=0), 60
+    ) as reservation:
+        assert reservation.replica_id == "replica-0"
     await _end(running, waiting)
 
 

@@ -156,9 +156,9 @@ async def test_finish_is_idempotent_and_ends_the_session(cluster):
     desk = Desk(cluster)
     name = await desk.make()
     await _say(cluster, name, [_user("one")])
-    assert cluster.seats.chooser.sessions == 1
+    assert cluster.reservations.chooser.sessions == 1
     done = await desk.finish(name, reward=1)
-    assert cluster.seats.chooser.sessions == 0
+    assert cluster.reservations.chooser.sessions == 0
     assert await desk.finish(name) == await desk.finish(name, reward=1.0) == done
     other = await desk.ask("POST", f"/{name}/finish", json={"reward": 0})
     assert (other.status_code, other.json()["error"]["type"]) == (409, "session_finished")
@@ -173,8 +173,8 @@ async def test_finish_tells_of_trajectories_only_if_it_is_asked(cluster):
     name = await desk.make()
     await _say(cluster, name, [_user("one")])
     got = (await desk.ask("POST", f"/{name}/finish", json={"reward": 1})).json()
-    told = SessionSummary.model_validate(got)
-    assert (told.trajectory_count, told.trajectory_tokens) == (1, len("user\none") + 1 + 5)
+    summary = SessionSummary.model_validate(got)
+    assert (summary.trajectory_count, summary.trajectory_tokens) == (1, len("user\none") + 1 + 5)
 
 
 async def test_what_is_too_much_for_one_answer_is_read_in_parts(cluster):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.protocol.errors import NotReady
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.placement.session_table import SessionTable
 from services.router.sharing.shared_table import SharedTable, SyncRequest
 from services.router.sharing.sharing import Sharing
@@ -82,10 +82,10 @@ def test_homes_are_told_once_and_to_everybody_but_their_teller():
 
 
 names = st.sampled_from(["r1", "r2", "r3"])
-told = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), st.floats(0, 4))
+news = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), st.floats(0, 4))
 
 
-@given(talk=st.lists(told, max_size=40))
+@given(talk=st.lists(news, max_size=40))
 @settings(max_examples=60, deadline=None)
 def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
     clock, last = _Clock(), {}
@@ -107,12 +107,12 @@ def test_what_changed_here_is_newer_than_what_others_say():
     assert homes.take_changes(10) == {"s": "a"}
     homes.hear("s", "b", 0.0)
     assert homes.get("s", 0.0) == "b"
-    assert homes.take_changes(10) == {}, "what was heard is not told again"
+    assert homes.take_changes(10) == {}, "what was heard is not sent again"
 
 
 def _sharing(point, **settings):
-    seats = Seats(RouterConfig(**settings), Bus())
-    return seats.chooser, Sharing(RouterConfig(**settings), seats, point)
+    reservations = Reservations(RouterConfig(**settings), Bus())
+    return reservations.chooser, Sharing(RouterConfig(**settings), reservations, point)
 
 
 def _choose(chooser, session):
@@ -191,7 +191,7 @@ async def test_a_session_stays_on_its_replica_whichever_router_it_comes_through(
         session = f"episode-{number}"
         homes[session], kind = await _call(first, session)
         assert kind == "new"
-    known = second.seats.chooser.homes
+    known = second.reservations.chooser.homes
     await _until(lambda: all(known.get(name, 0.0) == home for name, home in homes.items()))
     for session, home in homes.items():
         assert await _call(second, session) == (home, "hit")
@@ -212,14 +212,14 @@ async def test_an_interruption_reaches_the_router_that_has_the_answer(pair, faul
     async with asyncio.timeout(60):
         await stalled.hung_up.wait()
     assert not answer.done()
-    assert await second.seats.interruptions.passed("another", "test-model") is None
+    assert await second.reservations.interruptions.passed("another", "test-model") is None
     for replica in first.replicas:
         replica.version = 2
     await first.bus.put(*(replica.member() for replica in first.replicas))
     (whole,) = await answer
     assert whole["versions"] == [1] * 3 + [2] * (len(whole["tokens"]) - 3)
-    assert await first.seats.interruptions.passed("episode", "test-model") == 2
-    assert await second.seats.interruptions.passed("episode", "test-model") == 2
+    assert await first.reservations.interruptions.passed("episode", "test-model") == 2
+    assert await second.reservations.interruptions.passed("episode", "test-model") == 2
 
 
 def test_an_interruption_is_told_once_and_to_everybody_but_its_teller():
@@ -240,7 +240,7 @@ async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):
     own = asyncio.create_task(_call(first, "own"))
     await first.stalled()
     other = asyncio.create_task(_call(second, "other"))
-    chooser = first.seats.chooser
+    chooser = first.reservations.chooser
     await _until(lambda: sum(chooser.elsewhere.values()) == 1)
     assert sum(chooser.counts.values()) == 1
     await second.app.state.replicas._sharing.stop()
@@ -255,10 +255,10 @@ async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):
 async def test_a_router_without_the_table_decides_alone(pair):
     point, first, second = pair
     point.away = True
-    with await second.seats.take(None, session=None, weight=1):
+    with await second.reservations.reserve(None, session=None, weight=1):
         await _call(first, "s")
         point.away = False
-        await _until(lambda: sum(first.seats.chooser.elsewhere.values()) == 1)
+        await _until(lambda: sum(first.reservations.chooser.elsewhere.values()) == 1)
         point.away = True
-        await _until(lambda: not first.seats.chooser.elsewhere)
+        await _until(lambda: not first.reservations.chooser.elsewhere)
         await _call(first, "s")

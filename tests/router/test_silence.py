@@ -12,7 +12,7 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.errors import UpstreamBroken
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.upstream.upstream import Upstream
 from tests.router.conftest import Bus, Replica
 
@@ -41,13 +41,13 @@ async def lost(fault, *, first: bool) -> UpstreamBroken:
     replica, bus, upstream = Replica("r"), Bus(), Upstream(CONFIG)
     await replica.start()
     await bus.put(replica.member())
-    seats = Seats(CONFIG, bus)
-    seats.membership.start()
+    reservations = Reservations(CONFIG, bus)
+    reservations.membership.start()
     await upstream.start()
 
     async def ask():
-        with await seats.take(None, session=None, weight=1) as seat:
-            async with aclosing(upstream.generate(seat, PROMPT)) as chunks:
+        with await reservations.reserve(None, session=None, weight=1) as reservation:
+            async with aclosing(upstream.generate(reservation, PROMPT)) as chunks:
                 async for _ in chunks:
                     pass
 
@@ -62,8 +62,8 @@ async def lost(fault, *, first: bool) -> UpstreamBroken:
         cut(replica.port)
     (ended,) = await asyncio.gather(asking, return_exceptions=True)
     await upstream.stop()
-    await seats.membership.stop()
-    seats.queue.stop()
+    await reservations.membership.stop()
+    reservations.queue.stop()
     await replica.runner.cleanup()
     return ended
 

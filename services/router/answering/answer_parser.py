@@ -169,14 +169,14 @@ class AnswerParser:
 
     async def _call(self, path: str, body: dict[str, Any] | bytes) -> Any:
         """Ask replica after replica; parsing depends on none of them."""
-        attempts = Attempts(self._replicas.config, self._replicas.seats)
+        attempts = Attempts(self._replicas.config, self._replicas.reservations)
         while True:
-            seat = await attempts.seat(self._model, session=self._ask.session, weight=0)
+            reservation = await attempts.reserve(self._model, session=self._ask.session, weight=0)
             try:
-                with seat:
-                    return await self._replicas.upstream.call(seat, path, body)
+                with reservation:
+                    return await self._replicas.upstream.call(reservation, path, body)
             except UpstreamBroken as broken:
-                attempts.note(broken, seat)
+                attempts.note(broken, reservation)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -7,7 +7,7 @@ from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.interruptions import INTERRUPTED
-from services.router.placement.seats import Seat, Seats
+from services.router.placement.reservations import Reservation, Reservations
 from services.router.request.needs import NO_NEEDS, Needs
 
 _LOG = Log("router")
@@ -18,28 +18,30 @@ _MOST_DOUBLINGS = 30
 class Attempts:
     """Counts what broke and finds the next replica."""
 
-    def __init__(self, config: RouterConfig, seats: Seats, needs: Needs = NO_NEEDS) -> None:
-        self._config, self._seats, self._needs = config, seats, needs
+    def __init__(
+        self, config: RouterConfig, reservations: Reservations, needs: Needs = NO_NEEDS
+    ) -> None:
+        self._config, self._reservations, self._needs = config, reservations, needs
         self._broken = 0
         self._avoid: str | None = None
 
     def copy(self) -> "Attempts":
         """Independent attempts that remember what broke so far."""
-        other = Attempts(self._config, self._seats, self._needs)
+        other = Attempts(self._config, self._reservations, self._needs)
         other._broken, other._avoid = self._broken, self._avoid
         return other
 
-    async def seat(self, model: str | None, *, session: str | None, weight: int) -> Seat:
-        """A seat for the next attempt, elsewhere than the last one if possible.
+    async def reserve(self, model: str | None, *, session: str | None, weight: int) -> Reservation:
+        """A reservation for the next attempt, elsewhere than the last one if possible.
 
         Raises:
-            RequestFailed: see `Seats.take`.
+            RequestFailed: see `Reservations.reserve`.
         """
-        others = self._seats.membership.leased(model).keys() - {self._avoid}
+        others = self._reservations.membership.leased(model).keys() - {self._avoid}
         if self._broken and not others:
             doubled = min(self._broken - 1, _MOST_DOUBLINGS)
             await asyncio.sleep(min(self._config.retry_pause_s * 2**doubled, _LONGEST_PAUSE_S))
-        return await self._seats.take(
+        return await self._reservations.reserve(
             model,
             session=session,
             weight=weight,
@@ -48,7 +50,9 @@ class Attempts:
             needs=self._needs,
         )
 
-    def note(self, broken: UpstreamBroken, seat: Seat, *, progressed: bool = False) -> None:
+    def note(
+        self, broken: UpstreamBroken, reservation: Reservation, *, progressed: bool = False
+    ) -> None:
         """Count a break; one that came after new tokens is the first of a new row.
 
         An answer of hours may meet many weight updates and many deaths, and each finds it
@@ -63,9 +67,9 @@ class Attempts:
             RouterMetrics.interruptions.inc()
             return
         RouterMetrics.failovers.inc(tags={"reason": broken.reason})
-        _LOG.warning("request_broken", replica=seat.replica_id, reason=str(broken))
+        _LOG.warning("request_broken", replica=reservation.replica_id, reason=str(broken))
         self._broken += 1
-        self._avoid = seat.replica_id
+        self._avoid = reservation.replica_id
         if self._broken > self._config.max_retries:
             message = f"given up after {self._broken} attempts; the last one: {broken}"
             raise RequestFailed(503, "upstream_failed", message, retry_after_s=1)

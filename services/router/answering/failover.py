@@ -16,7 +16,7 @@ from services.router.answering.continued_text import ContinuedText
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens
 from services.router.answering.piece import Piece, take
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.seats import Seat
+from services.router.placement.reservations import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.segment import Segment, request_span
 from services.router.upstream.replicas import Replicas
@@ -64,17 +64,19 @@ class ChoiceFailover:
             self._furthest = max(self._furthest, len(self._journal.token_ids))
             self._look_at_the_cut()
             with request_span("choose") as choice:
-                seat = await self._attempts.seat(self._model, session=self._ask.session, weight=1)
-                choice.set(replica=seat.replica_id, kind=seat.kind)
-            segment = Segment("failover", seat.replica_id)
+                reservation = await self._attempts.reserve(
+                    self._model, session=self._ask.session, weight=1
+                )
+                choice.set(replica=reservation.replica_id, kind=reservation.kind)
+            segment = Segment("failover", reservation.replica_id)
             try:
-                with seat, segment:
-                    async with aclosing(self._segment(seat)) as pieces:
+                with reservation, segment:
+                    async with aclosing(self._segment(reservation)) as pieces:
                         async for piece in pieces:
                             yield piece
             except UpstreamBroken as broken:
                 progressed = len(self._journal.token_ids) > self._furthest
-                self._attempts.note(broken, seat, progressed=progressed)
+                self._attempts.note(broken, reservation, progressed=progressed)
 
     def _look_at_the_cut(self) -> None:
         """Decide whether the choice is complete, goes on, or starts again."""
@@ -100,31 +102,31 @@ class ChoiceFailover:
         if not self._replay:
             self._journal.clear()
 
-    async def _segment(self, seat: Seat) -> AsyncGenerator[Piece, None]:
+    async def _segment(self, reservation: Reservation) -> AsyncGenerator[Piece, None]:
         journal, text = self._journal, self._text
         # What the client gets of a parsed choice comes from its tokens, not from its text.
         shows_text = self._ask.streams_tokens and not journal.parsed
         eager = text is not None and (shows_text or text.looks_for_stops)
         if text is not None and (eager or journal.finish_reason is not None):
-            yield await self._decoded(text, seat)
+            yield await self._decoded(text, reservation)
             if journal.settled:
                 return
-        journal.begin_segment(seat.replica_id, replay=self._replay)
+        journal.begin_segment(reservation.replica_id, replay=self._replay)
         body = (whole_again if self._replay else continuation)(self._request, journal)
-        async with aclosing(self._replicas.upstream.generate(seat, body)) as chunks:
+        async with aclosing(self._replicas.upstream.generate(reservation, body)) as chunks:
             async for chunk in chunks:
                 for item in chunk.get("choices") or ():
                     self._take(item)
-                    seat.answered()
+                    reservation.answered()
                     if text is None:
                         yield self._direct(item.get("text") or "")
                     elif eager or journal.finish_reason is not None:
-                        yield await self._decoded(text, seat)
+                        yield await self._decoded(text, reservation)
                     elif journal.parsed:
                         yield self._piece("")
                     if journal.settled:
                         return
-        raise UpstreamBroken("eof", seat.replica_id)
+        raise UpstreamBroken("eof", reservation.replica_id)
 
     def _take(self, item: dict[str, Any]) -> None:
         try:
@@ -148,9 +150,9 @@ class ChoiceFailover:
         self._journal.settled = self._journal.finish_reason is not None
         return self._piece(text)
 
-    async def _decoded(self, text: ContinuedText, seat: Seat) -> Piece:
+    async def _decoded(self, text: ContinuedText, reservation: Reservation) -> Piece:
         async def derender(body: dict[str, Any]) -> Any:
-            return await self._replicas.upstream.call(seat, _DERENDER, body)
+            return await self._replicas.upstream.call(reservation, _DERENDER, body)
 
         before = len(self._journal.token_ids)
         new = await text.advance(derender)

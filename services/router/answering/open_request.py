@@ -13,7 +13,7 @@ from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
 from services.router.answering.piece import Piece, take
 from services.router.errors import Unjournaled, UpstreamBroken
-from services.router.placement.seats import Seat
+from services.router.placement.reservations import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.phases import Phases
 from services.router.request.segment import Segment, request_span
@@ -31,10 +31,10 @@ class OpenRequest:
     Attributes:
         ask: what the client wants.
         journals: one per choice; empty until the request is rendered.
-        first_seat: the replica that was chosen first, for the response headers.
+        first_reservation: the replica that was chosen first, for the response headers.
         parser: parses the answer's messages; None when the text is the message.
         phases: where its time goes.
-        prompt_details: what the replica told of the prompt's tokens, such as how many it had in
+        prompt_details: what the replica reports of the prompt's tokens, such as how many it had in
             its cache; None if it tells nothing, or was lost before.
     """
 
@@ -43,7 +43,7 @@ class OpenRequest:
         # Engines charge a tenth of a short answer for them.
         self._keep_logprobs = recorded or ask.logprobs or ask.return_trajectory
         self.journals: list[ChoiceJournal] = []
-        self.first_seat: Seat | None = None
+        self.first_reservation: Reservation | None = None
         self.parser: AnswerParser | None = None
         self.phases = Phases()
         self.prompt_details: dict[str, Any] | None = None
@@ -79,24 +79,24 @@ class OpenRequest:
                 yield piece
 
     async def _unparsed(self) -> AsyncGenerator[Piece, None]:
-        attempts = Attempts(self._replicas.config, self._replicas.seats, self.ask.needs)
+        attempts = Attempts(self._replicas.config, self._replicas.reservations, self.ask.needs)
         while not self._begun():
             self.phases.begin("queue")
             with request_span("choose") as choice:
-                seat = await attempts.seat(
+                reservation = await attempts.reserve(
                     self._model, session=self.ask.session, weight=self.ask.choices
                 )
-                choice.set(replica=seat.replica_id, kind=seat.kind)
-            self.first_seat = self.first_seat or seat
-            self._model = seat.model
-            segment = Segment("generate", seat.replica_id, renders=self._request is None)
+                choice.set(replica=reservation.replica_id, kind=reservation.kind)
+            self.first_reservation = self.first_reservation or reservation
+            self._model = reservation.model
+            segment = Segment("generate", reservation.replica_id, renders=self._request is None)
             try:
-                with seat, segment:
-                    async with aclosing(self._first_segment(seat, segment)) as pieces:
+                with reservation, segment:
+                    async with aclosing(self._first_segment(reservation, segment)) as pieces:
                         async for piece in pieces:
                             yield piece
             except UpstreamBroken as broken:
-                attempts.note(broken, seat)
+                attempts.note(broken, reservation)
         rest = [journal for journal in self.journals if not journal.settled]
         if not rest:
             return
@@ -120,30 +120,32 @@ class OpenRequest:
         """Whether there are tokens to go on from, choice by choice."""
         return any(journal.token_ids or journal.settled for journal in self.journals)
 
-    async def _first_segment(self, seat: Seat, segment: Segment) -> AsyncGenerator[Piece, None]:
+    async def _first_segment(
+        self, reservation: Reservation, segment: Segment
+    ) -> AsyncGenerator[Piece, None]:
         self.phases.begin("first_token")
         upstream = self._replicas.upstream
         if self._request is None:
-            stream = upstream.render_and_generate(seat, self._order())
+            stream = upstream.render_and_generate(reservation, self._order())
         else:
-            stream = upstream.generate(seat, self._request)
-            self._begin_segment(seat)
+            stream = upstream.generate(reservation, self._request)
+            self._begin_segment(reservation)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 if (request := chunk.get("request")) is not None:
                     self._rendered(request)
                     segment.rendered(len(self.prompt_token_ids))
-                    self._begin_segment(seat)
+                    self._begin_segment(reservation)
                 for item in chunk.get("choices") or ():
-                    yield self._direct_piece(seat, item)
+                    yield self._direct_piece(reservation, item)
                 if usage := chunk.get("usage"):
                     self.prompt_details = usage.get("prompt_tokens_details")
         if not all(journal.settled for journal in self.journals):
-            raise UpstreamBroken("eof", seat.replica_id)
+            raise UpstreamBroken("eof", reservation.replica_id)
 
-    def _begin_segment(self, seat: Seat) -> None:
+    def _begin_segment(self, reservation: Reservation) -> None:
         for journal in self.journals:
-            journal.begin_segment(seat.replica_id)
+            journal.begin_segment(reservation.replica_id)
 
     def _order(self) -> GenerationOrder:
         ask = self.ask
@@ -158,7 +160,7 @@ class OpenRequest:
         )
 
     def _rendered(self, request: dict[str, Any]) -> None:
-        """The replica has told what it generates from; no token came before."""
+        """The replica has reported what it generates from; no token came before."""
         ask, params = self.ask, request["sampling_params"]
         parses = ask.offers_tools or request.get("reasoning_parser_kwargs") is not None
         if parses and ask.streams_tokens and params.get("stop"):
@@ -183,18 +185,18 @@ class OpenRequest:
             for journal in self.journals:
                 journal.parsed = True
 
-    def _direct_piece(self, seat: Seat, item: dict[str, Any]) -> Piece:
+    def _direct_piece(self, reservation: Reservation, item: dict[str, Any]) -> Piece:
         """Tokens of an uncut choice: the engine's own text is right."""
         index = item.get("index")
         if not isinstance(index, int) or not 0 <= index < len(self.journals):
             raise UpstreamBroken("malformed", f"choice index {index!r}")
         journal = self.journals[index]
         new = take(journal, item, self._replicas.end_tokens(self.model))
-        seat.answered()
+        reservation.answered()
         self.phases.begin("stream")
         text = item.get("text") or ""
         journal.add_text(text)
         journal.settled = journal.finish_reason is not None
         if journal.settled:
-            seat.shrink()
+            reservation.shrink()
         return Piece.of(self.ask, journal, text, new)

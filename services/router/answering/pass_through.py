@@ -13,7 +13,7 @@ from typing import Any
 from services.observability.metrics import RouterMetrics
 from services.router.answering.attempts import Attempts
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.seats import Seat
+from services.router.placement.reservations import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import END, checked_answer
@@ -30,13 +30,13 @@ class PassThrough:
         replicas: where to pass it.
 
     Attributes:
-        first_seat: the replica that was chosen first, for the response headers.
+        first_reservation: the replica that was chosen first, for the response headers.
     """
 
     def __init__(self, ask: ClientRequest, name: str, replicas: Replicas) -> None:
         self._ask, self._name, self._replicas = ask, name, replicas
-        self._attempts = Attempts(replicas.config, replicas.seats, ask.needs)
-        self.first_seat: Seat | None = None
+        self._attempts = Attempts(replicas.config, replicas.reservations, ask.needs)
+        self.first_reservation: Reservation | None = None
         RouterMetrics.passed_through.inc(tags={"field": name})
 
     async def whole(self) -> dict[str, Any]:
@@ -46,15 +46,15 @@ class PassThrough:
             RequestFailed: the replica refused it, or too many were lost.
         """
         while True:
-            seat = await self._seat()
+            reservation = await self._reservation()
             try:
-                with seat:
+                with reservation:
                     path, body = self._ask.path, self._ask.body
-                    answer = await self._replicas.upstream.answer(seat, path, body)
+                    answer = await self._replicas.upstream.answer(reservation, path, body)
                     _check_complete(answer)
                     return answer
             except UpstreamBroken as broken:
-                self._attempts.note(broken, seat)
+                self._attempts.note(broken, reservation)
 
     async def events(self) -> AsyncGenerator[str, None]:
         """The data of the events that the replica streams, but the end marker.
@@ -64,10 +64,10 @@ class PassThrough:
         """
         shown = ended = False
         while not ended:
-            seat = await self._seat()
+            reservation = await self._reservation()
             try:
-                with seat:
-                    async with aclosing(self._stream(seat)) as events:
+                with reservation:
+                    async with aclosing(self._stream(reservation)) as events:
                         async for event in events:
                             shown = True
                             yield event
@@ -77,17 +77,17 @@ class PassThrough:
                     why = f"an answer with {self._name} cannot be continued"
                     message = f"the replica was lost ({broken.reason}), and {why}"
                     raise RequestFailed(503, "not_continuable", message) from None
-                self._attempts.note(broken, seat)
+                self._attempts.note(broken, reservation)
 
-    async def _seat(self) -> Seat:
+    async def _reservation(self) -> Reservation:
         ask = self._ask
         weight = ask.choices * ask.prompts
-        seat = await self._attempts.seat(ask.model, session=ask.session, weight=weight)
-        self.first_seat = self.first_seat or seat
-        return seat
+        reservation = await self._attempts.reserve(ask.model, session=ask.session, weight=weight)
+        self.first_reservation = self.first_reservation or reservation
+        return reservation
 
-    async def _stream(self, seat: Seat) -> AsyncGenerator[str, None]:
-        events = self._replicas.upstream.events(seat, self._ask.path, self._ask.body)
+    async def _stream(self, reservation: Reservation) -> AsyncGenerator[str, None]:
+        events = self._replicas.upstream.events(reservation, self._ask.path, self._ask.body)
         async with aclosing(events):
             async for event in events:
                 if event == END:
@@ -96,9 +96,9 @@ class PassThrough:
                     _check_complete(checked_answer(json.loads(event)))
                 except ValueError:
                     raise UpstreamBroken("malformed", "an event is not JSON") from None
-                seat.answered()
+                reservation.answered()
                 yield event.decode()
-        raise UpstreamBroken("eof", seat.replica_id)
+        raise UpstreamBroken("eof", reservation.replica_id)
 
 
 def _check_complete(answer: dict[str, Any]) -> None:

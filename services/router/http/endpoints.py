@@ -278,8 +278,8 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -
 
 
 def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
-    seat = request.first_seat
-    if seat is None:
+    reservation = request.first_reservation
+    if reservation is None:
         return {}
-    headers = {REPLICA_HEADER: seat.replica_id, CHOICE_HEADER: seat.kind}
+    headers = {REPLICA_HEADER: reservation.replica_id, CHOICE_HEADER: reservation.kind}
     return headers | ({JOURNAL_HEADER: "none"} if isinstance(request, PassThrough) else {})

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.observability.metrics import RouterMetrics
 from services.router.answering.open_request import OpenRequest
 from services.router.http.access_log import AccessLog
-from services.router.placement.seats import Seat
+from services.router.placement.reservations import Reservation
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_id
 
@@ -14,7 +14,7 @@ from services.router.request.trace_context import TRACE, trace_id
 class Served(Protocol):
     """A request that the router answers, in one way or another."""
 
-    first_seat: Seat | None
+    first_reservation: Reservation | None
 
 
 class RequestRecord:
@@ -65,7 +65,7 @@ class RequestRecord:
 
     def _write(self, status: str, seconds: dict[str, float]) -> None:
         ask, served = self._ask, self._served
-        seat = served.first_seat if served else None
+        reservation = served.first_reservation if served else None
         request = served if isinstance(served, OpenRequest) else None
         journals = request.journals if request else []
         self._log.write(
@@ -74,11 +74,11 @@ class RequestRecord:
             key=self.key,
             trace=trace_id(TRACE.get()),
             answer=ask.answer_id if ask else None,
-            model=seat.model if seat else ask.model if ask else None,
+            model=reservation.model if reservation else ask.model if ask else None,
             session=ask.session if ask else None,
             stream=ask.stream if ask else None,
-            replica=seat.replica_id if seat else None,
-            choice=seat.kind if seat else None,
+            replica=reservation.replica_id if reservation else None,
+            choice=reservation.kind if reservation else None,
             prompt_tokens=len(request.prompt_token_ids) if request else None,
             tokens=sum(len(journal.token_ids) for journal in journals) if request else None,
             continued=sum(max(0, journal.segments - 1) for journal in journals) or None,

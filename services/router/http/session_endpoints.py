@@ -67,7 +67,7 @@ class _Listing(StrictModel):
 def session_routes(
     sessions: SessionRecords, forget_home: Callable[[str], None], *, read_s: float
 ) -> APIRouter:
-    """The routes; `forget_home` is told of every session that ends.
+    """The routes; `forget_home` is called for every session that ends.
 
     Args:
         read_s: how long a client may take to send a body, here and below.

@@ -13,7 +13,7 @@ from services.router.upstream.replicas import Replicas
 def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     """The routes, over the replicas of the cluster and those outside of it."""
     routes = APIRouter()
-    inside, outside = replicas.seats.membership, external.seats.membership
+    inside, outside = replicas.reservations.membership, external.reservations.membership
 
     @routes.get("/", include_in_schema=False)
     async def page() -> RedirectResponse:
@@ -31,7 +31,7 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     @routes.get("/v1/load")
     async def load() -> RouterLoad:
         """How full the replicas of the cluster are."""
-        return replicas.seats.load
+        return replicas.reservations.load
 
     @routes.get("/health")
     async def health() -> JSONResponse:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
 from services.router.listener.bounded_head import BoundedHead
-from services.router.listener.held_port import OwnPort, Port
+from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
 from services.router.listener.refused_connections import ACCEPTED_AT_ONCE, refused
 from services.router.listener.socket_holder import BACKLOG
 
@@ -35,8 +35,8 @@ class Listener:
         port: known once it is started; that of the configuration, unless that is 0.
     """
 
-    def __init__(self, config: ListenConfig, source: Port | None = None) -> None:
-        self._config, self._source = config, source or OwnPort()
+    def __init__(self, config: ListenConfig, source: ListeningSocket | None = None) -> None:
+        self._config, self._source = config, source or OwnListeningSocket()
         self.port = config.port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class Listener:
 
         Args:
             ending: the application ends, and its clients with it; otherwise others serve on, and
-                clients are told with each answer to connect again.
+                each answer asks its client to connect again.
         """
         if self._server is None or self._task is None:
             return

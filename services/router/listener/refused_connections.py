@@ -1,4 +1,4 @@
-"""Connections of clients for which there is no room: answered, counted, logged once a minute."""
+"""Connections above the bound: answered, counted, logged once a minute."""
 
 import asyncio
 import errno

@@ -74,7 +74,7 @@ class SocketHolder:
     """Serves routers until nobody needs the socket any more; one thread, no locks.
 
     Args:
-        door: the Unix socket at which routers ask.
+        control: the Unix socket at which routers ask.
         listener: the socket that they are given.
         owner: a process's descriptor, readable when that process has ended.
         clock: seconds, monotonic.
@@ -82,20 +82,20 @@ class SocketHolder:
 
     def __init__(
         self,
-        door: socket.socket,
+        control: socket.socket,
         listener: socket.socket,
         owner: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._door, self._listener, self._owner, self._clock = door, listener, owner, clock
+        self._control, self._listener, self._owner, self._clock = control, listener, owner, clock
         self._routers: dict[socket.socket, bool] = {}
         self._clients: dict[socket.socket, float] = {}
         self._alone_since = clock()
         self._ending = self._answers = False
         self._events = selectors.DefaultSelector()
-        for one in (door, listener):
+        for one in (control, listener):
             one.setblocking(False)
-        for source in (door, owner):
+        for source in (control, owner):
             self._events.register(source, selectors.EVENT_READ)
 
     def run(self) -> None:
@@ -104,7 +104,7 @@ class SocketHolder:
             for key, _ in self._events.select(_TICK_S):
                 if key.fileobj == self._owner:
                     return
-                if key.fileobj is self._door:
+                if key.fileobj is self._control:
                     self._on_connect()
                 elif key.fileobj is self._listener:
                     self._accept_client()
@@ -127,7 +127,7 @@ class SocketHolder:
 
     def _on_connect(self) -> None:
         try:
-            router, _ = self._door.accept()
+            router, _ = self._control.accept()
         except OSError:
             return
         if peer_uid(router) != os.geteuid():
@@ -196,9 +196,9 @@ def _say(line: str) -> None:
 def main() -> None:
     """Hold one address."""
     name, host, port, owner, *descriptors = sys.argv[1:]
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.bind(f"\0{name}")
+        control.bind(f"\0{name}")
     except OSError as error:  # another router was as quick, and its process holds the socket
         _say(HELD if error.errno == errno.EADDRINUSE else str(error.strerror))
         return
@@ -214,9 +214,9 @@ def main() -> None:
     if select.select([owner_fd], [], [], 0)[0]:
         _say("the owner has ended")
         return
-    door.listen()
+    control.listen()
     _say(HELD)
-    SocketHolder(door, listener, owner_fd).run()
+    SocketHolder(control, listener, owner_fd).run()
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class ReplicaChooser:
 
     Attributes:
         homes: which replica each session was given last.
-        nameless: the same of conversations without a session; other routers are not told of
+        nameless: the same of conversations without a session; other routers do not learn of
             them, and they push no session out.
         groups: which replica requests that begin alike were given last.
         elsewhere: sequences that other routers have in flight, by replica.

@@ -42,7 +42,7 @@ class ReplicaHealth:
         """A request goes there; to an ejected replica it is the trial.
 
         Returns:
-            What the end of the trial is to be told with; None if it is none.
+            The token that `over` takes at the end of the trial; None if it is none.
         """
         if self._ejected_until is not None:
             self._trial = object()

@@ -12,7 +12,7 @@ from services.router.errors import RequestFailed
 from services.router.placement.membership import Membership
 
 if TYPE_CHECKING:
-    from services.router.placement.seats import Seat
+    from services.router.placement.reservations import Reservation
 
 INTERRUPTED = "interrupted"
 """Reason of `UpstreamBroken` for an answer that was stopped so; nothing has failed."""
@@ -33,19 +33,19 @@ class Interruptions:
         self._membership, self._bound, self._wait_s = membership, sessions, wait_s
         self._floors: OrderedDict[str, int] = OrderedDict()
         self._news: OrderedDict[str, int] = OrderedDict()
-        self._seats: dict[str, set[Seat]] = {}
+        self._reservations: dict[str, set[Reservation]] = {}
 
-    def took(self, seat: "Seat") -> None:
+    def took(self, reservation: "Reservation") -> None:
         """A request has begun to be answered."""
-        if seat.session is not None:
-            self._seats.setdefault(seat.session, set()).add(seat)
+        if reservation.session is not None:
+            self._reservations.setdefault(reservation.session, set()).add(reservation)
 
-    def gave_back(self, seat: "Seat") -> None:
+    def gave_back(self, reservation: "Reservation") -> None:
         """It is not answered there any more."""
-        seats = self._seats.get(seat.session or "", set())
-        seats.discard(seat)
-        if not seats:
-            self._seats.pop(seat.session or "", None)
+        reservations = self._reservations.get(reservation.session or "", set())
+        reservations.discard(reservation)
+        if not reservations:
+            self._reservations.pop(reservation.session or "", None)
 
     def interrupt(self, session: str, min_version: int) -> int:
         """Stop what a session's calls are being answered with; it goes on from `min_version`.
@@ -53,8 +53,8 @@ class Interruptions:
         Other routers, which may have the calls, hear of it at their next exchange.
 
         Returns:
-            How many seats of this router were taken from it. Those with replicas that serve the
-            version already stay.
+            How many reservations of this router it lost. It keeps those on replicas that serve the
+            version already.
         """
         self._news[session] = min_version
         if len(self._news) > self._bound:
@@ -62,25 +62,29 @@ class Interruptions:
         return self.hear(session, min_version)
 
     def take_news(self) -> dict[str, int]:
-        """Sessions interrupted here since this was last asked, to be told to other routers."""
+        """Sessions interrupted here since the last call, for the other routers."""
         news, self._news = dict(self._news), OrderedDict()
         return news
 
     def hear(self, session: str, min_version: int) -> int:
-        """The same, for an interruption that another router has told."""
+        """The same, for an interruption that another router has shared."""
         self._floors[session] = max(min_version, self._floors.get(session, min_version))
         self._floors.move_to_end(session)
         if len(self._floors) > self._bound:
             self._floors.popitem(last=False)
-        stopped = [seat for seat in self._seats.get(session, ()) if self.bars(seat)]
-        for seat in stopped:
-            seat.lose(INTERRUPTED)
+        stopped = [
+            reservation
+            for reservation in self._reservations.get(session, ())
+            if self.bars(reservation)
+        ]
+        for reservation in stopped:
+            reservation.lose(INTERRUPTED)
         return len(stopped)
 
-    def bars(self, seat: "Seat") -> bool:
-        """Whether the seat's replica serves an older version than its session may have."""
-        floor = self._floors.get(seat.session or "")
-        member = self._membership.members.get(seat.replica_id)
+    def bars(self, reservation: "Reservation") -> bool:
+        """Whether the reservation's replica serves an older version than its session may have."""
+        floor = self._floors.get(reservation.session or "")
+        member = self._membership.members.get(reservation.replica_id)
         return floor is not None and (member is None or (member.committed_version or 0) < floor)
 
     async def passed(self, session: str | None, model: str | None) -> int | None:

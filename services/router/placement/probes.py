@@ -15,7 +15,7 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.placement.sequence_cap import Pressure
 
 _LOG = Log("router")
@@ -28,8 +28,8 @@ _NAMES = (_RUNNING, _WAITING, _KV_USAGE)
 class Probes:
     """One look at each leased replica at a time, each with a deadline."""
 
-    def __init__(self, config: RouterConfig, seats: Seats) -> None:
-        self._config, self._seats = config, seats
+    def __init__(self, config: RouterConfig, reservations: Reservations) -> None:
+        self._config, self._reservations = config, reservations
         self._task: asyncio.Task[None] | None = None
         self._looks: dict[str, asyncio.Task[None]] = {}
 
@@ -51,7 +51,7 @@ class Probes:
             try:
                 while True:
                     await asyncio.sleep(self._config.probe_s)
-                    for member in self._seats.membership.leased(None).values():
+                    for member in self._reservations.membership.leased(None).values():
                         self._begin(session, member)
             finally:
                 looks = list(self._looks.values())
@@ -77,8 +77,8 @@ class Probes:
 
     async def look(self, session: aiohttp.ClientSession, member: Member) -> None:
         """Look at one replica, in the way that its state asks for."""
-        health = self._seats.chooser.health(member.replica_id)
-        if health.ejected or not self._seats.chooser.load(member.replica_id):
+        health = self._reservations.chooser.health(member.replica_id)
+        if health.ejected or not self._reservations.chooser.load(member.replica_id):
             await self._see_whether_it_answers(session, member)
         else:
             await self._see_how_full_it_is(session, member)
@@ -95,13 +95,13 @@ class Probes:
             result = "connection"
         RouterMetrics.probes.inc(tags={"kind": "health", "result": result})
         # What has happened since says more: a lease that ended, a request that runs there.
-        busy = self._seats.chooser.load(replica) > 0
-        if busy or not self._seats.membership.holds_lease(replica):
+        busy = self._reservations.chooser.load(replica) > 0
+        if busy or not self._reservations.membership.holds_lease(replica):
             return
         if result != "ok":
-            self._seats.failed(replica, by="probe")
-        elif self._seats.chooser.health(replica).reached(time.monotonic()):
-            self._seats.queue.advance()
+            self._reservations.failed(replica, by="probe")
+        elif self._reservations.chooser.health(replica).reached(time.monotonic()):
+            self._reservations.queue.advance()
 
     async def _see_how_full_it_is(self, session: aiohttp.ClientSession, member: Member) -> None:
         pressure = None
@@ -111,9 +111,9 @@ class Probes:
         result = "unknown" if pressure is None else "ok"
         RouterMetrics.probes.inc(tags={"kind": "pressure", "result": result})
         if pressure is not None:
-            cap = self._seats.cap(member.replica_id)
-            cap.observe(pressure, self._seats.chooser.load(member.replica_id))
-            self._seats.queue.advance()
+            cap = self._reservations.cap(member.replica_id)
+            cap.observe(pressure, self._reservations.chooser.load(member.replica_id))
+            self._reservations.queue.advance()
 
 
 def read_pressure(page: str) -> Pressure | None:

@@ -47,14 +47,14 @@ class SequenceCap:
     def observe(self, pressure: Pressure, in_flight: int) -> None:
         """Take a look at the engine, while `in_flight` sequences are counted on it."""
         self.seen = pressure
-        room = max(4.0, pressure.running / 8)
-        queued = pressure.waiting > room
+        slack = max(4.0, pressure.running / 8)
+        queued = pressure.waiting > slack
         pressed = queued or pressure.kv_usage > self._config.kv_high
         if pressed and self._pressed and in_flight <= self._cap:
             # Above the cap, the last cut has not taken effect yet: no reason for another.
-            goal = pressure.running + room if queued else in_flight * 0.9
+            goal = pressure.running + slack if queued else in_flight * 0.9
             self._cap = max(self._config.min_sequences, min(self._cap, round(goal)))
-        relaxed = pressure.waiting < room / 2 and pressure.kv_usage < self._config.kv_low
+        relaxed = pressure.waiting < slack / 2 and pressure.kv_usage < self._config.kv_low
         if relaxed and in_flight >= self._cap:
             self._cap = min(self._config.max_sequences, self._cap + self._config.cap_step)
         self._pressed = pressed

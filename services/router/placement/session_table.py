@@ -33,7 +33,7 @@ class SessionTable:
     def hear(self, session: str, home: str | None, now: float) -> None:
         """Another router gave the session this replica; None: it says that it is over.
 
-        A change made here that nobody was told yet is newer.
+        A change made here and not taken yet is newer.
         """
         if session in self._changed:
             return

@@ -11,7 +11,7 @@ from services.router.request.prompt_prefix import NO_PREFIX, PromptPrefix
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a request says of itself, or what can be told from it.
+    """What a request says of itself, or what follows from it.
 
     Attributes:
         min_version: lowest policy version of a replica that may answer; None: any.

@@ -43,7 +43,7 @@ class Segment:
         return self
 
     def rendered(self, tokens: int) -> None:
-        """The replica has told which tokens the prompt became."""
+        """The replica has reported the tokens of the prompt."""
         self._render.set(tokens=tokens)
         self._render.end()
 

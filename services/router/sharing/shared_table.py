@@ -1,6 +1,6 @@
 """What several routers tell each other: session homes, interruptions, and what is in flight.
 
-Counts are told whole and not as changes, so nothing that is lost on the way stays wrong, and
+Counts are sent whole and not as changes, so nothing that is lost on the way stays wrong, and
 those of a router that falls silent expire. No request waits for any of it: until the next
 exchange a router knows its own, and for the rest guesses as every other would.
 """
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _News = OrderedDict[str, tuple[_T, int, str]]
-"""Of each session: what it is now, the revision that made it so, and the router that told."""
+"""Of each session: what it is now, the revision that made it so, and the router that sent it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class SyncResponse:
         homes: homes that others have changed since; None: the session is over.
         floors: sessions interrupted at others since.
         table_id: incarnation of the table; another one knows nothing of before.
-        revision: to be told the next time.
+        revision: for the next request.
     """
 
     counts: dict[str, int]
@@ -76,7 +76,7 @@ class SharedTable:
         self._floors: _News[int] = OrderedDict()
 
     def exchange(self, request: SyncRequest) -> SyncResponse:
-        """Take what one router tells and answer with what the others told."""
+        """Merge the news of one router and answer with those of the others."""
         self._routers[request.router_id] = (request.counts, self._clock())
         self._take(self._homes, request.homes, request.router_id)
         self._take(self._floors, request.floors, request.router_id)
@@ -89,8 +89,8 @@ class SharedTable:
             revision=self._revision,
         )
 
-    def _take(self, known: _News[_T], told: dict[str, _T], router_id: str) -> None:
-        for session, value in told.items():
+    def _take(self, known: _News[_T], news: dict[str, _T], router_id: str) -> None:
+        for session, value in news.items():
             self._revision += 1
             known[session] = (value, self._revision, router_id)
             known.move_to_end(session)

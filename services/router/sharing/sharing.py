@@ -9,12 +9,12 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.router.config import RouterConfig
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.sharing.shared_table import SyncRequest, SyncResponse
 
 _LOG = Log("router")
 _MOST_HOMES = 10_000
-"""Homes told at a time, so that one exchange stays short."""
+"""Homes sent at a time, so that one exchange stays short."""
 
 
 class ExchangePoint(Protocol):
@@ -31,8 +31,10 @@ class ExchangePoint(Protocol):
 class Sharing:
     """Keeps one router's chooser in step with those of the others."""
 
-    def __init__(self, config: RouterConfig, seats: Seats, point: ExchangePoint) -> None:
-        self._config, self._seats, self._point = config, seats, point
+    def __init__(
+        self, config: RouterConfig, reservations: Reservations, point: ExchangePoint
+    ) -> None:
+        self._config, self._reservations, self._point = config, reservations, point
         self._router_id = secrets.token_hex(8)
         self._unsaid: dict[str, str | None] = {}
         self._unsaid_floors: dict[str, int] = {}
@@ -67,9 +69,9 @@ class Sharing:
         Raises:
             NotReady: the table cannot be reached now; nothing is lost by it.
         """
-        chooser = self._seats.chooser
+        chooser = self._reservations.chooser
         self._unsaid |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsaid))
-        self._unsaid_floors = self._unsaid_floors or self._seats.interruptions.take_news()
+        self._unsaid_floors = self._unsaid_floors or self._reservations.interruptions.take_news()
         response = await self._point.exchange(
             SyncRequest(
                 router_id=self._router_id,
@@ -82,21 +84,21 @@ class Sharing:
         )
         self._unsaid, self._unsaid_floors = {}, {}
         if self._table_id not in ("", response.table_id):
-            # A new table: what this one told the old one, only this one can tell again.
+            # A new table: only this router can send again what the old one knew.
             chooser.homes.all_changed()
         self._table_id, self._revision = response.table_id, response.revision
         self._heard_at = time.monotonic()
         for session, home in response.homes.items():
             chooser.homes.hear(session, home, self._heard_at)
         for session, floor in response.floors.items():
-            self._seats.interruptions.hear(session, floor)
+            self._reservations.interruptions.hear(session, floor)
         chooser.elsewhere = response.counts
-        self._seats.queue.advance()
+        self._reservations.queue.advance()
 
     def _alone(self, kind: str, reason: str) -> None:
         RouterMetrics.share_failures.inc()
         silence = time.monotonic() - self._heard_at
-        if silence > self._config.share_expire_s and self._seats.chooser.elsewhere:
+        if silence > self._config.share_expire_s and self._reservations.chooser.elsewhere:
             _LOG.warning("router_decides_alone", kind=kind, reason=reason, silence_s=silence)
-            self._seats.chooser.elsewhere = {}
-            self._seats.queue.advance()
+            self._reservations.chooser.elsewhere = {}
+            self._reservations.queue.advance()

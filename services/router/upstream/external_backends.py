@@ -20,7 +20,7 @@ from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import BackendConfig, RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken, bad_request
-from services.router.placement.seats import Seat, Seats
+from services.router.placement.reservations import Reservation, Reservations
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream
@@ -99,14 +99,16 @@ class _ExternalUpstream(Upstream):
         super().__init__(config)
         self._keys = keys
 
-    def _headers(self, seat: Seat) -> dict[str, str]:
-        return super()._headers(seat) | _authorization(self._keys.get(seat.replica_id))
+    def _headers(self, reservation: Reservation) -> dict[str, str]:
+        return super()._headers(reservation) | _authorization(
+            self._keys.get(reservation.replica_id)
+        )
 
     async def _post(
-        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
     ) -> aiohttp.ClientResponse:
         try:
-            return await super()._post(seat, path, body)
+            return await super()._post(reservation, path, body)
         except RequestFailed as refusal:
             if refusal.status not in (401, 403):
                 raise
@@ -127,7 +129,7 @@ def external_replicas(config: RouterConfig) -> Replicas:
     }
     return Replicas(
         config=config,
-        seats=Seats(config, ExternalBackends(config, keys), measured=False),
+        reservations=Reservations(config, ExternalBackends(config, keys), measured=False),
         upstream=_ExternalUpstream(config, keys),
         probed=False,
     )

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from services.router.config import RouterConfig
 from services.router.placement.probes import Probes
-from services.router.placement.seats import Seats
+from services.router.placement.reservations import Reservations
 from services.router.sharing.sharing import ExchangePoint, Sharing
 from services.router.upstream.upstream import Upstream
 
@@ -15,29 +15,29 @@ class Replicas:
 
     Attributes:
         config: the router's settings.
-        seats: places on leased replicas.
+        reservations: places on leased replicas.
         upstream: the connections.
         point: where routers tell each other what they do; None: this one is alone.
         probed: whether they have the pages of vLLM that the router looks at.
     """
 
     config: RouterConfig
-    seats: Seats
+    reservations: Reservations
     upstream: Upstream
     point: ExchangePoint | None = None
     probed: bool = True
     _end_tokens: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._probes = Probes(self.config, self.seats)
+        self._probes = Probes(self.config, self.reservations)
         self._sharing: Sharing | None = None
         if self.point is not None:
-            self._sharing = Sharing(self.config, self.seats, self.point)
+            self._sharing = Sharing(self.config, self.reservations, self.point)
 
     async def start(self) -> None:
         """Open the connections, watch the bus and look at replicas."""
         await self.upstream.start()
-        self.seats.membership.start()
+        self.reservations.membership.start()
         if self.probed:
             self._probes.start()
         if self._sharing is not None:
@@ -48,8 +48,8 @@ class Replicas:
         if self._sharing is not None:
             await self._sharing.stop()
         await self._probes.stop()
-        await self.seats.membership.stop()
-        self.seats.queue.stop()
+        await self.reservations.membership.stop()
+        self.reservations.queue.stop()
         await self.upstream.stop()
 
     def end_tokens(self, model: str) -> set[int]:

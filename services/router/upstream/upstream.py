@@ -14,7 +14,7 @@ import msgspec
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.seats import Seat
+from services.router.placement.reservations import Reservation
 from services.router.request.json_bytes import json_bytes
 from services.router.request.trace_context import TRACE
 from services.router.upstream.connections import socket_factory
@@ -59,33 +59,37 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def call(self, seat: Seat, path: str, body: dict[str, Any] | bytes) -> Any:
+    async def call(self, reservation: Reservation, path: str, body: dict[str, Any] | bytes) -> Any:
         """POST one body, JSON already if bytes, and return the parsed answer, within `derender_s`.
 
         Raises:
             UpstreamBroken: the replica failed.
             RequestFailed: the replica refused the body.
         """
-        return await self._json(seat, path, body, self._config.derender_s)
+        return await self._json(reservation, path, body, self._config.derender_s)
 
-    async def answer(self, seat: Seat, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def answer(
+        self, reservation: Reservation, path: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
         """The replica's own answer to a client's request that does not stream.
 
         Raises:
             UpstreamBroken: the replica failed, or needed more than `whole_answer_s`.
             RequestFailed: the replica refused the body.
         """
-        seat.check_lease()
-        return checked_answer(await self._json(seat, path, body, self._config.whole_answer_s))
+        reservation.check_lease()
+        return checked_answer(
+            await self._json(reservation, path, body, self._config.whole_answer_s)
+        )
 
     async def _json(
-        self, seat: Seat, path: str, body: dict[str, Any] | bytes, limit_s: float
+        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes, limit_s: float
     ) -> Any:
-        async with seat.limit(limit_s):
-            return await _decoded(await self._post(seat, path, body), path)
+        async with reservation.limit(limit_s):
+            return await _decoded(await self._post(reservation, path, body), path)
 
     async def generate(
-        self, seat: Seat, body: dict[str, Any]
+        self, reservation: Reservation, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Have tokens made: the chunks, as they come; a single one if the answer is whole.
 
@@ -96,36 +100,36 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone, error event.
             RequestFailed: the replica refused the body.
         """
-        async with aclosing(self._chunks(seat, _GENERATE, body, leading=0)) as chunks:
+        async with aclosing(self._chunks(reservation, _GENERATE, body, leading=0)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def render_and_generate(
-        self, seat: Seat, order: GenerationOrder
+        self, reservation: Reservation, order: GenerationOrder
     ) -> AsyncGenerator[dict[str, Any], None]:
         """As `generate`; the first chunk has what was rendered under `request`."""
-        chunks = self._chunks(seat, RENDER_AND_GENERATE, vars(order), leading=1)
+        chunks = self._chunks(reservation, RENDER_AND_GENERATE, vars(order), leading=1)
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
 
     async def _chunks(
-        self, seat: Seat, path: str, body: dict[str, Any], *, leading: int
+        self, reservation: Reservation, path: str, body: dict[str, Any], *, leading: int
     ) -> AsyncGenerator[dict[str, Any], None]:
-        seat.check_lease()
-        async with seat.limit(self._config.first_token_s):
-            response = await self._post(seat, path, body)
+        reservation.check_lease()
+        async with reservation.limit(self._config.first_token_s):
+            response = await self._post(reservation, path, body)
             whole = None if response.content_type == _EVENTS else await _decoded(response, path)
         if whole is not None:
             yield checked_answer(whole)
             return
-        async with aclosing(self._events(seat, response, leading)) as events:
+        async with aclosing(self._events(reservation, response, leading)) as events:
             async for event in events:
                 if event != END:
                     yield _chunk(event)
 
     async def events(
-        self, seat: Seat, path: str, body: dict[str, Any]
+        self, reservation: Reservation, path: str, body: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
         """Stream the data of server-sent events, as `generate` does.
 
@@ -133,20 +137,20 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone.
             RequestFailed: the replica refused the body.
         """
-        seat.check_lease()
-        async with seat.limit(self._config.first_token_s):
-            response = await self._post(seat, path, body)
-        async with aclosing(self._events(seat, response, leading=0)) as events:
+        reservation.check_lease()
+        async with reservation.limit(self._config.first_token_s):
+            response = await self._post(reservation, path, body)
+        async with aclosing(self._events(reservation, response, leading=0)) as events:
             async for event in events:
                 yield event
 
     async def _events(
-        self, seat: Seat, response: aiohttp.ClientResponse, leading: int
+        self, reservation: Reservation, response: aiohttp.ClientResponse, leading: int
     ) -> AsyncGenerator[bytes, None]:
         """The response's events, of which the `leading` first come before any token."""
         content, stalled = response.content, UpstreamBroken("stalled", "no event in time")
         stall_timer, stream = StallTimer(lambda: content.set_exception(stalled)), EventStream()
-        seat.when_lost(content.set_exception)
+        reservation.when_lost(content.set_exception)
         try:
             stall_timer.begin(self._config.first_token_s)
             while data := await content.readany():
@@ -168,19 +172,19 @@ class Upstream:
             stall_timer.close()
             response.close()
 
-    def _headers(self, seat: Seat) -> dict[str, str]:
+    def _headers(self, reservation: Reservation) -> dict[str, str]:
         return _JSON
 
     async def _post(
-        self, seat: Seat, path: str, body: dict[str, Any] | bytes
+        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "start() comes first"
         data = body if isinstance(body, bytes) else json_bytes(body)
         try:
             response = await self._session.post(
-                seat.address + path,
+                reservation.address + path,
                 data=data,
-                headers={**self._headers(seat), **TRACE.get()},
+                headers={**self._headers(reservation), **TRACE.get()},
                 allow_redirects=False,
             )
             if response.status < 300:
@@ -218,11 +222,11 @@ def checked_answer(answer: Any) -> dict[str, Any]:
     error = answer.get("error")
     if error is None:
         return answer
-    told = error if isinstance(error, dict) else {"message": error}
-    code = told.get("code")
+    detail = error if isinstance(error, dict) else {"message": error}
+    code = detail.get("code")
     if isinstance(code, int) and _is_refusal(code):
         raise RequestFailed.passed_on(code, json_bytes(answer))
-    raise UpstreamBroken("error", str(told.get("message", error))[:300])
+    raise UpstreamBroken("error", str(detail.get("message", error))[:300])
 
 
 def _is_refusal(status: int) -> bool:

@@ -1,4 +1,4 @@
-"""A seat: one request's place on one leased replica, counted from choice to end."""
+"""Reservations: capacity of one leased replica for one request, counted from choice to end."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from services.router.placement.choice import Choice, ReplicaChooser
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
 from services.router.placement.replica_gauges import ReplicaGauges
-from services.router.placement.seat_queue import SeatQueue, SeatRequest
+from services.router.placement.reservation_queue import ReservationQueue, ReservationRequest
 from services.router.placement.sequence_cap import SequenceCap
 from services.router.request.needs import NO_NEEDS, Needs
 
@@ -27,7 +27,7 @@ _NO_FAULT = ("lease_lost", "abort", INTERRUPTED)
 aborts, for the weight bus's reasons; others are interrupted on purpose."""
 
 
-class Seat:
+class Reservation:
     """A place on a replica; used as a context manager that gives it back.
 
     Attributes:
@@ -40,11 +40,19 @@ class Seat:
     """
 
     def __init__(
-        self, seats: "Seats", member: Member, choice: Choice, request: SeatRequest
+        self,
+        reservations: "Reservations",
+        member: Member,
+        choice: Choice,
+        request: ReservationRequest,
     ) -> None:
         self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
         self.kind, self.trial = choice.kind, choice.trial
-        self._seats, self._weight, self.session = seats, request.weight, request.session
+        self._reservations, self._weight, self.session = (
+            reservations,
+            request.weight,
+            request.session,
+        )
         self._waiting: asyncio.Timeout | None = None
         self._break_stream: Callable[[UpstreamBroken], None] | None = None
         self._lost = ""
@@ -59,7 +67,7 @@ class Seat:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._seats.give_back(self, self._weight, error)
+        self._reservations.give_back(self, self._weight, error)
 
     def check_lease(self) -> None:
         """To be called right before work is sent.
@@ -67,21 +75,21 @@ class Seat:
         Raises:
             UpstreamBroken: the replica's lease has ended since it was chosen.
         """
-        if self._lost or not self._seats.membership.holds_lease(self.replica_id):
+        if self._lost or not self._reservations.membership.holds_lease(self.replica_id):
             raise UpstreamBroken(self._lost or "lease_lost", self.replica_id)
 
     def answered(self) -> None:
         """The first token has come."""
         if not self._answered:
             self._answered = True
-            self._seats.answered(self)
+            self._reservations.answered(self)
 
     def shrink(self) -> None:
-        """One of the request's sequences has ended; the last one ends with the seat."""
+        """One of the request's sequences has ended; the last one ends with the reservation."""
         if self._weight > 1:
             self._weight -= 1
-            self._seats.chooser.release(self.replica_id, 1)
-            self._seats.queue.advance()
+            self._reservations.chooser.release(self.replica_id, 1)
+            self._reservations.queue.advance()
 
     def limit(self, seconds: float) -> "_Limit":
         """A deadline for one wait on the replica, cut short when the replica is lost."""
@@ -105,15 +113,15 @@ class Seat:
 class _Limit:
     """`asyncio.timeout` that says which of the two happened."""
 
-    def __init__(self, seat: Seat, seconds: float) -> None:
-        self._seat, self._seconds = seat, seconds
+    def __init__(self, reservation: Reservation, seconds: float) -> None:
+        self._reservation, self._seconds = reservation, seconds
 
     async def __aenter__(self) -> None:
-        if self._seat._lost:
-            raise UpstreamBroken(self._seat._lost, self._seat.replica_id)
+        if self._reservation._lost:
+            raise UpstreamBroken(self._reservation._lost, self._reservation.replica_id)
         self._timeout = asyncio.timeout(self._seconds)
         await self._timeout.__aenter__()
-        self._seat._waiting = self._timeout
+        self._reservation._waiting = self._timeout
 
     async def __aexit__(
         self,
@@ -121,17 +129,19 @@ class _Limit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._seat._waiting = None
+        self._reservation._waiting = None
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            if self._seat._lost:
-                raise UpstreamBroken(self._seat._lost, self._seat.replica_id) from None
+            if self._reservation._lost:
+                raise UpstreamBroken(
+                    self._reservation._lost, self._reservation.replica_id
+                ) from None
             raise UpstreamBroken("stalled", f"nothing for {self._seconds:g} s") from None
 
 
-class Seats:
-    """Gives out seats on leased replicas and knows all that are taken.
+class Reservations:
+    """Makes reservations on leased replicas and knows all open ones.
 
     Args:
         config: the router's settings.
@@ -142,14 +152,14 @@ class Seats:
     def __init__(self, config: RouterConfig, bus: TableSource, *, measured: bool = True) -> None:
         self._config = config
         self._gauges = ReplicaGauges() if measured else None
-        self._taken: dict[str, set[Seat]] = {}
+        self._taken: dict[str, set[Reservation]] = {}
         self._caps: dict[str, SequenceCap] = {}
         self.chooser = ReplicaChooser(config)
         self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
         self.interruptions = Interruptions(
             self.membership, sessions=config.max_sessions, wait_s=config.interrupted_wait_s
         )
-        self.queue = SeatQueue(
+        self.queue = ReservationQueue(
             config,
             take=self._try,
             refusal=self._unknown,
@@ -158,7 +168,7 @@ class Seats:
             next_chance=lambda request: self.chooser.next_chance(list(self._leased(request))),
         )
 
-    async def take(
+    async def reserve(
         self,
         model: str | None,
         *,
@@ -167,8 +177,8 @@ class Seats:
         avoid: str | None = None,
         urgent: bool = False,
         needs: Needs = NO_NEEDS,
-    ) -> Seat:
-        """A seat on a leased replica that serves `model`, after a wait if there is none.
+    ) -> Reservation:
+        """A reservation on a leased replica that serves `model`, after a wait if there is none.
 
         Args:
             model: served model name, None for any.
@@ -188,7 +198,7 @@ class Seats:
             raise unknown
         while True:
             floor = await self.interruptions.passed(session, model) if weight else None
-            request = SeatRequest(
+            request = ReservationRequest(
                 model=model,
                 session=session,
                 weight=weight,
@@ -196,15 +206,15 @@ class Seats:
                 urgent=urgent or floor is not None,
                 needs=needs.at_least(floor),
             )
-            seat = None
+            reservation = None
             if request.urgent or not weight or not self.queue.stands(request):
-                seat = self._try(request)
-            seat = seat or await self.queue.wait(request)
-            if not weight or not self.interruptions.bars(seat):
-                return seat
-            self.give_back(seat, weight, UpstreamBroken(INTERRUPTED))  # while it waited
+                reservation = self._try(request)
+            reservation = reservation or await self.queue.wait(request)
+            if not weight or not self.interruptions.bars(reservation):
+                return reservation
+            self.give_back(reservation, weight, UpstreamBroken(INTERRUPTED))  # while it waited
 
-    def _leased(self, request: SeatRequest) -> dict[str, Member]:
+    def _leased(self, request: ReservationRequest) -> dict[str, Member]:
         least = request.needs.min_version
         leased = self.membership.leased(request.model).items()
         return {
@@ -213,7 +223,7 @@ class Seats:
             if least is None or (member.committed_version or 0) >= least
         }
 
-    def _try(self, request: SeatRequest) -> Seat | None:
+    def _try(self, request: ReservationRequest) -> Reservation | None:
         leased = self._leased(request)
         others = [name for name in leased if name != request.avoid]
         choice = self._choose(request, others)
@@ -224,12 +234,12 @@ class Seats:
             return None
         if request.weight:
             RouterMetrics.choices.inc(tags={"kind": choice.kind})
-        seat = Seat(self, leased[choice.replica_id], choice, request)
-        self.interruptions.took(seat)
-        self._taken.setdefault(choice.replica_id, set()).add(seat)
-        return seat
+        reservation = Reservation(self, leased[choice.replica_id], choice, request)
+        self.interruptions.took(reservation)
+        self._taken.setdefault(choice.replica_id, set()).add(reservation)
+        return reservation
 
-    def _choose(self, request: SeatRequest, candidates: list[str]) -> Choice | None:
+    def _choose(self, request: ReservationRequest, candidates: list[str]) -> Choice | None:
         return self.chooser.choose(
             candidates,
             session=request.session,
@@ -265,7 +275,7 @@ class Seats:
         """Whether the replica has in flight what it may have."""
         return self.chooser.load(replica_id) >= self.cap(replica_id).limit
 
-    def _hopeful(self, request: SeatRequest) -> bool:
+    def _hopeful(self, request: ReservationRequest) -> bool:
         now = time.monotonic()
         return any(self.chooser.health(name).admits(now) for name in self._leased(request))
 
@@ -282,7 +292,7 @@ class Seats:
         message = f"{what}; served: {listed}"
         return RequestFailed(404, "model_not_found", message, param="model")
 
-    def _unleased(self, request: SeatRequest) -> RequestFailed:
+    def _unleased(self, request: ReservationRequest) -> RequestFailed:
         least, waited = request.needs.min_version, f"within {self._config.lease_wait_s:g} s"
         leased = self.membership.leased(request.model)
         if self._leased(request):
@@ -297,27 +307,27 @@ class Seats:
             message = f"no replica held a lease {waited}"
         return RequestFailed(503, "no_lease", message, retry_after_s=1)
 
-    def answered(self, seat: Seat) -> None:
-        """A seat's first token has come; an ejected replica is back with it."""
-        health = self.chooser.health(seat.replica_id)
+    def answered(self, reservation: Reservation) -> None:
+        """A reservation's first token has come; an ejected replica is back with it."""
+        health = self.chooser.health(reservation.replica_id)
         if health.ejected:
             health.answered(time.monotonic())
             self.queue.advance()
 
-    def give_back(self, seat: Seat, weight: int, error: BaseException | None) -> None:
-        """Count a seat as free and remember how its request ended."""
-        self.chooser.release(seat.replica_id, weight)
-        self.interruptions.gave_back(seat)
-        seats = self._taken.get(seat.replica_id, set())
-        seats.discard(seat)
-        if not seats:
-            self._taken.pop(seat.replica_id, None)
-        health = self.chooser.health(seat.replica_id)
-        health.over(seat.trial)
+    def give_back(self, reservation: Reservation, weight: int, error: BaseException | None) -> None:
+        """Count a reservation as free and remember how its request ended."""
+        self.chooser.release(reservation.replica_id, weight)
+        self.interruptions.gave_back(reservation)
+        reservations = self._taken.get(reservation.replica_id, set())
+        reservations.discard(reservation)
+        if not reservations:
+            self._taken.pop(reservation.replica_id, None)
+        health = self.chooser.health(reservation.replica_id)
+        health.over(reservation.trial)
         if error is None and weight:
             health.completed(time.monotonic())
         elif isinstance(error, UpstreamBroken) and _is_fault(error, weight):
-            self.failed(seat.replica_id, by="request")
+            self.failed(reservation.replica_id, by="request")
         self.queue.advance()
 
     def failed(self, replica_id: str, *, by: str) -> None:
@@ -329,8 +339,8 @@ class Seats:
 
     def _lose(self, gone: set[str]) -> None:
         for replica in gone:
-            for seat in list(self._taken.get(replica, ())):
-                seat.lose()
+            for reservation in list(self._taken.get(replica, ())):
+                reservation.lose()
 
     def _news(self) -> None:
         known = set(self.membership.members) | set(self._taken)

@@ -1,4 +1,4 @@
-"""Everybody who waits for a seat, and how long they do."""
+"""The requests that wait for a reservation, and how long they may wait."""
 
 import asyncio
 import heapq
@@ -15,18 +15,18 @@ from services.router.placement.fair_queue import FairQueue, Waiter
 from services.router.request.needs import Needs
 
 if TYPE_CHECKING:
-    from services.router.placement.seats import Seat
+    from services.router.placement.reservations import Reservation
 
 
 _LOOK_S = 0.1
 _Kind = Literal["begun", "full", "unserved"]
 """Why somebody waits: with an answer that was begun; because replicas are full; or because none
-may serve it at all, for want of a lease or a version. Each kind leaves the others their room."""
+may serve it at all, for want of a lease or a version. Each kind has a bound of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeatRequest:
-    """A seat that somebody wants.
+class ReservationRequest:
+    """What a request wants reserved.
 
     Attributes:
         model: served model name, None for any.
@@ -71,12 +71,12 @@ class _Queue(FairQueue):
         return self.first.rank, self.turn
 
 
-class SeatQueue:
-    """Lets requests wait for seats, in order, each with a deadline.
+class ReservationQueue:
+    """Lets requests wait for reservations, in order, each with a deadline.
 
     Args:
         config: the router's settings.
-        take: a seat for a request if one is free now.
+        take: a reservation for a request if one is free now.
         refusal: why a request can never be met, None if it can; raised.
         hopeful: whether some replica may meet the request, if only it were less full.
         hindrance: what to tell a request that was never hopeful.
@@ -87,11 +87,11 @@ class SeatQueue:
         self,
         config: RouterConfig,
         *,
-        take: Callable[[SeatRequest], "Seat | None"],
+        take: Callable[[ReservationRequest], "Reservation | None"],
         refusal: Callable[[str | None], RequestFailed | None],
-        hopeful: Callable[[SeatRequest], bool],
-        hindrance: Callable[[SeatRequest], RequestFailed],
-        next_chance: Callable[[SeatRequest], float | None],
+        hopeful: Callable[[ReservationRequest], bool],
+        hindrance: Callable[[ReservationRequest], RequestFailed],
+        next_chance: Callable[[ReservationRequest], float | None],
     ) -> None:
         self._config, self._take, self._refusal = config, take, refusal
         self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
@@ -108,36 +108,40 @@ class SeatQueue:
         """Those who wait only because replicas are full, or to go on with an answer."""
         return self._waiting["full"] + self._waiting["begun"]
 
-    def stands(self, request: SeatRequest) -> bool:
+    def stands(self, request: ReservationRequest) -> bool:
         """Whether somebody waits for the same already."""
         return request.place in self._queues
 
-    async def wait(self, request: SeatRequest) -> "Seat":
-        """Wait for a turn and a seat.
+    async def wait(self, request: ReservationRequest) -> "Reservation":
+        """Wait for a turn and a reservation.
 
         Raises:
             RequestFailed: 429 when too many wait or the wait was too long, 503 when no
                 replica held a lease for too long, 404 when the model has gone.
         """
         began = time.monotonic()
-        seat: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
+        reservation: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         waiter = Waiter(
             priority=request.needs.priority,
             flow=request.needs.flow,
             urgent=request.urgent,
-            content=(request, seat),
+            content=(request, reservation),
         )
         queue, kind = self._enter(request, waiter)
         try:
             self.advance()
-            while not seat.done():
+            while not reservation.done():
                 patience = self._patience(queue, request, began)
-                await asyncio.wait({seat}, timeout=patience)
-            return seat.result()
+                await asyncio.wait({reservation}, timeout=patience)
+            return reservation.result()
         except BaseException as error:
-            if seat.done() and not seat.cancelled() and seat.exception() is None:
-                # The turn came as the client went: the seat is for the next one.
-                seat.result().__exit__(type(error), error, None)
+            if (
+                reservation.done()
+                and not reservation.cancelled()
+                and reservation.exception() is None
+            ):
+                # The turn came as the client went: the reservation is for the next one.
+                reservation.result().__exit__(type(error), error, None)
             raise
         finally:
             queue.leave(waiter)
@@ -146,7 +150,7 @@ class SeatQueue:
                 del self._queues[request.place]
             RouterMetrics.queue_wait.observe(time.monotonic() - began)
 
-    def _enter(self, request: SeatRequest, waiter: Waiter) -> tuple[_Queue, _Kind]:
+    def _enter(self, request: ReservationRequest, waiter: Waiter) -> tuple[_Queue, _Kind]:
         kind: _Kind = (
             "begun" if request.urgent else "full" if self._hopeful(request) else "unserved"
         )
@@ -161,7 +165,7 @@ class SeatQueue:
         queue.enter(waiter)
         return queue, kind
 
-    def _patience(self, queue: _Queue, request: SeatRequest, began: float) -> float:
+    def _patience(self, queue: _Queue, request: ReservationRequest, began: float) -> float:
         now, hopeful = time.monotonic(), self._hopeful(request)
         if hopeful:
             queue.hope_at = now
@@ -177,7 +181,7 @@ class SeatQueue:
         return min(max(unleased, _LOOK_S), full)
 
     def advance(self) -> None:
-        """To be called when a seat may have become free: give seats to whoever is next.
+        """Serve the next requests; called when a replica may have free capacity.
 
         Of all queues, that whose first is ahead of the firsts of the others; queues take turns.
         """
@@ -200,12 +204,12 @@ class SeatQueue:
 
     def _serve(self, queue: _Queue, waiter: Waiter) -> bool:
         request, future = waiter.content
-        seat = self._take(request)
-        if seat is not None:
+        reservation = self._take(request)
+        if reservation is not None:
             queue.serve(waiter)
             self._turns += 1
             queue.turn = self._turns
-            future.set_result(seat)
+            future.set_result(reservation)
             return True
         now = time.monotonic()
         if self._hopeful(request):

@@ -1,4 +1,4 @@
-"""The router's side of the process that holds its port: the socket, and who else needs it."""
+"""The public port's listening socket: of this process, or inherited from a socket holder."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ _REPLACED_S = 2.0
 """How long a port may be taken: by routers that are just making another holder."""
 
 
-class Port(Protocol):
+class ListeningSocket(Protocol):
     """Where the listening socket comes from."""
 
     async def open(self, config: ListenConfig) -> socket.socket:
@@ -36,21 +36,21 @@ class Port(Protocol):
         """This router needs it no more; `ending`: nor will any other."""
 
 
-class OwnPort:
+class OwnListeningSocket:
     """A socket of this process alone, for a router without Ray."""
 
     async def open(self, config: ListenConfig) -> socket.socket:
-        """See `Port`."""
+        """See `ListeningSocket`."""
         try:
             return socket_holder.listening(config.host, config.port)
         except OSError as error:
             raise _refused(config, error.strerror or str(error)) from None
 
     def close(self, *, ending: bool) -> None:
-        """See `Port`."""
+        """See `ListeningSocket`."""
 
 
-class HeldPort:
+class InheritedListeningSocket:
     """A socket that outlives this process; see `services.router.listener.socket_holder`.
 
     When the holder dies, a router that lives makes another one, with its own copy of the socket.
@@ -67,7 +67,7 @@ class HeldPort:
         self._replacing: asyncio.Task[None] | None = None
 
     async def open(self, config: ListenConfig) -> socket.socket:
-        """See `Port`."""
+        """See `ListeningSocket`."""
         listener = await self._attach(config)
         host, port = listener.getsockname()[:2]
         if host != config.host:
@@ -83,7 +83,7 @@ class HeldPort:
         return listener
 
     def close(self, *, ending: bool) -> None:
-        """See `Port`."""
+        """See `ListeningSocket`."""
         if self._replacing is not None:
             self._replacing.cancel()
         if self._control is not None and ending:

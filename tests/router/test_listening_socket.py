@@ -13,7 +13,7 @@ import pytest
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
 from services.router.listener import socket_holder
-from services.router.listener.held_port import HeldPort
+from services.router.listener.listening_socket import InheritedListeningSocket
 from services.router.listener.socket_holder import SocketHolder, listening
 
 DEADLINE_S = 60.0
@@ -35,7 +35,7 @@ async def ports(owner):
     node, made = uuid.uuid4().hex, []
 
     def make(uid=node):
-        made.append(HeldPort(uid, owner=owner.pid))
+        made.append(InheritedListeningSocket(uid, owner=owner.pid))
         return made[-1]
 
     yield make
@@ -194,7 +194,7 @@ def _holders(config):
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that the test moves."""
 
     def __init__(self):
         self.now = 0.0
@@ -206,12 +206,12 @@ class Clock:
 @pytest.fixture
 def held():
     """A holder without routers, its clock, and the port."""
-    clock, door = Clock(), socket.socket(socket.AF_UNIX)
-    door.bind(f"\0{uuid.uuid4().hex}")
-    door.listen()
+    clock, control = Clock(), socket.socket(socket.AF_UNIX)
+    control.bind(f"\0{uuid.uuid4().hex}")
+    control.listen()
     listener, (owner, end) = listening("127.0.0.1", 0), os.pipe()
-    yield SocketHolder(door, listener, owner, clock), clock, listener.getsockname()[1], end
-    for one in (door, listener):
+    yield SocketHolder(control, listener, owner, clock), clock, listener.getsockname()[1], end
+    for one in (control, listener):
         one.close()
     os.close(owner)
 
