@@ -13,17 +13,20 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from services.reward_service.jailed import answer, confine
 
 PROGRAM_FD, STDLIB_FD, ARMED_FD = 59, 60, 61
 REPORT_FD, CHANNEL_FDS = 3, (4, 5)
-_LEFT_S = 0.5
-"""For a child to end by itself when nobody is left to answer to."""
+_CONFINED_S = 60.0
+"""For a child to confine itself: only a hang takes longer, however busy the machine is."""
+_ARMED = struct.Struct("=d")
+"""What a confined child says before it runs the answer: the processor seconds it took so far."""
 PRELOADED = (
     "abc",
     "argparse",
@@ -177,12 +180,18 @@ class ForkServer:
         return True
 
     def _execute(self, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
-        started = time.monotonic()
         child = os.fork()
         if child == 0:
             self._become_answer(order, descriptors)
-        other = descriptors[-2] if order["channel"] else None
-        killed = self._watch(child, order["cpu_s"], started + order["wall_s"], other)
+        handle = os.pidfd_open(child)
+        try:
+            own_cpu_s = self._wait_until_armed(child, handle)
+            began, killed = time.monotonic(), None
+            if own_cpu_s is not None:  # the limits are the answer's, and it begins now
+                other = descriptors[-2] if order["channel"] else None
+                killed = self._watch(child, handle, own_cpu_s, order, other)
+        finally:
+            os.close(handle)
         _, status, usage = os.wait4(child, 0)
         if os.getpid() == 1:  # of a process namespace: end whatever could still be in it
             with contextlib.suppress(ProcessLookupError):
@@ -190,54 +199,70 @@ class ForkServer:
         return {
             "exit": os.waitstatus_to_exitcode(status),
             "killed": killed,
-            "armed": self._was_armed(),
-            "cpu_s": usage.ru_utime + usage.ru_stime,
-            "wall_s": time.monotonic() - started,
+            "armed": own_cpu_s is not None,
+            "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - (own_cpu_s or 0.0)),
+            "wall_s": time.monotonic() - began,
             "peak_kb": usage.ru_maxrss,
         }
 
-    def _watch(self, child: int, cpu_s: float, deadline: float, other: int | None) -> str | None:
+    def _wait_until_armed(self, child: int, handle: int) -> float | None:
+        """Wait until the child is confined, in a way no answer can take back.
+
+        Returns:
+            Processor seconds of the child until then; None if it ended or hung before.
+        """
+        waiting = select.poll()
+        for descriptor in (handle, self._armed, self._control.fileno()):
+            waiting.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in waiting.poll(1000 * _CONFINED_S)}
+        if self._control.fileno() in ready:
+            self._leave(child)
+        try:
+            return float(_ARMED.unpack(os.read(self._armed, _ARMED.size))[0])
+        except BlockingIOError:
+            os.kill(child, signal.SIGKILL)
+            return None
+
+    def _watch(
+        self, child: int, handle: int, own_cpu_s: float, order: dict[str, Any], other: int | None
+    ) -> str | None:
         """Wait for the child and kill it at a limit; None if it ended by itself.
 
         The limits are `cpu`, `wall`, and `left`: the jail at the other end of its channel,
         of which `other` is the descriptor to read from, ended and the child did not.
         """
         child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
-        handle, left = os.pidfd_open(child), False
+        cpu_s, deadline = own_cpu_s + order["cpu_s"], time.monotonic() + order["wall_s"]
+        left = False
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
         waiting.register(self._control, select.POLLIN)
         if other is not None:
             waiting.register(other, 0)  # tells only of its end
-        try:
-            while True:
-                try:
-                    cpu_left = cpu_s - time.clock_gettime(child_clock)
-                except OSError:  # it has just ended
-                    cpu_left = cpu_s
-                wall_left = deadline - time.monotonic()
-                if cpu_left <= 0 or wall_left <= 0:
-                    os.kill(child, signal.SIGKILL)
-                    return "cpu" if cpu_left <= 0 else "left" if left else "wall"
-                wait_s = max(0.001, min(cpu_left, wall_left))
-                told = {descriptor for descriptor, _ in waiting.poll(1000 * wait_s)}
-                if handle in told:
-                    return None
-                if self._control.fileno() in told:  # nothing is sent while a job runs:
-                    os.kill(child, signal.SIGKILL)  # the service is gone
-                    os._exit(0)
-                if other in told:
-                    waiting.unregister(other)
-                    left, deadline = True, min(deadline, time.monotonic() + _LEFT_S)
-        finally:
-            os.close(handle)
+        while True:
+            try:
+                cpu_left = cpu_s - time.clock_gettime(child_clock)
+            except OSError:  # it has just ended
+                cpu_left = cpu_s
+            wall_left = deadline - time.monotonic()
+            if cpu_left <= 0 or wall_left <= 0:
+                os.kill(child, signal.SIGKILL)
+                return "cpu" if cpu_left <= 0 else "left" if left else "wall"
+            wait_s = max(0.001, min(cpu_left, wall_left))
+            ready = {descriptor for descriptor, _ in waiting.poll(1000 * wait_s)}
+            if handle in ready:
+                return None
+            if self._control.fileno() in ready:  # nothing is sent while a job runs
+                self._leave(child)
+            if other in ready:
+                waiting.unregister(other)
+                left, deadline = True, min(deadline, time.monotonic() + order["left_s"])
 
-    def _was_armed(self) -> bool:
-        """Whether the child got as far as the answer's code, in a way no answer can take back."""
-        try:
-            return os.read(self._armed, 16) == b"1"
-        except BlockingIOError:
-            return False
+    @staticmethod
+    def _leave(child: int) -> NoReturn:
+        """End with the child: the service is gone."""
+        os.kill(child, signal.SIGKILL)
+        os._exit(0)
 
     def _become_answer(self, order: dict[str, Any], descriptors: list[int]) -> None:
         """Confine this process, then read and run the answer; never returns."""
@@ -258,7 +283,7 @@ class ForkServer:
             )
             kind = "program" if order["program"] else "source"
             confine.seal(self._ruleset, *self._filters[kind])
-            os.write(ARMED_FD, b"1")
+            os.write(ARMED_FD, _ARMED.pack(time.process_time()))
             os.closerange(ARMED_FD, 1 << 16)
             os.close(self._ruleset)
             if order["program"]:

@@ -86,6 +86,8 @@ def bad_end(outcome: Outcome, limits: Limits) -> Judgement | None:
         return _failed(Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time")
     if outcome.killed == "wall":
         return _failed(Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s")
+    if outcome.killed == "left":
+        return _failed(Verdict.RUNTIME_ERROR, "did not end when the process that it calls had")
     if outcome.exit_code == -signal.SIGXFSZ or written >= most:
         return _failed(Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more")
     if outcome.exit_code == 0:

@@ -14,6 +14,8 @@ from services.reward_service.sandbox.execution import Execution, Outcome, SlotFa
 from services.reward_service.sandbox.seat import Seat
 
 _TESTER_LIMITS = Limits(cpu_s=10.0, memory_mb=1024, output_kb=1024)
+_TESTER_LEFT_S = 60.0
+"""For the tests to say that the answer's process has ended: they are not the answer's to delay."""
 
 _VERDICTS = {
     tester.FAILED: Verdict.WRONG_ANSWER,
@@ -110,6 +112,7 @@ def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[fl
             stdin=b"",
             limits=_TESTER_LIMITS,
             wall_s=patience_s + 2 * idle_limit_s(_TESTER_LIMITS),
+            left_s=_TESTER_LEFT_S,
         )
 
     return waiting

@@ -16,6 +16,7 @@ class Execution:
         wall_s: when to give up on a process that does not use its processor time.
         program: descriptor of a compiled program to run instead of a payload.
         channel: descriptors to read from and to write to another jail.
+        left_s: when to give up on a process that does not end although the other jail has.
     """
 
     payload: bytes
@@ -24,6 +25,7 @@ class Execution:
     wall_s: float
     program: int | None = None
     channel: tuple[int, int] | None = None
+    left_s: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

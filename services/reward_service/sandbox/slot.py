@@ -17,7 +17,8 @@ from services.reward_service.isolation.seccomp_filter import SeccompFilter
 from services.reward_service.sandbox.control import Control
 from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed, SlotLost
 
-_ANSWER_GRACE_S = 5.0
+_ANSWER_GRACE_S = 120.0
+"""For a slot to confine a process and to answer: only a hang takes longer."""
 _CLOSE_S = 5.0
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
@@ -111,6 +112,7 @@ class Slot:
         order = {
             "cpu_s": execution.limits.cpu_s,
             "wall_s": execution.wall_s,
+            "left_s": execution.left_s,
             "memory": execution.limits.memory_mb << 20,
             "output": execution.limits.output_kb << 10,
             "program": execution.program is not None,
