@@ -15,7 +15,7 @@ from typing import Any
 import cloudpickle
 import ray
 
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.trainer import TrainBatch
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
@@ -112,7 +112,7 @@ class Replica:
             config,
             replica_id=f"replica{number}",
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
-            bus=BusPeer(),
+            bus=bus_peer(),
             on_end=lambda: os._exit(1),
         )
         with engine_sockets():

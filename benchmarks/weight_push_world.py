@@ -11,11 +11,11 @@ from typing import Any, Self
 import ray
 from weight_push_actors import Rank, Replica
 
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
-from services.protocol.weights.weight_bus import ReplicaState
+from services.protocol.weights.weight_bus import ReplicaState, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
@@ -65,7 +65,7 @@ class World:
     replicas: list[Any]
     keeper: WeightBusSupervisor
     folder: Path
-    bus: BusPeer = field(default_factory=BusPeer)
+    bus: WeightBus = field(default_factory=bus_peer)
     version: int = -1
     seed: int = 0
     steps: int = 0

@@ -1,12 +1,15 @@
 """The one place that finds other services: Serve handles and the weight bus actor.
 
-Each peer implements the interface in `services.protocol` and turns every way in which a
-service can be absent into `NotReady`, so that callers know one error.
+A peer has the methods of its interface in `services.protocol`. It raises `NotReady` for every
+way in which a service can be absent, so that callers handle one error.
 """
 
 import asyncio
 import contextlib
-from typing import Any
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 import ray
 from ray import serve
@@ -18,27 +21,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from services.protocol.errors import NotReady, ReplicaLost
-from services.protocol.reward.reward_service import Score, ScoreJob
-from services.protocol.trainer import (
-    CheckpointReport,
-    LedgerFrontier,
-    RunStart,
-    TrainBatch,
-    TrainerState,
-    TrainReport,
-)
-from services.protocol.weights.replica_control import ControlOutcome
-from services.protocol.weights.version_ledger import VersionRecord
-from services.protocol.weights.weight_bus import (
-    BUS_ACTOR,
-    NAMESPACE,
-    MemberTable,
-    Orders,
-    ReplicaHello,
-    Report,
-    TrainerHello,
-)
-from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.protocol.reward.reward_service import RewardService
+from services.protocol.trainer import Trainer
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, WeightBus
 
 _STATUS_S = 5.0
 _RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
@@ -112,161 +97,99 @@ def _runs(application: str, deployment: str, replica: str) -> bool:
     return any(one["replica_id"] == replica and one["state"] == "RUNNING" for one in replicas)
 
 
-class _ServePeer:
-    """A service reached through its Serve application's handle."""
+class RemoteService:
+    """Calls methods of a Serve application or an actor by name.
 
-    def __init__(self, application: str, handle: DeploymentHandle[Any] | None = None) -> None:
-        self._application, self._handle = application, handle
+    Args:
+        name: for errors.
+        find: returns the handle. It is called again after the remote process died.
+    """
 
-    async def _call(self, method: str, *args: Any, timeout_s: float) -> Any:
+    def __init__(self, name: str, find: Callable[[], Any]) -> None:
+        self._name, self._find = name, find
+        self._handle: Any = None
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """Call a method and return its result.
+
+        Raises:
+            NotReady: no answer in `timeout_s`, or the service is not up.
+            ReplicaLost: the process died during the call.
+            Exception: whatever the method raised.
+        """
         try:
             if self._handle is None:
-                self._handle = serve.get_app_handle(self._application)
-            response = self._handle.options(method_name=method).remote(*args)
+                self._handle = self._find()
             # Not wait_for: in Python 3.11 it loses a cancellation that arrives together
             # with the result, such as the error of a peer that has just died.
             async with asyncio.timeout(timeout_s):
-                return await response
+                return await getattr(self._handle, method).remote(*args)
         except TimeoutError:
-            raise NotReady(f"{self._application}.{method}: no answer in {timeout_s:g} s") from None
+            raise NotReady(f"{self._name}.{method}: no answer in {timeout_s:g} s") from None
         except RayTaskError as error:
             raise error.cause from None
         except RayActorError as error:
-            raise ReplicaLost(f"{self._application} died during the call: {error}") from error
+            self._handle = None
+            raise ReplicaLost(f"{self._name} died during the call: {error}") from error
         except _ABSENT as error:
-            raise NotReady(f"{self._application} is not up: {error}") from error
+            raise NotReady(f"{self._name} is not up: {error}") from error
 
 
-class TrainerPeer(_ServePeer):
-    """The trainer, as the orchestrator sees it."""
+class _Forwarder:
+    """Forwards every method of an interface to a service.
 
-    def __init__(self, *, timeout_s: float = 600.0) -> None:
-        super().__init__("trainer")
-        self._timeout_s = timeout_s
+    A method with a `wait_s` parameter may take that much longer than `timeout_s`.
 
-    async def start_run(self, start: RunStart) -> TrainerState:
-        """See `services.protocol.trainer.Trainer`."""
-        return await self._call("start_run", start, timeout_s=self._timeout_s)
+    Args:
+        interface: a Protocol of coroutine methods.
+        service: implements it in another process.
+        timeout_s: deadline of a call.
+        timeouts_s: deadlines of methods that differ, by name.
+    """
 
-    async def train(self, batch: TrainBatch) -> TrainReport:
-        """See `services.protocol.trainer.Trainer`."""
-        return await self._call("train", batch, timeout_s=self._timeout_s)
+    def __init__(
+        self, interface: type, service: RemoteService, timeout_s: float, **timeouts_s: float
+    ) -> None:
+        self._service = service
+        for name, method in inspect.getmembers(interface, inspect.iscoroutinefunction):
+            arguments = inspect.signature(partial(method, self))
+            deadline_s = timeouts_s.get(name, timeout_s)
+            setattr(self, name, partial(self._forward, name, arguments, deadline_s))
 
-    async def save(
-        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
-    ) -> CheckpointReport:
-        """See `services.protocol.trainer.Trainer`."""
-        return await self._call("save", run_id, frontier, wait, timeout_s=self._timeout_s)
-
-    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """See `services.protocol.trainer.Trainer`."""
-        return await self._call("logprobs", sequences, timeout_s=self._timeout_s)
-
-    async def state(self) -> TrainerState:
-        """See `services.protocol.trainer.Trainer`."""
-        return await self._call("state", timeout_s=10.0)
-
-
-class RewardPeer(_ServePeer):
-    """The reward service, as the orchestrator sees it."""
-
-    def __init__(self, *, timeout_s: float = 300.0) -> None:
-        super().__init__("reward_service")
-        self._timeout_s = timeout_s
-
-    async def score(self, jobs: list[ScoreJob]) -> list[Score]:
-        """See `services.protocol.reward.reward_service.RewardService`."""
-        return await self._call("score", jobs, timeout_s=self._timeout_s)
+    async def _forward(
+        self, method: str, arguments: inspect.Signature, timeout_s: float, *args: Any, **named: Any
+    ) -> Any:
+        bound = arguments.bind(*args, **named)
+        timeout_s += bound.arguments.get("wait_s", 0.0)
+        bound.apply_defaults()
+        return await self._service.call(method, *bound.args, timeout_s=timeout_s)
 
 
-class SessionsPeer(_ServePeer):
-    """The process with the recorded sessions, as each of several routers sees it."""
-
-    def __init__(self, handle: DeploymentHandle[Any]) -> None:
-        super().__init__("router's sessions", handle)
-
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method of `services.router.trajectories.sessions.Sessions`.
-
-        Raises:
-            NotReady: no answer in `timeout_s`, or the process is not there.
-        """
-        return await self._call(method, *args, timeout_s=timeout_s)
+def trainer_peer(*, timeout_s: float = 600.0) -> Trainer:
+    """The trainer's Serve application."""
+    service = RemoteService("trainer", partial(serve.get_app_handle, "trainer"))
+    return cast(Trainer, _Forwarder(Trainer, service, timeout_s, state=10.0))
 
 
-class BusPeer:
-    """The weight bus actor, as everybody sees it."""
+def reward_peer(*, timeout_s: float = 300.0) -> RewardService:
+    """The reward service's Serve application."""
+    service = RemoteService("reward_service", partial(serve.get_app_handle, "reward_service"))
+    return cast(RewardService, _Forwarder(RewardService, service, timeout_s))
 
-    def __init__(self, *, timeout_s: float = 10.0) -> None:
-        self._timeout_s = timeout_s
-        self._actor: Any = None
 
-    async def _call(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
-        try:
-            if self._actor is None:
-                self._actor = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
-            reference = getattr(self._actor, method).remote(*args)
-            async with asyncio.timeout(self._timeout_s + extra_s):
-                return await reference
-        except TimeoutError:
-            raise NotReady(f"weight_bus.{method}: no answer in time") from None
-        except RayTaskError as error:
-            raise error.cause from None
-        except (*_ABSENT, ValueError) as error:
-            self._actor = None
-            raise NotReady(f"weight_bus is not up: {error}") from error
+def sessions_peer(handle: DeploymentHandle[Any]) -> RemoteService:
+    """The process with the recorded sessions that several routers share."""
+    return RemoteService("router's sessions", lambda: handle)
 
-    async def register_replica(self, hello: ReplicaHello) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("register_replica", hello)
 
-    async def register_trainer(self, hello: TrainerHello) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("register_trainer", hello)
+def bus_peer(*, timeout_s: float = 10.0) -> WeightBus:
+    """The weight bus actor."""
+    service = RemoteService("weight_bus", _find_bus)
+    return cast(WeightBus, _Forwarder(WeightBus, service, timeout_s))
 
-    async def leave(self, member_id: str) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("leave", member_id)
 
-    async def next_orders(self, member_id: str, acknowledged: int, wait_s: float) -> Orders:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        return await self._call("next_orders", member_id, acknowledged, wait_s, extra_s=wait_s)
-
-    async def report(self, report: Report) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("report", report)
-
-    async def publish(self, manifest: WeightManifest, group: str | None = None) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("publish", manifest, group)
-
-    async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("publish_canary", version, logprobs)
-
-    async def watch(self, revision: int, wait_s: float) -> MemberTable:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        return await self._call("watch", revision, wait_s, extra_s=wait_s)
-
-    async def control(
-        self, replica_id: str, action: str, level: int | None, timeout_s: float
-    ) -> ControlOutcome:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        order = (replica_id, action, level, timeout_s)
-        return await self._call("control", *order, extra_s=timeout_s)
-
-    async def report_control(self, outcome: ControlOutcome) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("report_control", outcome)
-
-    async def versions(self) -> tuple[VersionRecord, ...]:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        return await self._call("versions")
-
-    async def bound_lag(self, max_lag: int | None) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("bound_lag", max_lag)
-
-    async def want_replicas(self, replicas: int) -> None:
-        """See `services.protocol.weights.weight_bus.WeightBus`."""
-        await self._call("want_replicas", replicas)
+def _find_bus() -> Any:
+    try:
+        return ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
+    except ValueError as error:
+        raise NotReady(f"weight_bus is not up: {error}") from error

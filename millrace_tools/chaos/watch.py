@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from millrace_tools.chaos.observation import Audit, Leases, Observation, Progress
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunState, RunStatus
 
@@ -41,7 +41,7 @@ class Watch:
 
     async def leases(self) -> None:
         """Follow the member table until cancelled."""
-        bus, revision = BusPeer(), -1
+        bus, revision = bus_peer(), -1
         while True:
             try:
                 table = await bus.watch(revision, LOOK_S)

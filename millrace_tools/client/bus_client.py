@@ -7,7 +7,7 @@ may join the cluster may give it orders.
 import asyncio
 
 from millrace_tools.client.joined_cluster import JoinedCluster
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.weights.replica_control import ControlOutcome
 from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import Member
@@ -24,11 +24,11 @@ class BusClient(JoinedCluster):
         Raises:
             NotReady: the bus does not answer.
         """
-        return asyncio.run(BusPeer().versions())
+        return asyncio.run(bus_peer().versions())
 
     def members(self) -> tuple[Member, ...]:
         """Every rollout server that the bus knows; errors as in `versions`."""
-        return asyncio.run(BusPeer().watch(-1, 0.0)).members
+        return asyncio.run(bus_peer().watch(-1, 0.0)).members
 
     def control(self, replica_id: str, action: str, level: int | None) -> ControlOutcome:
         """Have a replica do something.
@@ -38,4 +38,4 @@ class BusClient(JoinedCluster):
             ControlFailed: it failed, or said nothing in time.
             NotReady: the bus does not answer.
         """
-        return asyncio.run(BusPeer().control(replica_id, action, level, _CONTROL_S))
+        return asyncio.run(bus_peer().control(replica_id, action, level, _CONTROL_S))

@@ -115,9 +115,9 @@ def _end_with_reader() -> None:
 async def _tell() -> None:
     import ray
 
-    from services.peers import BusPeer
+    from services.peers import bus_peer
 
-    bus = BusPeer()
+    bus = bus_peer()
     heard = time.monotonic()
     while time.monotonic() - heard < _SILENT_S:
         try:

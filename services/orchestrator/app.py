@@ -14,7 +14,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.open_run import OpenRun
 from services.orchestrator.lifecycle.runs import Runs
-from services.peers import BusPeer, RewardPeer, TrainerPeer, http_host
+from services.peers import bus_peer, http_host, reward_peer, trainer_peer
 from services.protocol.placement import NODE_RESOURCE_SHARE
 
 
@@ -39,9 +39,9 @@ class Orchestrator:
 
 def _peers(config: OrchestratorConfig) -> Peers:
     return Peers(
-        trainer=TrainerPeer(timeout_s=config.trainer_call_timeout_s),
-        reward=RewardPeer(timeout_s=config.score_timeout_s),
-        bus=BusPeer(),
+        trainer=trainer_peer(timeout_s=config.trainer_call_timeout_s),
+        reward=reward_peer(timeout_s=config.score_timeout_s),
+        bus=bus_peer(),
     )
 
 

@@ -8,7 +8,7 @@ from services.open_files import raise_open_files
 from services.page.cluster_run_store import ClusterRunStore
 from services.page.config import PageConfig
 from services.page.http_app import open_paths, page_app
-from services.peers import BusPeer, http_host, local_proxy
+from services.peers import bus_peer, http_host, local_proxy
 
 PREFIX = "/page"
 
@@ -24,7 +24,7 @@ class Page:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """The HTTP application, once the replica's event loop runs."""
         url = self._config.router_url or local_proxy()
-        store = ClusterRunStore(self._config, url, BusPeer())
+        store = ClusterRunStore(self._config, url, bus_peer())
         app = page_app(store, follow=store.follow)
         protect(app, self._config.access, service="page", open_paths=open_paths(PREFIX))
         return app

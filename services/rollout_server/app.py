@@ -15,7 +15,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 
 from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
 from services.rollout_server.engine.engine_sockets import engine_sockets
@@ -54,7 +54,7 @@ class RolloutServer:
             config,
             replica_id=serve.get_replica_context().replica_id.unique_id,
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
-            bus=BusPeer(),
+            bus=bus_peer(),
             on_end=_end_process,
             began_at=began_at,
         )

@@ -13,12 +13,12 @@ from services.observability import tracing
 from services.observability.garbage import collect_rarely
 from services.open_files import raise_open_files
 from services.peers import (
-    BusPeer,
-    SessionsPeer,
     application_ends,
+    bus_peer,
     http_host,
     local_proxy,
     replica_runs,
+    sessions_peer,
 )
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.router.config import RouterConfig
@@ -52,12 +52,12 @@ class Router:
         point = TableActorPoint(self._config) if self._config.replicas > 1 else None
         sessions = None
         if self._sessions is not None:
-            sessions = SharedSessions(self._config, SessionsPeer(self._sessions))
+            sessions = SharedSessions(self._config, sessions_peer(self._sessions))
         return build_http(self._config, self.bus(), point, sessions, self._node())
 
     def bus(self) -> TableSource:
         """Where the member table comes from."""
-        return BusPeer()
+        return bus_peer()
 
     def _node(self) -> RouterNode | None:
         if self._config.listen is None:

@@ -4,7 +4,7 @@ from ray import serve
 
 from services.observability import tracing
 from services.open_files import raise_open_files
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.model_source import model_folder, on_hub
 from services.protocol.trainer import (
     CheckpointReport,
@@ -36,7 +36,7 @@ class TrainerDeployment:
     async def __init__(self, config: TrainerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         raise_open_files()
         tracing.start(config.tracing, service="trainer")
-        self._service = TrainerService(config, BusPeer(), RankGroup.start)
+        self._service = TrainerService(config, bus_peer(), RankGroup.start)
         await self._service.open()
 
     async def start_run(self, start: RunStart) -> TrainerState:

@@ -119,10 +119,10 @@ class Bus:
         self._update()
 
     async def control(
-        self, replica_id: str, action: str, level: int | None, timeout_s: float
+        self, replica_id: str, action: str, level: int | None, wait_s: float
     ) -> ControlOutcome:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
-        return await self._control.order(replica_id, action, level, timeout_s)
+        return await self._control.order(replica_id, action, level, wait_s)
 
     async def report_control(self, outcome: ControlOutcome) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""

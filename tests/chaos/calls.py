@@ -55,7 +55,7 @@ async def call(path: str, method: str, *args: Any) -> Any:
 
 
 class BusOverSocket:
-    """The weight bus in another process, absent in the same way as `peers.BusPeer` says."""
+    """The weight bus in another process, absent in the same way as `peers.bus_peer` says."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -65,7 +65,7 @@ def run_rank(
     path: str, bus: str, weights: str, config: TrainerConfig, group: str, rank: int
 ) -> None:
     ray.util.get_node_ip_address = lambda: HOST
-    rank_module.BusPeer = lambda: BusOverSocket(bus)
+    rank_module.bus_peer = lambda: BusOverSocket(bus)
     fault_injector.end_of = FaultyLink
     learner.Learner = partial(RecordingLearner, Path(weights))
     asyncio.run(_rank(path, config, group, rank))

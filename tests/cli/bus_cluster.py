@@ -10,7 +10,7 @@ import sys
 import ray
 
 from millrace_tools.cluster.private_cluster import PrivateCluster
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.replica_control import (
     ControlAction,
@@ -18,7 +18,7 @@ from services.protocol.weights.replica_control import (
     ControlReplica,
     Hold,
 )
-from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig
@@ -40,7 +40,7 @@ def hello() -> ReplicaHello:
 
 
 async def play() -> None:
-    bus = BusPeer()
+    bus = bus_peer()
     async with asyncio.timeout(START_S):
         while True:
             try:
@@ -58,7 +58,7 @@ async def play() -> None:
     obeying.cancel()
 
 
-async def obey(bus: BusPeer) -> None:
+async def obey(bus: WeightBus) -> None:
     """Do what operators ask, but for sleeping."""
     acknowledged, held = 0, Hold.NONE
     while True:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import ray
 
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
 
@@ -16,7 +16,7 @@ _WAIT_S = 2.0
 
 
 async def watch() -> None:
-    bus, revision = BusPeer(), -1
+    bus, revision = bus_peer(), -1
     while True:
         try:
             table = await bus.watch(revision, _WAIT_S)

@@ -15,7 +15,7 @@ def test_the_trainer_gives_up_before_the_orchestrator_stops_waiting_for_it() -> 
 
 def test_deadlines_of_calls_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_s: dict[str, float] = {}
-    for name in ("TrainerPeer", "RewardPeer"):
+    for name in ("trainer_peer", "reward_peer"):
         monkeypatch.setattr(
             app, name, lambda *, timeout_s, name=name: waited_s.update({name: timeout_s})
         )
@@ -23,4 +23,4 @@ def test_deadlines_of_calls_are_those_of_the_configuration(monkeypatch: pytest.M
     monkeypatch.setattr(app, "http_host", lambda: "127.0.0.1")
     config = OrchestratorConfig(trainer_call_timeout_s=2100, score_timeout_s=77)
     app.Orchestrator(config)._runs._peers()
-    assert waited_s == {"TrainerPeer": 2100, "RewardPeer": 77}
+    assert waited_s == {"trainer_peer": 2100, "reward_peer": 77}

@@ -94,7 +94,7 @@ async def test_only_ranks_of_the_first_copy_are_members_of_the_bus(monkeypatch) 
     bus, config = FakeBus(), TrainerConfig(model="m", world_size=4, model_copies=2)
     loaded = SimpleNamespace(model="described", shelf=None)
     monkeypatch.setattr(rank_module.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(rank_module, "BusPeer", lambda: bus)
+    monkeypatch.setattr(rank_module, "bus_peer", lambda: bus)
     monkeypatch.setattr(rank_module, "_import_torch", lambda: None)
     monkeypatch.setattr(TrainerRank, "_load", lambda self, *_: loaded)
     ranks = [TrainerRank(config, "group", index) for index in range(4)]

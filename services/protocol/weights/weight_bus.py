@@ -335,7 +335,7 @@ class WeightBus(Protocol):
         """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""
 
     async def control(
-        self, replica_id: str, action: str, level: int | None, timeout_s: float
+        self, replica_id: str, action: str, level: int | None, wait_s: float
     ) -> ControlOutcome:
         """Have a replica do what an operator asks (`ControlAction`), and wait until it has.
 
@@ -344,7 +344,7 @@ class WeightBus(Protocol):
 
         Raises:
             InvalidInput: no such replica, action or level, or the replica cannot do that.
-            ControlFailed: it failed, or did not report within `timeout_s`.
+            ControlFailed: it failed, or did not report within `wait_s`.
         """
 
     async def report_control(self, outcome: ControlOutcome) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.peers import SessionsPeer
+from services.peers import RemoteService
 from services.protocol.errors import NotReady
 from services.protocol.session import (
     SESSION_PREFIX,
@@ -27,7 +27,7 @@ class SharedSessions:
     nobody an answer: the call is then counted as lost.
     """
 
-    def __init__(self, config: RouterConfig, peer: SessionsPeer) -> None:
+    def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
         self._config, self._peer = config, peer
 
     async def begin(self, name: str | None) -> int | None:

@@ -14,7 +14,7 @@ import ray
 
 from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
-from services.peers import BusPeer
+from services.peers import bus_peer
 from services.protocol.errors import NotReady, portable_errors
 from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weights.weight_bus import Link, TrainerHello
@@ -87,7 +87,7 @@ class TrainerRank:
             self._fault_injector = FaultInjector()
             make_end = self._fault_injector.end_of
         shelf = self._loaded().shelf
-        await BusMember(hello, BusPeer(), shelf, self._address, make_end=make_end).run()
+        await BusMember(hello, bus_peer(), shelf, self._address, make_end=make_end).run()
 
     async def spoil(self, how: "Spoiling", replica_id: str = "", bucket: int | None = None) -> None:
         """See `services.trainer.rank.fault_injector.FaultInjector`.
