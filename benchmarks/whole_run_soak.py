@@ -135,7 +135,7 @@ def figures(
         "seconds": seconds,
         "problems": [one for run in runs for one in run["problems"]] + census.problems(),
         "calls": sum(run["totals"].get("calls", 0) for run in runs),
-        "calls_asked_again": sum(run["totals"].get("calls_asked_again", 0) for run in runs),
+        "calls_retried": sum(run["totals"].get("calls_retried", 0) for run in runs),
         "audits": sum(run["totals"].get("ledger_audits", 0) for run in runs),
         "runs": [{key: run[key] for key in run.keys() - {"recoveries"}} for run in runs],
         "faults": healed,
@@ -162,7 +162,7 @@ def show(result: dict[str, Any], console: Console) -> None:
         console.print(one)
     console.print(
         f"{len(result['runs'])} runs, {result['calls']} client calls of which"
-        f" {result['calls_asked_again']} were asked again, {result['audits']} audits of the ledger"
+        f" {result['calls_retried']} were asked again, {result['audits']} audits of the ledger"
     )
     for problem in result["problems"]:
         console.print(f"WRONG  {problem}", markup=False)

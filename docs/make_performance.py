@@ -241,7 +241,7 @@ def _whole_runs() -> str:
     faults = sum(run["totals"]["faults"] for run in soak["runs"])
     row = (
         f"{soak['seconds'] / 60:.0f} | {len(soak['runs'])} | {faults} | {soak['calls']:,}"
-        f" | {soak['calls_asked_again']} | {soak['audits']:,} | {len(soak['problems'])}"
+        f" | {soak['calls_retried']} | {soak['audits']:,} | {len(soak['problems'])}"
     )
     held = [
         f"after {one['minute']:.0f} min | {one['processes']} | {one['rss_mib']:,.0f}"

@@ -1,23 +1,23 @@
-"""Plays faults on a running cluster while it is watched and used."""
+"""Injects faults into a running cluster that is monitored and under load."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from millrace_tools.chaos.agent import Agent
-from millrace_tools.chaos.aims import Aims, within
-from millrace_tools.chaos.draw import Draw
-from millrace_tools.chaos.keeper import DONE
-from millrace_tools.chaos.observation import Observation, Struck
-from millrace_tools.chaos.script import Deed, Fault, Script, Target
-from millrace_tools.chaos.watch import Watch
+from millrace_tools.chaos.fault_process import DONE
+from millrace_tools.chaos.fault_targets import FaultTargets, answer_of
+from millrace_tools.chaos.load_client import LoadClient
+from millrace_tools.chaos.monitor import Monitor
+from millrace_tools.chaos.observation import InjectedFault, Observation
+from millrace_tools.chaos.random_faults import RandomFaults
+from millrace_tools.chaos.script import Fault, FaultSpec, Script, Target
 
-_PAUSE_S = 0.1
+_POLL_S = 0.1
 _SHOWN_S = 15.0
 """A lease may outlive its replica by the 10 s of the member table's own."""
 SPARED = frozenset({Target.REPLICA, Target.ENGINE})
-"""Not hit at random while another of them is away: someone must answer."""
+"""Not hit at random while another one recovers: one replica must answer."""
 
 STEPS_FIRST = frozenset({Target.RANK, Target.TRAINER, Target.ORCHESTRATOR})
 """Not killed at random twice without a train step in between: a run that makes no progress
@@ -25,96 +25,91 @@ gives up, as it must."""
 
 
 class Campaign:
-    """Faults, one after another; what they do is in `seen`."""
+    """Faults, one after another; each is appended to the observation.
+
+    Args:
+        targets: finds the targets of each fault.
+        monitor: whose observation it is.
+        report: called with each fault.
+    """
 
     def __init__(
-        self,
-        aims: Aims,
-        seen: Observation,
-        clock: Callable[[], float],
-        watch: Watch,
-        say: Callable[[Struck], None],
+        self, targets: FaultTargets, monitor: Monitor, report: Callable[[InjectedFault], None]
     ) -> None:
-        self._aims, self._seen, self._clock = aims, seen, clock
-        self._watch, self._say = watch, say
-        self._chooser = Draw(0)
+        self._targets, self._monitor, self._report = targets, monitor, report
+        self._seen: Observation = monitor.observation
+        self._clock = monitor.clock
+        self._random = RandomFaults(0)
         self._killed_at_step: dict[Target, int] = {}
 
     async def scripted(self, script: Script, seed: int) -> None:
         """Every line of a script at its time; `seed` chooses among several targets."""
-        self._chooser = Draw(seed)
-        for deed in script.in_order:
-            await asyncio.sleep(max(0.0, deed.at - self._clock()))
-            await self._strike(deed)
+        self._random = RandomFaults(seed)
+        for spec in script.in_order:
+            await asyncio.sleep(max(0.0, spec.at - self._clock()))
+            await self._inject(spec)
 
-    async def at_random(self, draw: Draw, *, for_s: float, every_s: float) -> None:
-        """A fault every so often, until the time or the run is over."""
-        self._chooser = draw
+    async def at_random(self, seed: int, *, for_s: float, every_s: float) -> None:
+        """A fault every `every_s`, until the time or the run is over."""
+        self._random = RandomFaults(seed)
         due = self._clock()
-        while self._clock() < for_s and not self._watch.run_over:
-            if self._clock() >= due and (deed := draw.next(self._clock(), self._may_hit)):
-                await self._strike(deed)
+        while self._clock() < for_s and not self._monitor.run_over:
+            now = self._clock()
+            if now >= due and (spec := self._random.next(now, self._allowed)):
+                await self._inject(spec)
                 due = max(due + every_s, self._clock())
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_S)
 
-    async def until_whole(self, settle_s: float, *, calls: bool) -> None:
-        """Wait until every fault is over and has had time to show, and then, for `settle_s` at
-        most, until all replicas are leased, the run has moved on and, where anybody calls, a call
+    async def until_recovered(self, settle_s: float, *, calls: bool) -> None:
+        """Wait until every fault is over and its effects show, and then, for at most `settle_s`,
+        until all replicas are leased, the run has made a step and, if `calls`, a client's call
         was answered."""
-        last = max((one.over_s for one in self._seen.struck), default=-_SHOWN_S)
-        shown = last + _SHOWN_S
-        await asyncio.sleep(max(0.0, shown - self._clock()))
-        step = self._step_at(last)
+        last = max((one.over_s for one in self._seen.faults), default=-_SHOWN_S)
+        await asyncio.sleep(max(0.0, last + _SHOWN_S - self._clock()))
+        step = self._seen.step_at(last)
         deadline = self._clock() + settle_s
         while self._clock() < deadline:
-            moved = self._watch.run_over or self._step_at(self._clock()) > step
+            moved = self._monitor.run_over or self._seen.step_at(self._clock()) > step
             answered = not calls or any(call.sent_s > last for call in self._seen.calls)
-            if moved and answered and self._whole:
+            if moved and answered and self._seen.all_leased:
                 return
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_S)
 
-    @property
-    def _whole(self) -> bool:
-        leases = self._seen.leases
-        return bool(leases) and len(leases[-1].leased) >= self._seen.expected
-
-    def _step_at(self, at_s: float) -> int:
-        steps = [one.step for one in self._seen.progress if one.at_s <= at_s]
-        return steps[-1] if steps else 0
-
-    def _may_hit(self, fault: Fault, target: Target) -> bool:
-        if target in SPARED and not self._whole:
+    def _allowed(self, fault: Fault, target: Target) -> bool:
+        if target in SPARED and not self._seen.all_leased:
             return False
         if fault is Fault.KILL and target in STEPS_FIRST:
             before = max(self._killed_at_step.values(), default=-1)
-            return self._step_at(self._clock()) > before
+            return self._seen.step_at(self._clock()) > before
         return True
 
-    async def _strike(self, deed: Deed) -> None:
-        aims = await self._aims.at(deed)
-        at_s = self._clock()
-        if not aims:
-            struck = Struck(at_s=at_s, deed=deed, victim="", refused="there is none")
-        else:
-            index = self._chooser.choose(len(aims)) if deed.which is None else deed.which
-            aim = aims[min(index, len(aims) - 1)]
-            answer = await within(aim.strike())
+    async def _inject(self, spec: FaultSpec) -> None:
+        targets = await self._targets.of(spec)
+        at_s, victim, refused = self._clock(), "", "there is none"
+        if targets:
+            index = self._random.choose(len(targets)) if spec.which is None else spec.which
+            target = targets[min(index, len(targets) - 1)]
+            answer = await answer_of(target.inject())
+            victim = target.name
             refused = "" if answer == DONE else answer or "its node does not answer"
-            struck = Struck(at_s=at_s, deed=deed, victim=aim.name, refused=refused)
-            if deed.fault is Fault.KILL and deed.target in STEPS_FIRST and not refused:
-                self._killed_at_step[deed.target] = self._step_at(at_s)
-        self._seen.struck.append(struck)
-        self._say(struck)
+            if spec.fault is Fault.KILL and spec.target in STEPS_FIRST and not refused:
+                self._killed_at_step[spec.target] = self._seen.step_at(at_s)
+        injected = InjectedFault(at_s=at_s, spec=spec, victim=victim, refused=refused)
+        self._seen.faults.append(injected)
+        self._report(injected)
 
 
 @asynccontextmanager
-async def watched(watch: Watch, agents: Sequence[Agent], pause_s: float) -> AsyncIterator[None]:
-    """Look and call inside; whatever ends a looker ends the campaign."""
+async def monitored(
+    monitor: Monitor, clients: Sequence[LoadClient], pause_s: float
+) -> AsyncIterator[None]:
+    """Monitor the cluster and call it inside; a monitor's error ends the campaign."""
     async with AsyncExitStack() as closing, asyncio.TaskGroup() as group:
-        for agent in agents:
-            closing.push_async_callback(agent.close)
-        tasks = [group.create_task(look()) for look in (watch.leases, watch.progress, watch.ledger)]
-        tasks += [group.create_task(agent.run(pause_s)) for agent in agents]
+        for client in clients:
+            closing.push_async_callback(client.close)
+        loops = [monitor.leases(), monitor.progress(), monitor.ledger()]
+        loops += [client.run(pause_s) for client in clients]
+        tasks = [group.create_task(loop) for loop in loops]
         try:
             yield
         finally:
@@ -123,6 +118,6 @@ async def watched(watch: Watch, agents: Sequence[Agent], pause_s: float) -> Asyn
 
 
 def clock() -> Callable[[], float]:
-    """Seconds since now."""
+    """A clock that counts seconds from now."""
     began = time.monotonic()
     return lambda: time.monotonic() - began

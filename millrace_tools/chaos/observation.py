@@ -1,8 +1,8 @@
-"""What is seen of a cluster and its run while faults happen, with the time of each sight."""
+"""The state of a cluster and its run while faults are injected, each entry with its time."""
 
 from dataclasses import dataclass, field
 
-from millrace_tools.chaos.script import Deed
+from millrace_tools.chaos.script import FaultSpec
 from services.protocol.run.orchestrator import LedgerCounts, RunState
 
 
@@ -11,8 +11,8 @@ class Leases:
     """The member table at a time.
 
     Attributes:
-        at_s: by the campaign's clock, seconds; as in all others.
-        leased: replicas that could be given work.
+        at_s: seconds of the campaign's clock; as in all others.
+        leased: replicas with a lease.
         newest_version: highest published, None for none.
         bus_id: incarnation of the bus.
     """
@@ -36,11 +36,11 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """A ledger read by another connection than its run's.
+    """A ledger, read by another connection than its run's.
 
     Attributes:
         off: groups and tokens by which its two sides differ.
-        skipped: places of the prompt order below the newest that were never admitted.
+        skipped: positions of the prompt order below the newest that were never admitted.
     """
 
     at_s: float
@@ -53,49 +53,49 @@ class Call:
     """One call of an outside client.
 
     Attributes:
-        sent_s: when it was sent first.
+        sent_s: time of the first attempt.
         ended_s: when it was answered or given up.
         kind: `whole`, `stream` or `session`.
-        again: how often the client had to ask again, beyond what its library does by itself.
+        retries: by the client, beyond those of its library.
         problem: why it was given up, empty for an answer.
     """
 
     sent_s: float
     ended_s: float
     kind: str
-    again: int = 0
+    retries: int = 0
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Struck:
-    """A deed that was done, or could not be.
+class InjectedFault:
+    """A fault that was injected, or could not be.
 
     Attributes:
-        victim: process id and node of what it hit.
-        refused: why nothing was done, empty if it was.
+        victim: process id and node of its target.
+        refused: why it was not injected, empty if it was.
     """
 
     at_s: float
-    deed: Deed
+    spec: FaultSpec
     victim: str
     refused: str = ""
 
     @property
     def over_s(self) -> float:
-        """When it is undone, if nobody ends it before."""
-        lasts = 0.0 if self.refused else self.deed.seconds
+        """When it is undone at the latest."""
+        lasts = 0.0 if self.refused else self.spec.seconds
         return self.at_s + (lasts or 0.0)
 
 
 @dataclass(kw_only=True)
 class Observation:
-    """All that was seen, each list in the order of time.
+    """All entries, each list in the order of time.
 
     Attributes:
-        expected: replicas with a lease before the first fault.
-        ended_s: when the last look was taken.
-        lasting: faults that were not seen to be undone.
+        expected: number of replicas with a lease before the first fault.
+        ended_s: time of the last entry.
+        lasting: number of faults that did not end in time.
     """
 
     expected: int
@@ -103,6 +103,15 @@ class Observation:
     progress: list[Progress] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
-    struck: list[Struck] = field(default_factory=list)
+    faults: list[InjectedFault] = field(default_factory=list)
     ended_s: float = 0.0
     lasting: int = 0
+
+    @property
+    def all_leased(self) -> bool:
+        """As many replicas as before the first fault have a lease."""
+        return bool(self.leases) and len(self.leases[-1].leased) >= self.expected
+
+    def step_at(self, at_s: float) -> int:
+        """The run's train step at a time; 0 before its first entry."""
+        return next((one.step for one in reversed(self.progress) if one.at_s <= at_s), 0)

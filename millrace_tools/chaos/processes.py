@@ -1,15 +1,16 @@
-"""The processes of one node of a Ray cluster: the raylet and what is below it.
+"""The processes of one node of a Ray cluster: the raylet and its descendants.
 
-Nothing else is ever looked at, so nothing else can be hit, whatever runs beside it.
+No other process is ever looked at, so no other process can be hit, whatever runs beside it.
 """
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import psutil
 
+from millrace_tools.chaos.faults.process_handles import start_time
 from millrace_tools.chaos.script import Target
-from millrace_tools.chaos.start_time import started
 
 _SERVE = "ray::ServeReplica:"
 _TITLES = {
@@ -24,17 +25,16 @@ _TITLES = {
     Target.CONTROLLER: "ray::ServeController",
     Target.PROXY: "ray::ProxyActor",
 }
-_BELOW = {Target.ENGINE: Target.REPLICA, Target.GRADER: Target.REWARD}
-"""Children of another target's processes. A forked engine core shows its replica's title, since
-it cannot set its own over the one that Ray has set."""
+_CHILDREN = {Target.REPLICA: Target.ENGINE, Target.REWARD: Target.GRADER}
+"""Targets that are children of another target's processes. A forked engine core shows its
+replica's title, since it cannot set its own over the one that Ray has set."""
 
-_NO_PART = "multiprocessing.resource_tracker"
+_HELPER = "multiprocessing.resource_tracker"
 """In the title of a child that Python starts by itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Life:
-    """One process, and no other that may get its number later.
+class ProcessId(NamedTuple):
+    """One process, and no other that gets its id later.
 
     Attributes:
         pid: on its node.
@@ -46,19 +46,19 @@ class Life:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Victim:
-    """A process that a fault may have, with those below it.
+class TargetProcess:
+    """A process that a fault can hit, with its descendants.
 
     Attributes:
         target: which part of the cluster it is.
-        life: itself.
-        below: its descendants, which are frozen along with it.
+        id: of the process.
+        descendants: which are frozen along with it.
         title: its command line.
     """
 
     target: Target
-    life: Life
-    below: tuple[Life, ...]
+    id: ProcessId
+    descendants: tuple[ProcessId, ...]
     title: str
 
 
@@ -74,53 +74,51 @@ def own_raylet() -> int:
     return parent.pid
 
 
-def victims(raylet: int) -> list[Victim]:
+def target_processes(raylet: int) -> list[TargetProcess]:
     """Every process of the node's part of the cluster that is a target, by process id."""
     root = psutil.Process(raylet)
-    found = [_victim(Target.RAYLET, root, alone=True)]
+    found = [_target(Target.RAYLET, root, alone=True)]
     for process in root.children():
         title = title_of(process)
         for target, begins in _TITLES.items():
             if title.startswith(begins):
-                found.append(_victim(target, process))
-                found += _below(target, process)
-    known = [one for one in found if one is not None]
-    return sorted(known, key=lambda one: one.life.pid)
+                found.append(_target(target, process))
+                found += _children(target, process)
+    return sorted((one for one in found if one is not None), key=lambda one: one.id.pid)
 
 
-def _below(target: Target, process: psutil.Process) -> list[Victim | None]:
-    kinds = [below for below, above in _BELOW.items() if above is target]
+def _children(target: Target, process: psutil.Process) -> list[TargetProcess | None]:
+    kind = _CHILDREN.get(target)
     try:
-        children = process.children() if kinds else []
+        children = process.children() if kind else []
     except psutil.NoSuchProcess:
         return []
-    parts = [child for child in children if _NO_PART not in title_of(child)]
-    return [_victim(below, child) for below in kinds for child in parts]
+    return [_target(kind, child) for child in children if kind and _HELPER not in title_of(child)]
 
 
-def _victim(target: Target, process: psutil.Process, *, alone: bool = False) -> Victim | None:
+def _target(
+    target: Target, process: psutil.Process, *, alone: bool = False
+) -> TargetProcess | None:
     """None for one that has ended meanwhile."""
     try:
-        below = [] if alone else process.children(recursive=True)
-        return Victim(
-            target=target,
-            life=Life(pid=process.pid, started=started(process.pid)),
-            below=tuple(life for one in below if (life := _life(one.pid)) is not None),
-            title=title_of(process),
-        )
-    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+        own = _id(process.pid)
+        below = [] if alone else map(_id, (one.pid for one in process.children(recursive=True)))
+    except psutil.NoSuchProcess:
         return None
+    descendants = tuple(one for one in below if one is not None)
+    title = title_of(process)
+    return own and TargetProcess(target=target, id=own, descendants=descendants, title=title)
 
 
-def _life(pid: int) -> Life | None:
+def _id(pid: int) -> ProcessId | None:
     try:
-        return Life(pid=pid, started=started(pid))
+        return ProcessId(pid, start_time(pid))
     except (FileNotFoundError, ProcessLookupError):
         return None
 
 
 def title_of(process: psutil.Process) -> str:
-    """What the process calls itself, empty if it has ended."""
+    """The process's command line, empty if it has ended."""
     try:
         return " ".join(process.cmdline()).strip()
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""What is to go wrong, and when: a script, written by hand or drawn from a seed."""
+"""A script of faults: which fault hits which target, and when."""
 
 from enum import StrEnum
 
@@ -21,7 +21,7 @@ class Fault(StrEnum):
 
 
 class Target(StrEnum):
-    """A part of the cluster: kinds of processes, and what is none."""
+    """A part of the cluster: a kind of process, a push, a disk or a node."""
 
     REPLICA = "replica"
     ENGINE = "engine"
@@ -42,19 +42,19 @@ class Target(StrEnum):
 
 
 LASTING = frozenset({Fault.FREEZE, Fault.SLOW, Fault.FILL, Fault.SKEW, Fault.CUT})
-"""Faults that end, and are undone when they do."""
+"""Faults with a duration, undone at its end."""
 
 PROCESSES = frozenset(Target) - {Target.PUSH, Target.DISK, Target.NODE}
-_OF = {
+_TARGETS = {
     Fault.CORRUPT: frozenset({Target.PUSH}),
     Fault.DROP: frozenset({Target.PUSH}),
     Fault.FILL: frozenset({Target.DISK}),
     Fault.CUT: frozenset({Target.NODE}),
 }
-"""What the faults that are not of processes can have for a target."""
+"""Targets of the faults that do not hit processes."""
 
 
-class Deed(StrictModel):
+class FaultSpec(StrictModel):
     """One line of a script.
 
     Attributes:
@@ -62,10 +62,10 @@ class Deed(StrictModel):
         fault: what is done.
         target: to what kind of process.
         node: address of the node that has the target; None: any.
-        which: 0-based, among those there are by node and process id; None: one is drawn.
-        seconds: how long, `for` in a file; only of faults that last.
+        which: 0-based index among the targets by node and process id; None: a random one.
+        seconds: duration, `for` in a file; only of faults that are undone.
         share: of the time that a slowed process still runs.
-        mib: most that may be free, and is filled, on the run's disk.
+        mib: maximum that may be free, and is filled, on the run's disk.
         by: seconds that a skewed clock is ahead.
     """
 
@@ -80,15 +80,15 @@ class Deed(StrictModel):
     by: float = 60.0
 
     @model_validator(mode="after")
-    def _lasts_as_long_as_it_can(self) -> "Deed":
+    def _check_duration(self) -> "FaultSpec":
         if (self.fault in LASTING) != (self.seconds is not None):
             wants = "needs `for`" if self.fault in LASTING else "has no end: leave `for` out"
             raise ValueError(f"for: {self.fault} {wants}")
         return self
 
     @model_validator(mode="after")
-    def _fits_its_target(self) -> "Deed":
-        fits = _OF.get(self.fault, PROCESSES)
+    def _check_target(self) -> "FaultSpec":
+        fits = _TARGETS.get(self.fault, PROCESSES)
         if self.target not in fits:
             raise ValueError(f"target: {self.fault} is of {', '.join(sorted(fits))}")
         if self.node is not None and self.target is Target.PUSH:
@@ -100,12 +100,12 @@ class Script(StrictModel):
     """A file of `millrace chaos --script`.
 
     Attributes:
-        faults: what is done; in order of time, not of the file.
+        faults: in any order.
     """
 
-    faults: tuple[Deed, ...] = Field(min_length=1)
+    faults: tuple[FaultSpec, ...] = Field(min_length=1)
 
     @property
-    def in_order(self) -> list[Deed]:
+    def in_order(self) -> list[FaultSpec]:
         """By the time at which they are due."""
-        return sorted(self.faults, key=lambda deed: deed.at)
+        return sorted(self.faults, key=lambda spec: spec.at)

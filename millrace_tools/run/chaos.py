@@ -1,4 +1,4 @@
-"""`millrace chaos`: break a running cluster on purpose, and see that nothing is lost."""
+"""`millrace chaos`: inject faults into a running cluster, and check that nothing is lost."""
 
 import argparse
 import asyncio
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from millrace_tools.chaos.account import account
-from millrace_tools.chaos.lifelines import Lifelines
-from millrace_tools.chaos.observation import Observation, Struck
+from millrace_tools.chaos.control_connections import ControlConnections
+from millrace_tools.chaos.observation import InjectedFault, Observation
+from millrace_tools.chaos.report import make_report
 from millrace_tools.chaos.script import Script
 from millrace_tools.client.api_key import API_KEY
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.run.chaos_report import show_account, write_account
+from millrace_tools.run.chaos_report import show_report, write_report
 from millrace_tools.run.follow import ENDED
 from millrace_tools.run.run_commands import active_run
 from services.ledger.ledger import ledger_of
@@ -27,12 +27,11 @@ from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunStatus
 
 if TYPE_CHECKING:
-    from millrace_tools.chaos.hand import Node
+    from millrace_tools.chaos.node_agent import Node
 
 _LOST = 1
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_FIRST_SIGHT_S = 30.0
-_AGENT_PAUSE_S = 0.5
+_CLIENT_PAUSE_S = 0.5
 
 
 def add_chaos_command(commands: Any, served: argparse.ArgumentParser) -> None:
@@ -43,12 +42,12 @@ def add_chaos_command(commands: Any, served: argparse.ArgumentParser) -> None:
         help="break a run's cluster on purpose; status 1 if anything was lost",
     )
     chaos.add_argument("run_id", nargs="?", help="the active one, if left out")
-    chaos.add_argument("--seed", type=int, default=0, help="of what is hit when (0)")
+    chaos.add_argument("--seed", type=int, default=0, help="of the random faults (0)")
     chaos.add_argument("--for", dest="seconds", type=float, default=60.0, help="seconds (60)")
     chaos.add_argument("--every", type=float, default=10.0, help="seconds between faults (10)")
     chaos.add_argument("--script", metavar="FILE", help="of faults, in place of random ones")
-    chaos.add_argument("--agents", type=int, default=2, help="outside clients beside it (2)")
-    chaos.add_argument("--settle", type=float, default=120.0, help="seconds to heal in (120)")
+    chaos.add_argument("--clients", type=int, default=2, help="of the router meanwhile (2)")
+    chaos.add_argument("--settle", type=float, default=120.0, help="seconds to recover in (120)")
     chaos.add_argument("--json", type=Path, help="write the report here, too")
     chaos.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
     chaos.add_argument("--yes", action="store_true", help="do not ask before hitting other hosts")
@@ -59,7 +58,7 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
     """`millrace chaos`: faults, and a report of what they cost."""
     arguments.script = Script.from_yaml(arguments.script) if arguments.script else None
     # Ray and openai take seconds to import; only this command needs both.
-    from millrace_tools.chaos.hand import nodes
+    from millrace_tools.chaos.node_agent import nodes
     from millrace_tools.client.bus_client import BusClient
 
     with RunsClient(arguments.url) as runs:
@@ -67,53 +66,59 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
         if run.state in ENDED:
             raise InvalidInput("run_id", run.run_id, f"The run is {run.state} already.")
         with BusClient(arguments.address) as bus:
-            hands = nodes()
-            _check_cluster(hands, run)
-            _confirm(arguments, hands)
+            agents = nodes()
+            _check_cluster(agents, run)
+            _confirm(arguments, agents)
             seen = Observation(expected=sum(member.leased for member in bus.members()))
-            interrupted = asyncio.run(_campaign(arguments, runs, run, hands, seen, console))
-    drawn = account(seen)
-    show_account(drawn, console)
+            interrupted = asyncio.run(_campaign(arguments, runs, run, agents, seen, console))
+    report = make_report(seen)
+    show_report(report, console)
     if arguments.json:
-        write_account(drawn, arguments.json)
+        write_report(report, arguments.json)
     if interrupted:
         raise KeyboardInterrupt
-    return _LOST if drawn.lost else 0
+    return _LOST if report.lost else 0
 
 
 async def _campaign(
     arguments: argparse.Namespace,
     runs: RunsClient,
     run: RunStatus,
-    hands: "list[Node]",
+    agents: "list[Node]",
     seen: Observation,
     console: Console,
 ) -> bool:
     """Fill `seen`; returns whether it was interrupted."""
-    from millrace_tools.chaos.agent import Agent
-    from millrace_tools.chaos.aims import Aims
-    from millrace_tools.chaos.campaign import Campaign, clock, watched
-    from millrace_tools.chaos.draw import Draw
-    from millrace_tools.chaos.watch import Watch
+    from millrace_tools.chaos.campaign import Campaign, clock, monitored
+    from millrace_tools.chaos.fault_targets import FaultTargets
+    from millrace_tools.chaos.load_client import LoadClient
+    from millrace_tools.chaos.monitor import Monitor
 
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     now = clock()
-    watch = Watch(seen, now, lambda: runs.status(run.run_id), lambda: _audit(run.run_dir))
+    monitor = Monitor(
+        observation=seen,
+        clock=now,
+        status=lambda: runs.status(run.run_id),
+        audit=lambda: _audit(run.run_dir),
+    )
     key = os.environ.get(API_KEY)
-    agents = [Agent(runs.url, key, now, seen.calls) for _ in range(arguments.agents)]
+    clients = [LoadClient(runs.url, key, now, seen.calls) for _ in range(arguments.clients)]
     ledger = str(Path(run.run_dir) / "ledger.sqlite")
     with contextlib.suppress(asyncio.CancelledError):
-        async with watched(watch, agents, _AGENT_PAUSE_S), _undoing(seen) as lifeline:
-            aims = Aims(hands, run_dir=run.run_dir, ledger=ledger, lifeline=lifeline)
-            campaign = Campaign(aims, seen, now, watch, lambda struck: _say(struck, console))
+        async with monitored(monitor, clients, _CLIENT_PAUSE_S), _undoing(seen) as address:
+            targets = FaultTargets(
+                nodes=agents, run_dir=run.run_dir, ledger=ledger, control_address=address
+            )
+            campaign = Campaign(targets, monitor, lambda injected: _print(injected, console))
             if arguments.script is not None:
                 await campaign.scripted(arguments.script, arguments.seed)
             else:
-                draw = Draw(arguments.seed)
-                await campaign.at_random(draw, for_s=arguments.seconds, every_s=arguments.every)
-            await campaign.until_whole(arguments.settle, calls=bool(agents))
+                seed, every_s = arguments.seed, arguments.every
+                await campaign.at_random(seed, for_s=arguments.seconds, every_s=every_s)
+            await campaign.until_recovered(arguments.settle, calls=bool(clients))
             seen.ended_s = now()
             return False
     seen.ended_s = now()
@@ -122,16 +127,15 @@ async def _campaign(
 
 @contextlib.asynccontextmanager
 async def _undoing(seen: Observation) -> AsyncIterator[tuple[str, int]]:
-    """Whatever ends it, nothing stays frozen; inside, where keepers connect to."""
+    """Undo every fault on exit; inside, the address that fault processes connect to."""
     import ray
 
     here: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    lifelines = Lifelines()
-    lifeline = await lifelines.start(here)
+    connections = ControlConnections()
     try:
-        yield lifeline
+        yield await connections.start(here)
     finally:
-        seen.lasting = await asyncio.shield(lifelines.cut())
+        seen.lasting = await asyncio.shield(connections.close())
 
 
 def _audit(run_dir: str) -> tuple[int, int]:
@@ -139,36 +143,37 @@ def _audit(run_dir: str) -> tuple[int, int]:
         return ledger.imbalance(), ledger.next_position() - ledger.counts().admitted
 
 
-def _check_cluster(hands: "list[Node]", run: RunStatus) -> None:
-    """Only the run's own cluster is broken: a process of it has the run's ledger open."""
+def _check_cluster(agents: "list[Node]", run: RunStatus) -> None:
+    """Refuse another cluster than the run's, whose process has the run's ledger open."""
     import ray
 
     ledger = str(Path(run.run_dir) / "ledger.sqlite")
-    asked: list[Any] = [node.hand.holds.remote(ledger) for node in hands]
+    asked: list[Any] = [node.agent.has_open.remote(ledger) for node in agents]
     if not any(ray.get(asked, timeout=60)):
         fix = f"No process of this Ray cluster has {ledger} open: the run is of another one."
         raise InvalidInput("--address", run.run_id, fix)
 
 
-def _confirm(arguments: argparse.Namespace, hands: "list[Node]") -> None:
-    """Ask before anything but this machine is hit.
+def _confirm(arguments: argparse.Namespace, agents: "list[Node]") -> None:
+    """Ask before processes of other machines are hit.
 
     Raises:
-        InvalidInput: the answer is no, or there is nobody to ask.
+        InvalidInput: the answer is no, or standard input is no terminal.
     """
     host = urlsplit(arguments.url).hostname
-    if arguments.yes or (host in _LOOPBACK and len(hands) == 1):
+    if arguments.yes or (host in _LOOPBACK and len(agents) == 1):
         return
-    where = ", ".join(node.address for node in hands)
+    where = ", ".join(node.address for node in agents)
     question = f"Kill and freeze processes of {arguments.url} on {where}? [y/N] "
     if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
         fix = "Nothing was done. Show that you mean these hosts: give --yes."
         raise InvalidInput("--yes", where, fix)
 
 
-def _say(struck: Struck, console: Console) -> None:
-    lasts = f" for {struck.deed.seconds:g} s" if struck.deed.seconds else ""
-    what = f"{struck.deed.fault} {struck.deed.target}{lasts}"
-    how = f"not done: {struck.refused}" if struck.refused else struck.victim
-    line = f"{struck.at_s:7.1f} s  {what:28} {how}"
+def _print(injected: InjectedFault, console: Console) -> None:
+    spec = injected.spec
+    lasts = f" for {spec.seconds:g} s" if spec.seconds else ""
+    fault = f"{spec.fault} {spec.target}{lasts}"
+    result = f"not done: {injected.refused}" if injected.refused else injected.victim
+    line = f"{injected.at_s:7.1f} s  {fault:28} {result}"
     console.print(line, markup=False, highlight=False, soft_wrap=True)

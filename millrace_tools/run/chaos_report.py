@@ -6,42 +6,42 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millrace_tools.chaos.account import Account
+from millrace_tools.chaos.report import Report
 from millrace_tools.rows import show_rows
 
 _COLUMNS = ("at s", "fault", "target", "leased again s", "next step s", "next answer s")
 _SHOWN_LOSSES = 20
 
 
-def show_account(drawn: Account, console: Console) -> None:
+def show_report(report: Report, console: Console) -> None:
     """Print a line for every fault, and what was lost."""
     rows: list[tuple[str, ...]] = [_COLUMNS]
-    for one in drawn.recoveries:
+    for one in report.recoveries:
         if not one.refused:
             times = map(_seconds, (one.leased_s, one.stepped_s, one.answered_s))
             rows.append((f"{one.at_s:.1f}", one.fault, one.target, *times))
     console.print()
     show_rows(rows, console)
-    totals = drawn.totals
-    again = totals["calls_asked_again"]
+    totals = report.totals
+    retried = totals["calls_retried"]
     _say(
         f"\n{totals['faults']} faults in {totals['seconds']:.0f} s; {totals['calls']} client calls,"
-        f" {again} asked again; {totals['ledger_audits']} audits of the ledger; train step"
+        f" {retried} retried; {totals['ledger_audits']} audits of the ledger; train step"
         f" {totals['train_step']}",
         console,
     )
-    for loss in drawn.lost[:_SHOWN_LOSSES]:
+    for loss in report.lost[:_SHOWN_LOSSES]:
         _say(f"LOST  {loss}", console)
-    if len(drawn.lost) > _SHOWN_LOSSES:
-        _say(f"LOST  and {len(drawn.lost) - _SHOWN_LOSSES} things more", console)
-    if not drawn.lost:
+    if len(report.lost) > _SHOWN_LOSSES:
+        _say(f"LOST  and {len(report.lost) - _SHOWN_LOSSES} more losses", console)
+    if not report.lost:
         _say("Nothing was lost.", console)
 
 
-def write_account(drawn: Account, path: Path) -> None:
+def write_report(report: Report, path: Path) -> None:
     """The same as JSON, with everything that the table leaves out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(drawn), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
 
 
 def _seconds(value: float | None) -> str:

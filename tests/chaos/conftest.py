@@ -1,4 +1,8 @@
-"""Real engines, a real two-rank FSDP2 trainer and a real bus, each in processes to be killed."""
+"""Real engines, a real two-rank FSDP2 trainer and a real bus, each in a process, under faults.
+
+There is no Ray here but in `test_whole_run.py`. The parts of `millrace chaos` are tested alone in
+tests/cli/chaos, its use on whole clusters in tests/operations.
+"""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

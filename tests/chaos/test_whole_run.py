@@ -73,7 +73,7 @@ def test_under_faults_the_demo_learns_as_well_and_nothing_is_lost(
     done = {(one["fault"], one["target"]) for one in drawn["recoveries"] if not one["refused"]}
     assert len(done) >= 5, done
     assert drawn["totals"]["calls"] > 0
-    assert drawn["totals"]["calls_asked_again"] == 0
+    assert drawn["totals"]["calls_retried"] == 0
     assert drawn["totals"]["ledger_audits"] > 0
     assert status.ledger.failed == status.ledger.in_flight == 0
     assert not stopped()

@@ -1,1 +1,1 @@
-"""Whole clusters that are watched, cut apart and broken: run by `make test-operations`."""
+"""Whole clusters under live changes, faults and cut networks: run by `make test-operations`."""

@@ -1,4 +1,4 @@
-"""A keeper on a machine that it has cut off, and the command that asked for it on another."""
+"""A fault process on a machine that it has cut off, and its command on another."""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace_tools.chaos import keeper
-from millrace_tools.chaos.lifelines import Lifelines
+from millrace_tools.chaos import fault_process
+from millrace_tools.chaos.control_connections import ControlConnections
 from tests.operations.network import Machine, Network, why_not
 
 pytestmark = [
@@ -22,11 +22,11 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
-HAND = """
+AGENT = """
 import socket, sys
-from millrace_tools.chaos.hand import _begun
+from millrace_tools.chaos.node_agent import start_fault_process
 line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-print(_begun([sys.executable, "-m", *sys.argv[3:]], line))
+print(start_fault_process([sys.executable, "-m", *sys.argv[3:]], line))
 """
 
 
@@ -50,23 +50,27 @@ def until(here: Machine, away: Machine, *, reached: bool) -> None:
 
 
 def begun(away: Machine, address: tuple[str, int]) -> str:
-    """Start the keeper of a cut; what it says."""
-    order = json.dumps({"fault": "cut", "seconds": 3600.0, "lives": []})
+    """Start the fault process of a cut; returns its answer."""
+    order = json.dumps({"fault": "cut", "seconds": 3600.0, "processes": []})
     host, port = address
-    hand = [sys.executable, "-c", HAND, host, str(port), keeper.__name__, order]
-    started = away.command(*hand)
+    agent = [sys.executable, "-c", AGENT, host, str(port), fault_process.__name__, order]
+    started = away.command(*agent)
     done = subprocess.run(started, cwd=ROOT, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
     return done.stdout.decode().strip()
 
 
-async def test_a_cut_lets_its_lifeline_through_and_is_healed_with_it(network: Network) -> None:
+async def test_a_cut_lets_its_control_connection_through_and_is_healed_with_it(
+    network: Network,
+) -> None:
     here, away = network.machines["here"], network.machines["away"]
     assert reaches(here, away)
-    lifelines = Lifelines(undo_s=WAIT_S)
+    connections = ControlConnections(undo_s=WAIT_S)
     with here.network():
-        address = await lifelines.start(here.address)
-    # Beside the loop, which takes the lifeline's connection meanwhile.
-    assert await asyncio.to_thread(begun, away, address) == keeper.DONE
+        address = await connections.start(here.address)
+    # Beside the loop, which takes the control connection meanwhile.
+    assert await asyncio.to_thread(begun, away, address) == fault_process.DONE
     until(here, away, reached=False)
-    assert await lifelines.cut() == 0, "the keeper's end came back through its own cut"
+    assert await connections.close() == 0, (
+        "the end of the fault process came back through its own cut"
+    )
     assert reaches(here, away)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import yaml
 
-from millrace_tools.chaos import keeper
+from millrace_tools.chaos import fault_process
 from services.protocol.run.orchestrator import RunState
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
@@ -130,7 +130,7 @@ def test_spoilt_pushes_wrong_clocks_a_full_disk_and_a_raylet_that_stands_still_l
     demo: DemoCluster, run_id: str, tmp_path: Path
 ) -> None:
     drawn = played(demo, run_id, UNNOTICED, tmp_path)
-    assert drawn["totals"]["calls_asked_again"] == 0
+    assert drawn["totals"]["calls_retried"] == 0
 
 
 def test_a_proxy_and_the_sessions_process_come_back_and_every_call_is_answered_in_the_end(
@@ -157,7 +157,7 @@ def test_whatever_ends_chaos_its_faults_are_undone(
         chaos.send_signal(number)
         signalled = time.monotonic()
         said, _ = chaos.communicate(timeout=RUN_S)
-        until(lambda: not keepers())
+        until(lambda: not fault_processes())
     finally:
         chaos.kill()
     print(f"{number.name}: over after {time.monotonic() - signalled:.1f} s\n{said}")
@@ -190,8 +190,8 @@ def below(wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
     return found
 
 
-def keepers() -> list[psutil.Process]:
-    return below(lambda one: keeper.__name__ in one.cmdline())
+def fault_processes() -> list[psutil.Process]:
+    return below(lambda one: fault_process.__name__ in one.cmdline())
 
 
 def stopped() -> list[psutil.Process]:
@@ -201,5 +201,5 @@ def stopped() -> list[psutil.Process]:
 def until(true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + UNDONE_S
     while not true():
-        assert time.monotonic() < deadline, keepers()
+        assert time.monotonic() < deadline, fault_processes()
         time.sleep(0.1)

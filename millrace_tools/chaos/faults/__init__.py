@@ -1,1 +1,1 @@
-"""One fault a file: what it does, and how it is undone. Standard library only."""
+"""Faults of one node, and how each is undone. Standard library only."""

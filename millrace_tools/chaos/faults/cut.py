@@ -1,7 +1,7 @@
 """A node without a network: packets to and from others are dropped, as by a dead switch.
 
-Only the keeper's lifeline is let through: by it the node is healed when its owner, who may be on
-another host, ends.
+The fault process's connection to the command is let through: when the command, which may run on
+another host, ends, the node is healed.
 """
 
 import socket
@@ -10,6 +10,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from millrace_tools.chaos.faults.fault_action import IDLE_S, FaultAction
 
 _DROPPED = (
     ("INPUT", "!", "-i", "lo", "-j", "DROP"),
@@ -21,17 +23,18 @@ _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _LOCK_S = "5"
 """For others who change rules at the same time; to heal has no deadline."""
 _ANSWER_S = 1.0
-"""The answer to who asked for it must leave the node first."""
+"""The answer to the command must leave the node first."""
 
 
-class Cut:
-    """Rules of iptables in the keeper's network namespace, which is its node's."""
+class Cut(FaultAction):
+    """Rules of iptables in the fault process's network namespace, which is its node's."""
 
     def __init__(self, order: dict[str, Any]) -> None:
+        super().__init__(order)
         programs = (_IPV4, _IPV6) if _speaks_ipv6() else (_IPV4,)
         dropped = [(program, *rule) for program in programs for rule in _DROPPED]
-        self._rules = [*dropped, *_lifeline()]
-        self._is_cut = self._told = False
+        self._rules = [*dropped, *_control_connection()]
+        self._ticks = 0
 
     def begin(self) -> None:
         """See whether rules can be set; they are after a second.
@@ -45,18 +48,17 @@ class Cut:
 
     def tick(self) -> float:
         """Cut, at the second call."""
-        if not self._told:
-            self._told = True
+        self._ticks += 1
+        if self._ticks == 1:
             return _ANSWER_S
-        if not self._is_cut:
-            self._is_cut = True
+        if self._ticks == 2:
             for program, chain, *rule in self._rules:  # each above those before it
                 _call(program, "-w", _LOCK_S, "-I", chain, "1", *rule, *_MARK)
-        return 3600.0
+        return IDLE_S
 
     def end(self) -> None:
         """Heal, each direction for itself."""
-        if self._is_cut:
+        if self._ticks > 1:
             with ExitStack() as healing:
                 for program, *rule in self._rules:
                     healing.callback(_call, program, "-w", "-D", *rule, *_MARK)
@@ -70,15 +72,15 @@ def _speaks_ipv6() -> bool:
     return any(line.split()[-1] != "lo" for line in lines)
 
 
-def _lifeline() -> list[tuple[str, ...]]:
-    """What lets standard input's connection through; nothing if it is none."""
+def _control_connection() -> list[tuple[str, ...]]:
+    """Rules that let standard input's connection through; none if it is a pipe."""
     try:
-        line = socket.socket(fileno=sys.stdin.fileno())
+        connection = socket.socket(fileno=sys.stdin.fileno())
     except OSError:  # a pipe
         return []
-    program = _IPV6 if line.family == socket.AF_INET6 else _IPV4
-    (address, port), (its, its_port) = line.getsockname()[:2], line.getpeername()[:2]
-    line.detach()
+    program = _IPV6 if connection.family == socket.AF_INET6 else _IPV4
+    (address, port), (its, its_port) = connection.getsockname()[:2], connection.getpeername()[:2]
+    connection.detach()
     to = ("-s", address, "--sport", str(port), "-d", its, "--dport", str(its_port))
     back = ("-s", its, "--sport", str(its_port), "-d", address, "--dport", str(port))
     return [

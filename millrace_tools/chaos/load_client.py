@@ -1,4 +1,4 @@
-"""An outside client while faults happen: the plain openai package and its own habits."""
+"""A client under faults: the plain openai package with its own retries."""
 
 import asyncio
 import itertools
@@ -10,23 +10,23 @@ import openai
 
 from millrace_tools.chaos.observation import Call
 
-ASK_AGAIN = (
+RETRIED = (
     openai.APIConnectionError,
     openai.InternalServerError,
-    openai.NotFoundError,  # of a session that ended with its router: the agent makes another
+    openai.NotFoundError,  # of a session that ended with its router: the client makes another
     httpx.HTTPError,
 )
-"""What says nothing about the request itself: a client may ask again."""
+"""Errors that say nothing about the request itself: a client may retry."""
 
-PATIENCE_S = 180.0
+TIMEOUT_S = 180.0
 LONG_S = 60.0
 _PAUSE_S = 0.5
 _TOKENS = 12
 _TURNS = 2
 
 
-class Agent:
-    """Calls the router one kind of call after another, and notes how each ended.
+class LoadClient:
+    """Calls the router with one kind of call after another, and records the end of each.
 
     Whole answers, streams, and sessions of two turns that it finishes with a reward.
     """
@@ -37,7 +37,7 @@ class Agent:
         self._client = openai.AsyncOpenAI(
             base_url=f"{url}/v1",
             api_key=key or "none",
-            timeout=PATIENCE_S,
+            timeout=TIMEOUT_S,
             http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         )
         self._url, self._clock, self._calls = url, clock, calls
@@ -51,37 +51,39 @@ class Agent:
             "session": self._session,
         }
         for kind in itertools.cycle(kinds):
-            self._calls.append(await self._insist(kind, kinds[kind]))
+            self._calls.append(await self._call(kind, kinds[kind]))
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
-        """Let its connections go."""
+        """Close its connections."""
         await self._client.close()
 
-    async def _insist(self, kind: str, ask: Callable[[], Awaitable[None]]) -> Call:
-        sent, again, problem = self._clock(), 0, ""
+    async def _call(self, kind: str, ask: Callable[[], Awaitable[None]]) -> Call:
+        sent, retries, problem = self._clock(), 0, ""
         while True:
             try:
                 await ask()
-            except ASK_AGAIN as error:
-                if self._clock() - sent < PATIENCE_S:
-                    again += 1
+            except RETRIED as error:
+                if self._clock() - sent < TIMEOUT_S:
+                    retries += 1
                     await asyncio.sleep(_PAUSE_S)
                     continue
                 problem = f"{type(error).__name__}: {error}"
             except (openai.APIError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
             except asyncio.CancelledError:
-                self._note_unanswered(kind, sent, again)
+                self._record_unanswered(kind, sent, retries)
                 raise
-            return Call(sent_s=sent, ended_s=self._clock(), kind=kind, again=again, problem=problem)
+            return Call(
+                sent_s=sent, ended_s=self._clock(), kind=kind, retries=retries, problem=problem
+            )
 
-    def _note_unanswered(self, kind: str, sent: float, again: int) -> None:
-        """The campaign is over; a call that waits for long by then has been lost."""
+    def _record_unanswered(self, kind: str, sent: float, retries: int) -> None:
+        """At the end of the campaign: a call that has waited for long is lost."""
         ended = self._clock()
         if ended - sent > LONG_S:
             problem = f"no answer in {ended - sent:.0f} s, until the end"
-            call = Call(sent_s=sent, ended_s=ended, kind=kind, again=again, problem=problem)
+            call = Call(sent_s=sent, ended_s=ended, kind=kind, retries=retries, problem=problem)
             self._calls.append(call)
 
     async def _whole(self) -> None:
@@ -104,8 +106,8 @@ class Agent:
         for _ in range(_TURNS):
             answer = await self._client.chat.completions.create(**question, extra_headers=headers)
             turns = question["messages"]
-            said = {"role": "assistant", "content": answer.choices[0].message.content or ""}
-            question["messages"] = [*turns, said, {"role": "user", "content": "again"}]
+            answered = {"role": "assistant", "content": answer.choices[0].message.content or ""}
+            question["messages"] = [*turns, answered, {"role": "user", "content": "again"}]
         finished = await self._post(f"/v1/sessions/{session}/finish", {"reward": 1.0})
         if sum(finished["calls"].values()) < _TURNS:
             raise ValueError(f"a session of {_TURNS} calls recorded {finished['calls']}")

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from millrace_tools.chaos import keeper
+from millrace_tools.chaos import fault_process
 from millrace_tools.chaos.faults import cut
-from millrace_tools.chaos.start_time import started
+from millrace_tools.chaos.faults.process_handles import start_time
 
 LONG_S = 600.0
 
@@ -42,14 +42,14 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def lives(*processes: psutil.Process) -> list[tuple[int, int]]:
-    return [(one.pid, started(one.pid)) for one in processes]
+def processes(*processes: psutil.Process) -> list[tuple[int, int]]:
+    return [(one.pid, start_time(one.pid)) for one in processes]
 
 
 def play(**order: Any) -> tuple["subprocess.Popen[str]", str]:
-    """Begin an order; what the keeper answers, and the life of its owner."""
+    """Begin an order; what the fault_process answers, and the life of its owner."""
     begun = subprocess.Popen(
-        [sys.executable, "-m", keeper.__name__, json.dumps({"share": 0.1} | order)],
+        [sys.executable, "-m", fault_process.__name__, json.dumps({"share": 0.1} | order)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -65,16 +65,16 @@ def stopped(process: psutil.Process) -> bool:
 
 def test_a_frozen_family_goes_on_after_its_time(target: psutil.Process) -> None:
     family = [target, *target.children()]
-    begun, answer = play(fault="freeze", seconds=0.3, lives=lives(*family))
-    assert answer == keeper.DONE
+    begun, answer = play(fault="freeze", seconds=0.3, processes=processes(*family))
+    assert answer == fault_process.DONE
     until(lambda: not any(map(stopped, family)))
     begun.communicate()
 
 
 def test_what_is_frozen_goes_on_when_its_owner_ends(target: psutil.Process) -> None:
     family = [target, *target.children()]
-    begun, answer = play(fault="freeze", seconds=LONG_S, lives=lives(*family))
-    assert answer == keeper.DONE
+    begun, answer = play(fault="freeze", seconds=LONG_S, processes=processes(*family))
+    assert answer == fault_process.DONE
     until(lambda: all(map(stopped, family)))
     begun.communicate()  # closes its end, as the end of its process would
     until(lambda: not any(map(stopped, family)))
@@ -83,7 +83,7 @@ def test_what_is_frozen_goes_on_when_its_owner_ends(target: psutil.Process) -> N
 def test_a_slowed_process_stands_still_most_of_the_time_and_goes_on_at_the_end(
     target: psutil.Process,
 ) -> None:
-    begun, _ = play(fault="slow", seconds=LONG_S, share=0.5, lives=lives(target))
+    begun, _ = play(fault="slow", seconds=LONG_S, share=0.5, processes=processes(target))
     until(lambda: stopped(target))
     until(lambda: not stopped(target))
     until(lambda: stopped(target))
@@ -93,8 +93,8 @@ def test_a_slowed_process_stands_still_most_of_the_time_and_goes_on_at_the_end(
 
 def test_a_kill_hits_the_process_alone(target: psutil.Process) -> None:
     (below,) = target.children()
-    begun, answer = play(fault="kill", seconds=None, lives=lives(target, below))
-    assert answer == keeper.DONE
+    begun, answer = play(fault="kill", seconds=None, processes=processes(target, below))
+    assert answer == fault_process.DONE
     until(lambda: not target.is_running() or target.status() == psutil.STATUS_ZOMBIE)
     assert below.is_running()
     below.kill()
@@ -102,8 +102,8 @@ def test_a_kill_hits_the_process_alone(target: psutil.Process) -> None:
 
 
 def test_another_process_with_the_same_number_is_not_hit(target: psutil.Process) -> None:
-    ((pid, since),) = lives(target)
-    begun, answer = play(fault="kill", seconds=None, lives=[(pid, since - 1)])
+    ((pid, since),) = processes(target)
+    begun, answer = play(fault="kill", seconds=None, processes=[(pid, since - 1)])
     assert "it has ended already" in answer
     assert target.is_running()
     begun.communicate()
@@ -117,7 +117,7 @@ def test_a_disk_is_filled_to_the_last_byte_and_given_back(tmp_path: Path) -> Non
         pytest.skip("mounting a tmpfs needs root")
     try:
         begun, answer = play(fault="fill", seconds=LONG_S, folder=str(tmp_path), mib=8)
-        assert answer == keeper.DONE
+        assert answer == fault_process.DONE
         with pytest.raises(OSError, match="No space"):
             (tmp_path / "more").write_bytes(b"x" * 4096)
         begun.communicate()
@@ -165,10 +165,10 @@ def test_the_clock_of_a_process_under_libfaketime_goes_wrong_and_right_again(
 
         assert abs(ahead()) < 60
         order = {"fault": "skew", "seconds": LONG_S, "by": 3600.0}
-        begun, answer = play(**order, lives=lives(psutil.Process(clock.pid)))
-        assert answer == keeper.DONE
+        begun, answer = play(**order, processes=processes(psutil.Process(clock.pid)))
+        assert answer == fault_process.DONE
         assert abs(ahead() - 3600) < 60
-        refused, answer = play(**order, lives=lives(psutil.Process(clock.pid)))
+        refused, answer = play(**order, processes=processes(psutil.Process(clock.pid)))
         assert "its clock is wrong already" in answer
         refused.communicate()
         begun.communicate()
@@ -177,7 +177,7 @@ def test_the_clock_of_a_process_under_libfaketime_goes_wrong_and_right_again(
 
 
 def test_a_process_without_libfaketime_keeps_its_clock(target: psutil.Process) -> None:
-    begun, answer = play(fault="skew", seconds=LONG_S, by=60.0, lives=lives(target))
+    begun, answer = play(fault="skew", seconds=LONG_S, by=60.0, processes=processes(target))
     assert "without libfaketime" in answer
     begun.communicate()
 
@@ -197,23 +197,23 @@ def test_a_node_is_cut_off_and_healed() -> None:
     """In a network namespace of its own with an IPv6 address, so that no real one is touched."""
     if os.getuid() or not shutil.which("iptables") or not shutil.which("unshare"):
         pytest.skip("needs root, and iptables: apt-get install iptables")
-    order = json.dumps({"fault": "cut", "seconds": LONG_S, "lives": []})
+    order = json.dumps({"fault": "cut", "seconds": LONG_S, "processes": []})
     rules = "$({ iptables -S; ip6tables -S; } | grep -c millrace-chaos)"
     watch = (
         "set -e; ip link add v0 type veth peer name v1; ip link set v0 up;"
         " ip address add fd00::1/64 dev v0;"
-        f" {sys.executable} -m {keeper.__name__} '{order}';"
+        f" {sys.executable} -m {fault_process.__name__} '{order}';"
         f" until [ {rules} = 4 ]; do :; done; echo cut; until [ {rules} = 0 ]; do :; done"
     )
     with subprocess.Popen(
         ["unshare", "--net", "bash", "-c", watch],
-        stdin=subprocess.PIPE,  # while it is open the keeper's owner lives
+        stdin=subprocess.PIPE,  # while it is open the fault_process's owner processes
         stdout=subprocess.PIPE,
         text=True,
     ) as node:
         assert node.stdin is not None
         assert node.stdout is not None
-        assert node.stdout.readline().strip() == keeper.DONE
+        assert node.stdout.readline().strip() == fault_process.DONE
         assert node.stdout.readline().strip() == "cut"
         node.stdin.close()
         assert node.wait(60) == 0

@@ -1,30 +1,30 @@
-"""From what was seen: what was lost, and how fast each fault was over."""
+"""The report of a campaign: its losses, and the recovery time of each fault."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from millrace_tools.chaos.observation import Leases, Observation, Struck
+from millrace_tools.chaos.observation import InjectedFault, Leases, Observation
 from millrace_tools.chaos.script import Target
 from services.protocol.run.orchestrator import RunState
 
 NOTICED_S = 60.0
-"""A lease that goes later than this after a fault is not taken to be its work."""
+"""A lease that is lost later than this after a fault is not attributed to it."""
 
 TAKES_LEASES = frozenset({Target.REPLICA, Target.ENGINE, Target.RAYLET, Target.NODE})
-"""A lease that goes after a fault of one of these is not taken to be an earlier fault's work."""
+"""A lease that is lost after a fault of one of these is not attributed to an earlier fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One fault, and the seconds from it until things were as before.
+    """One fault, and the seconds until the cluster recovered.
 
     Attributes:
-        leased_s: as many replicas leased as at the fault; 0 where none lost its lease; None:
-            not until the end.
-        stepped_s: the next train step; None: none until the end.
-        answered_s: the end of the first call of a client that was sent after the fault.
+        leased_s: until as many replicas were leased as at the fault; 0 if none lost its lease;
+            None: not until the end.
+        stepped_s: until the next train step; None: none until the end.
+        answered_s: until the end of the first call of a client that was sent after the fault.
     """
 
     at_s: float
@@ -38,13 +38,13 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class Report:
     """A campaign in figures.
 
     Attributes:
-        lost: what was lost, in words; empty is what it must be.
+        lost: each loss, in words; must be empty.
         recoveries: of every fault, in their order.
-        totals: how much was looked at, by name.
+        totals: counts by name.
     """
 
     lost: tuple[str, ...]
@@ -52,11 +52,11 @@ class Account:
     totals: dict[str, Any]
 
 
-def account(seen: Observation) -> Account:
-    """Draw the account."""
-    return Account(
+def make_report(seen: Observation) -> Report:
+    """Evaluate a campaign."""
+    return Report(
         lost=tuple(_lost(seen)),
-        recoveries=tuple(_recovery(seen, struck) for struck in seen.struck),
+        recoveries=tuple(_recovery(seen, injected) for injected in seen.faults),
         totals=_totals(seen),
     )
 
@@ -75,14 +75,14 @@ def _lost(seen: Observation) -> Iterable[str]:
         yield f"the ledger could not be read in the last {unread_s:.0f} s"
     yield from _lost_of_the_run(seen)
     yield from _lost_versions(seen)
-    if not seen.leases or len(seen.leases[-1].leased) < seen.expected:
+    if not seen.all_leased:
         held = len(seen.leases[-1].leased) if seen.leases else 0
         yield (
             f"{held} of {seen.expected} replicas have a lease at the end; if they were only late, "
             "give them longer: --settle"
         )
     if seen.lasting:
-        yield f"{seen.lasting} faults were not seen to be undone: each ends with its `for`"
+        yield f"{seen.lasting} faults were not undone in time: each ends with its `for`"
 
 
 def _lost_of_the_run(seen: Observation) -> Iterable[str]:
@@ -112,18 +112,17 @@ def _lost_versions(seen: Observation) -> Iterable[str]:
             yield f"a bus went from version {versions} at {after.at_s:.1f} s"
 
 
-def _recovery(seen: Observation, struck: Struck) -> Recovery:
-    begun = struck.at_s
-    before = [one.step for one in seen.progress if one.at_s <= begun]
-    step = before[-1] if before else 0
+def _recovery(seen: Observation, injected: InjectedFault) -> Recovery:
+    begun = injected.at_s
+    step = seen.step_at(begun)
     stepped = (one.at_s for one in seen.progress if one.at_s > begun and one.step > step)
     answered = (call.ended_s for call in seen.calls if call.sent_s > begun and not call.problem)
     return Recovery(
         at_s=round(begun, 2),
-        fault=struck.deed.fault,
-        target=struck.deed.target,
-        victim=struck.victim,
-        refused=struck.refused,
+        fault=injected.spec.fault,
+        target=injected.spec.target,
+        victim=injected.victim,
+        refused=injected.refused,
         leased_s=_leased_again(seen.leases, begun, _until(seen, begun)),
         stepped_s=_since(begun, next(stepped, None)),
         answered_s=_since(begun, min(answered, default=None)),
@@ -131,11 +130,11 @@ def _recovery(seen: Observation, struck: Struck) -> Recovery:
 
 
 def _until(seen: Observation, begun: float) -> float:
-    """When lost leases begin to be another fault's work."""
+    """From when on lost leases are attributed to another fault."""
     later = (
         one.at_s
-        for one in seen.struck
-        if one.at_s > begun and one.deed.target in TAKES_LEASES and not one.refused
+        for one in seen.faults
+        if one.at_s > begun and one.spec.target in TAKES_LEASES and not one.refused
     )
     return min([begun + NOTICED_S, *later])
 
@@ -159,9 +158,9 @@ def _totals(seen: Observation) -> dict[str, Any]:
     last = seen.progress[-1] if seen.progress else None
     return {
         "seconds": round(seen.ended_s, 1),
-        "faults": sum(not one.refused for one in seen.struck),
+        "faults": sum(not one.refused for one in seen.faults),
         "calls": len(seen.calls),
-        "calls_asked_again": sum(call.again for call in seen.calls),
+        "calls_retried": sum(call.retries for call in seen.calls),
         "ledger_audits": len(seen.audits),
         "replicas": seen.expected,
         "train_step": None if last is None else last.step,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from millrace_tools.chaos.processes import own_raylet, victims
+from millrace_tools.chaos.processes import own_raylet, target_processes
 from millrace_tools.chaos.script import Target
 
 # What `ps` shows of a cluster, each with what is below it; all wait for the same input to end.
@@ -47,14 +47,14 @@ def raylet() -> Iterator[int]:
 
 def test_every_part_of_a_cluster_is_found_once_and_nothing_else(raylet: int) -> None:
     deadline = time.monotonic() + 60
-    while {one.target for one in victims(raylet)} != EXPECTED:
-        assert time.monotonic() < deadline, victims(raylet)
+    while {one.target for one in target_processes(raylet)} != EXPECTED:
+        assert time.monotonic() < deadline, target_processes(raylet)
         time.sleep(0.05)
-    found = {one.target: one for one in victims(raylet)}
-    assert len(found) == len(victims(raylet))
-    (engine,) = found[Target.REPLICA].below
-    assert engine == found[Target.ENGINE].life
-    assert found[Target.RAYLET].below == ()  # a frozen raylet is not a frozen node
+    found = {one.target: one for one in target_processes(raylet)}
+    assert len(found) == len(target_processes(raylet))
+    (engine,) = found[Target.REPLICA].descendants
+    assert engine == found[Target.ENGINE].id
+    assert found[Target.RAYLET].descendants == ()  # a frozen raylet is not a frozen node
     assert found[Target.GRADER].title.startswith("bwrap")
 
 
