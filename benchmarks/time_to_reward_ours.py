@@ -9,10 +9,9 @@ import psutil
 from rich.console import Console
 from time_to_reward_goal import Goal, Side
 
-from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from millrace_tools.demo.demo import DEPLOY_FILE, SERVICES_S, DemoOptions, resolved
-from millrace_tools.run.follow import ENDED
 from millrace_tools.run.step_log import Step, StepLog
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.yaml_text import load_yaml

@@ -1,5 +1,6 @@
 """`millrace chat`: talk to the served model through the OpenAI API, like any client."""
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from rich.console import Console
 
 from millrace_tools.client.absence import STARTING, nobody, unknown_path
 from millrace_tools.client.api_key import API_KEY
+from millrace_tools.command import SERVED, Commands, declare
+from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput, NotReady
 
 if TYPE_CHECKING:
@@ -47,6 +50,27 @@ class ChatOptions:
 
 class _TooLong(Exception):
     """The messages do not fit into the model's context."""
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(commands, "chat", chat_command, "talk to the served model", SERVED)
+    parser.add_argument("message", nargs="?", help="one message; without it a conversation")
+    parser.add_argument("--model", help="served model name (the first one)")
+    parser.add_argument("--temperature", type=float, help="0 for the likeliest answer")
+    parser.add_argument("--max-tokens", type=int, help="longest answer (what fits)")
+
+
+def chat_command(arguments: argparse.Namespace, console: Console) -> int:
+    """Talk to the served model."""
+    options = ChatOptions(
+        url=arguments.url,
+        model=arguments.model,
+        temperature=arguments.temperature,
+        max_tokens=arguments.max_tokens,
+    )
+    chat(options, arguments.message, console)
+    return 0
 
 
 def chat(options: ChatOptions, message: str | None, console: Console) -> None:
@@ -142,7 +166,7 @@ class _Talk:
         return "".join(parts)
 
     def _note(self, text: str) -> None:
-        self._console.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+        print_line(text, self._console, style="dim")
 
 
 def _served(client: "OpenAI", url: str) -> list[str]:

@@ -3,25 +3,28 @@
 import argparse
 import subprocess
 import sys
-from typing import Any
 
 from rich.console import Console
+
+from millrace_tools.command import Commands, declare
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def add_export_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    export = commands.add_parser(
-        "export", help="write a checkpoint as a Hugging Face folder, without a cluster"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands,
+        "export",
+        export_command,
+        "write a checkpoint as a Hugging Face folder, without a cluster",
     )
-    export.add_argument("source", help="run directory, or one of its checkpoints")
-    export.add_argument("folder", help="to be made; it must not exist")
-    export.add_argument("--dtype", choices=_DTYPES, help="of the weights (as they were served)")
-    export.add_argument(
+    parser.add_argument("source", help="run directory, or one of its checkpoints")
+    parser.add_argument("folder", help="to be made; it must not exist")
+    parser.add_argument("--dtype", choices=_DTYPES, help="of the weights (as they were served)")
+    parser.add_argument(
         "--adapter", action="store_true", help="only the LoRA adapter, in the PEFT format"
     )
-    export.set_defaults(command=export_command)
 
 
 def export_command(arguments: argparse.Namespace, console: Console) -> int:

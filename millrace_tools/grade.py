@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from millrace_tools.rows import show_rows
+from millrace_tools.command import Commands, declare
+from millrace_tools.output import print_line, print_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import CheckedTest, Score, ScoreJob, Verdict
@@ -23,18 +24,20 @@ _FAILED = 1
 _COLUMNS = ("test", "verdict", "cpu ms", "wall ms", "peak MiB", "detail")
 
 
-def add_grade_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    grade = commands.add_parser(
-        "grade", help="grade a file of code in a sandbox, without a cluster; status 1 if it fails"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands,
+        "grade",
+        grade_command,
+        "grade a file of code in a sandbox, without a cluster; status 1 if it fails",
     )
-    grade.add_argument("file", help="code, such as answer.py or answer.cpp, or a model's answer")
-    grade.add_argument(
+    parser.add_argument("file", help="code, such as answer.py or answer.cpp, or a model's answer")
+    parser.add_argument(
         "--tests",
         required=True,
         help="JSON or YAML: a list of tests or asserts, or a grader of code; or asserts in a .py",
     )
-    grade.set_defaults(command=grade_command)
 
 
 def grade_command(arguments: argparse.Namespace, console: Console) -> int:
@@ -138,11 +141,11 @@ def _show(score: Score, console: Console) -> None:
     run = {test.test: test for test in score.tests}
     rows = [_row(number, run.get(number)) for number in range(score.total)]
     if run:
-        show_rows([_COLUMNS, *rows], console)
+        print_rows([_COLUMNS, *rows], console)
     reward = "none" if score.reward is None else f"{score.reward:g}"
     line = f"{score.verdict}: {score.passed} of {score.total} tests passed, reward {reward}"
     detail = f" ({score.detail})" if score.detail else ""
-    console.print(line + detail, markup=False, highlight=False, soft_wrap=True)
+    print_line(line + detail, console)
 
 
 def _row(number: int, test: CheckedTest | None) -> tuple[str, ...]:

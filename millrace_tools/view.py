@@ -3,10 +3,10 @@
 import argparse
 import socket
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from millrace_tools.command import Commands, declare
 from services.protocol.errors import InvalidInput
 
 PORT = 8800
@@ -14,14 +14,13 @@ _HOST = "127.0.0.1"
 _HIGHEST_PORT = 65535
 
 
-def add_view_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    view = commands.add_parser(
-        "view", help="show a run directory in the browser, without a cluster"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands, "view", view_command, "show a run directory in the browser, without a cluster"
     )
-    view.add_argument("run_dir", help="such as runs/tiny_code-...; or a folder of several")
-    view.add_argument("--port", type=int, default=PORT, help=f"of the page ({PORT}; 0: any)")
-    view.set_defaults(command=view_command)
+    parser.add_argument("run_dir", help="such as runs/tiny_code-...; or a folder of several")
+    parser.add_argument("--port", type=int, default=PORT, help=f"of the page ({PORT}; 0: any)")
 
 
 def view_command(arguments: argparse.Namespace, console: Console) -> int:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millrace_tools.chaos.observation import Audit, Leases, Observation, Progress
+from millrace_tools.client.runs_client import ENDED
 from services.peers import bus_peer
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.run.orchestrator import RunState, RunStatus
+from services.protocol.run.orchestrator import RunStatus
 
 POLL_S = 0.25
 AUDIT_S = 1.0
-ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
 @dataclass(kw_only=True)

@@ -9,10 +9,11 @@ import httpx
 from millrace_tools.client.absence import nobody, unknown_path
 from millrace_tools.client.api_key import API_KEY, key_headers
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.run.orchestrator import RunConfig, RunRequest, RunStatus
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState, RunStatus
 
 URL = "http://127.0.0.1:8000"
 RUNS = "/v1/runs"
+ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _STOP_TIMEOUT = httpx.Timeout(120.0, connect=5.0)  # it waits for the train step in progress
 
@@ -63,13 +64,21 @@ class RunsClient:
         """Every run of this orchestrator's life, oldest first; errors as in `start`."""
         return [RunStatus.model_validate(run) for run in self._call("GET", RUNS)]
 
-    def stop(self, run_id: str) -> RunStatus:
-        """End a run, its progress kept; returns when it has ended; errors as in `start`."""
-        path = f"{RUNS}/{run_id}/stop"
-        return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
+    def active(self, action: str) -> RunStatus:
+        """The run that is active, which `action` is for.
+
+        Raises:
+            InvalidInput: there is none, and as in `start`.
+        """
+        active = [run for run in self.runs() if run.state not in ENDED]
+        if not active:
+            fix = f"No run is active, so there is nothing to {action}."
+            raise InvalidInput("run_id", "(none)", fix)
+        return active[-1]
 
     def control(self, run_id: str, action: str) -> RunStatus:
-        """`pause`, `unpause` or `checkpoint` a run; errors as in `start`."""
+        """`stop`, `pause`, `unpause` or `checkpoint` a run; returns when it is done; errors as in
+        `start`."""
         path = f"{RUNS}/{run_id}/{action}"
         return RunStatus.model_validate(self._call("POST", path, timeout=_STOP_TIMEOUT))
 

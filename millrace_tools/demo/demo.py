@@ -1,5 +1,6 @@
 """`millrace demo`: everything on one machine, from nothing to a model that has learned."""
 
+import argparse
 import contextlib
 import copy
 import os
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from millrace_tools.capacity.machine import check_folder, check_memory, check_port
 from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.command import Commands, declare
 from millrace_tools.demo.phases import Phases
 from millrace_tools.demo.starter import is_clone, workplace, write_starter
 from millrace_tools.deploy.run_file import read_run_file
@@ -68,6 +70,21 @@ class DemoOptions:
     def model(self) -> Path:
         """Where the example's model is."""
         return ROOT / "models" / f"tiny_code-seed{self.seed}"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    purpose = "train the example on a private local cluster"
+    parser = declare(commands, "demo", demo_command, purpose)
+    parser.add_argument("--seed", type=int, default=0, help="of model and run (0)")
+    parser.add_argument("--port", type=int, default=8000, help="of the HTTP API (8000)")
+    parser.add_argument("--steps", type=int, help="train steps instead of the run file's")
+
+
+def demo_command(arguments: argparse.Namespace, console: Console) -> int:
+    """Train the example on a private cluster; nothing is left behind."""
+    options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
+    return demo(options, console)
 
 
 def demo(options: DemoOptions, console: Console) -> int:

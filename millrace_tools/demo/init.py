@@ -2,10 +2,10 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
+from millrace_tools.command import Commands, declare
 from millrace_tools.demo.starter import workplace, write_starter
 
 
@@ -17,8 +17,9 @@ def init_command(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def add_init_command(commands: Any) -> None:
-    """Add `init` to the subcommands."""
-    init = commands.add_parser("init", help="write deployment files and examples into a folder")
-    init.add_argument("folder", nargs="?", type=Path, help="(./millrace)")
-    init.set_defaults(command=init_command)
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands, "init", init_command, "write deployment files and examples into a folder"
+    )
+    parser.add_argument("folder", nargs="?", type=Path, help="(./millrace)")

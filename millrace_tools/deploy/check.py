@@ -9,11 +9,13 @@ from rich.console import Console
 from millrace_tools.capacity.capacity import Nodes
 from millrace_tools.capacity.claims import Claim, in_words, total
 from millrace_tools.capacity.sizing import sizing_of
+from millrace_tools.command import Commands, declare
 from millrace_tools.deploy.dry_run import cluster_of
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.deploy.run_plan import Cluster, RunPlan
+from millrace_tools.output import print_line
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
@@ -22,13 +24,16 @@ from services.protocol.yaml_text import load_yaml
 _COMPARED = ("CPU", "GPU")
 
 
-def add_check_command(commands: Any) -> None:
-    """Declare it."""
-    check = commands.add_parser(
-        "check", help="check a deployment file, alone or against the nodes it is for"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands,
+        "check",
+        check_command,
+        "check a deployment file, alone or against the nodes it is for",
     )
-    check.add_argument("file", help="such as deploy/cluster.yaml, or a RayService manifest")
-    against = check.add_mutually_exclusive_group()
+    parser.add_argument("file", help="such as deploy/cluster.yaml, or a RayService manifest")
+    against = parser.add_mutually_exclusive_group()
     against.add_argument(
         "--nodes", metavar="FILE", help="the nodes that this `ray up` or RayService file makes"
     )
@@ -39,12 +44,11 @@ def add_check_command(commands: Any) -> None:
         const="",
         help="the nodes of the Ray cluster at this address (RAY_ADDRESS, or the one here)",
     )
-    check.add_argument("--run", metavar="FILE", help="also a run file that is meant for it")
-    check.add_argument("--figures", action="store_true", help="print memory, sequences, cores")
-    check.add_argument(
+    parser.add_argument("--run", metavar="FILE", help="also a run file that is meant for it")
+    parser.add_argument("--figures", action="store_true", help="print memory, sequences, cores")
+    parser.add_argument(
         "--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"
     )
-    check.set_defaults(command=check_command)
 
 
 def check_command(arguments: argparse.Namespace, console: Console) -> int:
@@ -70,15 +74,15 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.run is not None:
         run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
-    _say(console, f"{arguments.file} is good: {', '.join(deployment.names)}")
+    print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if left_out := missing(deployment.names):
-        _say(console, f"not in this file: {', '.join(left_out)}")
+        print_line(f"not in this file: {', '.join(left_out)}", console)
     if nodes is not None:
-        _say(console, _compared(deployment.claims, nodes))
+        print_line(_compared(deployment.claims, nodes), console)
     for sentence in later:
-        _say(console, f"note: {sentence}")
+        print_line(f"note: {sentence}", console)
     if not asked:
-        _say(console, "note: engine_args are unchecked, for there is no vLLM on this machine")
+        print_line("note: engine_args are unchecked, for there is no vLLM on this machine", console)
     if arguments.figures:
         _show_figures(deployment.configs, run, arguments.gpu_gib, console)
     return 0
@@ -108,9 +112,9 @@ def _show_figures(
 ) -> None:
     sizing = sizing_of(configs, run, gpu_gib)
     for name, value in sizing.figures():
-        _say(console, f"{name}: {value}")
+        print_line(f"{name}: {value}", console)
     for problem in sizing.problems():
-        _say(console, f"note: {problem}")
+        print_line(f"note: {problem}", console)
 
 
 def _nodes(arguments: argparse.Namespace) -> Nodes | None:
@@ -127,7 +131,3 @@ def _nodes(arguments: argparse.Namespace) -> Nodes | None:
     if not nodes.types:
         raise InvalidInput("--cluster", arguments.cluster, "It has no node that is alive.")
     return nodes
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

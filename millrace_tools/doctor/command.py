@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace_tools.command import JOINED, Commands, declare
 from millrace_tools.doctor import across, checks
 from millrace_tools.doctor.facts import Machine, Node
 from millrace_tools.doctor.finding import Finding, Grade
@@ -20,15 +21,17 @@ _STYLES = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.FAULT: "bold red"}
 Findings = dict[str, Finding]
 
 
-def add_doctor_command(commands: Any) -> None:
-    """Add the command to the parser."""
-    doctor = commands.add_parser(
-        "doctor", help="what this machine or cluster can do, and the fix for each fault"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands,
+        "doctor",
+        doctor_command,
+        "what this machine or cluster can do, and the fix for each fault",
+        JOINED,
     )
-    doctor.add_argument("--cluster", action="store_true", help="look at every node of a cluster")
-    doctor.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
-    doctor.add_argument("--runs", default=".", help="where runs will be written (here)")
-    doctor.set_defaults(command=doctor_command)
+    parser.add_argument("--cluster", action="store_true", help="look at every node of a cluster")
+    parser.add_argument("--runs", default=".", help="where runs will be written (here)")
 
 
 def doctor_command(arguments: argparse.Namespace, console: Console) -> int:

@@ -18,10 +18,10 @@ from millrace_tools.chaos.observation import InjectedFault, Observation
 from millrace_tools.chaos.report import make_report
 from millrace_tools.chaos.script import Script
 from millrace_tools.client.api_key import API_KEY
-from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.runs_client import ENDED, RunsClient
+from millrace_tools.command import JOINED, SERVED, Commands, declare
+from millrace_tools.output import print_line
 from millrace_tools.run.chaos_report import show_report, write_report
-from millrace_tools.run.follow import ENDED
-from millrace_tools.run.run_commands import active_run
 from services.ledger.ledger import ledger_of
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunStatus
@@ -34,24 +34,25 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_PAUSE_S = 0.5
 
 
-def add_chaos_command(commands: Any, served: argparse.ArgumentParser) -> None:
-    """Add the command to the parser."""
-    chaos = commands.add_parser(
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands,
         "chaos",
-        parents=[served],
-        help="break a run's cluster on purpose; status 1 if anything was lost",
+        chaos_command,
+        "break a run's cluster on purpose; status 1 if anything was lost",
+        SERVED,
+        JOINED,
     )
-    chaos.add_argument("run_id", nargs="?", help="the active one, if left out")
-    chaos.add_argument("--seed", type=int, default=0, help="of the random faults (0)")
-    chaos.add_argument("--for", dest="seconds", type=float, default=60.0, help="seconds (60)")
-    chaos.add_argument("--every", type=float, default=10.0, help="seconds between faults (10)")
-    chaos.add_argument("--script", metavar="FILE", help="of faults, in place of random ones")
-    chaos.add_argument("--clients", type=int, default=2, help="of the router meanwhile (2)")
-    chaos.add_argument("--settle", type=float, default=120.0, help="seconds to recover in (120)")
-    chaos.add_argument("--json", type=Path, help="write the report here, too")
-    chaos.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
-    chaos.add_argument("--yes", action="store_true", help="do not ask before hitting other hosts")
-    chaos.set_defaults(command=chaos_command)
+    parser.add_argument("run_id", nargs="?", help="the active one, if left out")
+    parser.add_argument("--seed", type=int, default=0, help="of the random faults (0)")
+    parser.add_argument("--for", dest="seconds", type=float, default=60.0, help="seconds (60)")
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults (10)")
+    parser.add_argument("--script", metavar="FILE", help="of faults, in place of random ones")
+    parser.add_argument("--clients", type=int, default=2, help="of the router meanwhile (2)")
+    parser.add_argument("--settle", type=float, default=120.0, help="seconds to recover in (120)")
+    parser.add_argument("--json", type=Path, help="write the report here, too")
+    parser.add_argument("--yes", action="store_true", help="do not ask before hitting other hosts")
 
 
 def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
@@ -59,17 +60,19 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
     arguments.script = Script.from_yaml(arguments.script) if arguments.script else None
     # Ray and openai take seconds to import; only this command needs both.
     from millrace_tools.chaos.node_agent import nodes
-    from millrace_tools.client.bus_client import BusClient
+    from millrace_tools.client.joined_cluster import JoinedCluster
+    from services.peers import bus_peer
 
     with RunsClient(arguments.url) as runs:
-        run = runs.status(arguments.run_id) if arguments.run_id else active_run(runs, "break")
+        run = runs.status(arguments.run_id) if arguments.run_id else runs.active("break")
         if run.state in ENDED:
             raise InvalidInput("run_id", run.run_id, f"The run is {run.state} already.")
-        with BusClient(arguments.address) as bus:
+        with JoinedCluster(arguments.address):
             agents = nodes()
             _check_cluster(agents, run)
             _confirm(arguments, agents)
-            seen = Observation(expected=sum(member.leased for member in bus.members()))
+            members = asyncio.run(bus_peer().watch(-1, 0.0)).members
+            seen = Observation(expected=sum(member.leased for member in members))
             interrupted = asyncio.run(_campaign(arguments, runs, run, agents, seen, console))
     report = make_report(seen)
     show_report(report, console)
@@ -176,4 +179,4 @@ def _print(injected: InjectedFault, console: Console) -> None:
     fault = f"{spec.fault} {spec.target}{lasts}"
     result = f"not done: {injected.refused}" if injected.refused else injected.victim
     line = f"{injected.at_s:7.1f} s  {fault:28} {result}"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_line(line, console)

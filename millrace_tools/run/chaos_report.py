@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from millrace_tools.chaos.report import Report
-from millrace_tools.rows import show_rows
+from millrace_tools.output import print_line, print_rows
 
 _COLUMNS = ("at s", "fault", "target", "leased again s", "next step s", "next answer s")
 _SHOWN_LOSSES = 20
@@ -21,21 +21,21 @@ def show_report(report: Report, console: Console) -> None:
             times = map(_seconds, (one.leased_s, one.stepped_s, one.answered_s))
             rows.append((f"{one.at_s:.1f}", one.fault, one.target, *times))
     console.print()
-    show_rows(rows, console)
+    print_rows(rows, console)
     totals = report.totals
     retried = totals["calls_retried"]
-    _say(
+    print_line(
         f"\n{totals['faults']} faults in {totals['seconds']:.0f} s; {totals['calls']} client calls,"
         f" {retried} retried; {totals['ledger_audits']} audits of the ledger; train step"
         f" {totals['train_step']}",
         console,
     )
     for loss in report.lost[:_SHOWN_LOSSES]:
-        _say(f"LOST  {loss}", console)
+        print_line(f"LOST  {loss}", console)
     if len(report.lost) > _SHOWN_LOSSES:
-        _say(f"LOST  and {len(report.lost) - _SHOWN_LOSSES} more losses", console)
+        print_line(f"LOST  and {len(report.lost) - _SHOWN_LOSSES} more losses", console)
     if not report.lost:
-        _say("Nothing was lost.", console)
+        print_line("Nothing was lost.", console)
 
 
 def write_report(report: Report, path: Path) -> None:
@@ -46,7 +46,3 @@ def write_report(report: Report, path: Path) -> None:
 
 def _seconds(value: float | None) -> str:
     return "never" if value is None else f"{value:.1f}"
-
-
-def _say(line: str, console: Console) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

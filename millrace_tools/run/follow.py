@@ -4,13 +4,12 @@ import time
 
 from rich.console import Console
 
-from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.run.run_view import RunView
 from millrace_tools.run.step_log import StepLog
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.run.orchestrator import RunState, RunStatus
+from services.protocol.run.orchestrator import RunStatus
 
-ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 _POLL_S = 0.5
 _SILENCE_S = 60.0
 
@@ -53,4 +52,4 @@ def follow_or_stop(client: RunsClient, status: RunStatus, console: Console) -> R
         return follow(client, status, console)
     except KeyboardInterrupt:
         console.print("Stopping after the train step in progress; Ctrl-C again to leave it.")
-        return client.stop(status.run_id)
+        return client.control(status.run_id, "stop")

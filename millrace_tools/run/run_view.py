@@ -61,7 +61,7 @@ class RunView:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print_line(line, self._console)
 
     def _drawn(self, status: RunStatus) -> RenderableType:
         table = Table.grid(padding=(0, 2))

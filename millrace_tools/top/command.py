@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.live import Live
 
+from millrace_tools.command import JOINED, SERVED, Commands, declare
 from millrace_tools.top.alarms import alarms
 from millrace_tools.top.observer import Observer
 from millrace_tools.top.screen import RewardHistory, draw
@@ -19,15 +20,13 @@ from services.protocol.errors import InvalidInput
 _EVERY_S = 1.0
 
 
-def add_top_command(commands: Any, served: argparse.ArgumentParser) -> None:
-    """Add the command; `served` has the option that says where the services are."""
-    top = commands.add_parser(
-        "top", parents=[served], help="watch runs, replicas, rewards and pushes"
+def add(commands: Commands) -> None:
+    """Declare the command."""
+    parser = declare(
+        commands, "top", top_command, "watch runs, replicas, rewards and pushes", SERVED, JOINED
     )
-    top.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the one here)")
-    top.add_argument("--once", action="store_true", help="draw one look and end")
-    top.add_argument("--every", type=float, default=_EVERY_S, help=f"seconds ({_EVERY_S:g})")
-    top.set_defaults(command=top_command)
+    parser.add_argument("--once", action="store_true", help="draw one look and end")
+    parser.add_argument("--every", type=float, default=_EVERY_S, help=f"seconds ({_EVERY_S:g})")
 
 
 def top_command(arguments: argparse.Namespace, console: Console) -> int:

@@ -8,12 +8,12 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from millrace_tools.client.runs_client import ENDED
 from millrace_tools.run.run_view import duration_text, idle_text, ledger_text, sparkline
 from millrace_tools.top.alarms import alarms
 from millrace_tools.top.snapshot import Push, Replica, Rewards, Snapshot
-from services.protocol.run.orchestrator import RunState, RunStatus
+from services.protocol.run.orchestrator import RunStatus
 
-_OVER = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 _ENDED_SHOWN = 3
 _ALARMS_SHOWN = 6
 _REPLICAS_SHOWN = 16
@@ -40,8 +40,8 @@ def draw(look: Snapshot, history: RewardHistory) -> RenderableType:
     """Everything, what matters most first."""
     parts: list[RenderableType] = [_heading(look)]
     parts += [Text(f"! {text}", style="bold red", overflow="fold") for text in _shown_alarms(look)]
-    active = [run for run in look.runs if run.state not in _OVER]
-    ended = [run for run in look.runs if run.state in _OVER][-_ENDED_SHOWN:]
+    active = [run for run in look.runs if run.state not in ENDED]
+    ended = [run for run in look.runs if run.state in ENDED][-_ENDED_SHOWN:]
     for run in active:
         parts += [Rule(_title("run", run.run_id), align="left"), _run(run, history)]
     if ended or not active:

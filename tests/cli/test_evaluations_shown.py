@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from millrace_tools.run.run_listing import show_run
 from millrace_tools.run.run_summary import show_summary
 from millrace_tools.run.run_view import RunView
+from millrace_tools.run.status import show_run
 from millrace_tools.run.step_log import Step
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunState

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from millrace_tools.cluster.version_listing import show_versions
+from millrace_tools.cluster.versions import show_versions
 from millrace_tools.main import main
 from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord
 

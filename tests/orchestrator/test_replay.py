@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from millrace_tools.run.decision_replay import show_replay
+from millrace_tools.run.replay import show_replay
 from services.orchestrator.core.replay import replay
 from services.orchestrator.core.schedule import Schedule
 from services.orchestrator.observers.decision_log import DecisionLog
