@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from millrace_tools.output import print_line
 from millrace_tools.run.step_log import Step
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus
@@ -61,7 +62,7 @@ class RunView:
     def _say(self, line: str) -> None:
         if line != self._said:
             self._said = line
-            self._print_line(line, self._console)
+            print_line(line, self._console)
 
     def _drawn(self, status: RunStatus) -> RenderableType:
         table = Table.grid(padding=(0, 2))
