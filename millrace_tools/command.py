@@ -14,7 +14,7 @@ Commands = Any
 FAILED, INVALID, INTERRUPTED = 1, 2, 130
 """Exit statuses."""
 
-Run = Callable[[argparse.Namespace, Console], int]
+Function = Callable[[argparse.Namespace, Console], int]
 
 SERVED = argparse.ArgumentParser(add_help=False)
 """Options of commands that call the services over HTTP."""
@@ -26,17 +26,21 @@ JOINED.add_argument("--address", help="of the Ray cluster (RAY_ADDRESS, or the o
 
 
 def declare(
-    commands: Commands, name: str, run: Run, purpose: str, *shared: argparse.ArgumentParser
+    commands: Commands,
+    name: str,
+    function: Function,
+    purpose: str,
+    *shared: argparse.ArgumentParser,
 ) -> argparse.ArgumentParser:
     """Add a command; returns its parser for more arguments.
 
     Args:
         commands: to be added to.
         name: on the command line.
-        run: the function; returns the exit status.
+        function: takes the arguments and a console; returns the exit status.
         purpose: one line of help.
         shared: `SERVED`, `JOINED` or both.
     """
     parser: argparse.ArgumentParser = commands.add_parser(name, parents=shared, help=purpose)
-    parser.set_defaults(run=run)
+    parser.set_defaults(function=function)
     return parser

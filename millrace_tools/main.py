@@ -3,14 +3,14 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from rich.console import Console
 
 from millrace_tools import chat, export, grade, view
 from millrace_tools.cluster import replica, versions
-from millrace_tools.command import FAILED, INTERRUPTED, INVALID
+from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
 from millrace_tools.deploy import check, wait
 from millrace_tools.doctor import command as doctor
@@ -32,9 +32,9 @@ COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 1 it failed, 2 bad input, 130 interrupted."""
     arguments = command_parser().parse_args(argv)
-    run: Callable[[argparse.Namespace, Console], int] = arguments.run
+    function: Function = arguments.function
     try:
-        exit_status = run(arguments, Console())
+        exit_status = function(arguments, Console())
         sys.stdout.flush()
         return exit_status
     except BrokenPipeError:  # as by `| head`: the reader has ended
