@@ -6,8 +6,12 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.router.vllm_process import Urls
 
 pytest_plugins = ["tests.not_tried"]
 
@@ -33,7 +37,7 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def vllm(tmp_path_factory):
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Urls"]:
     """One engine behind two of vLLM's own applications, without and with parsers.
 
     One for everybody: it takes longer to start than most of what is asked of it.

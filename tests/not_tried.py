@@ -6,7 +6,7 @@ that leaving something untried on some machines is decided and not slipped in.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 import pytest
 
@@ -53,14 +53,14 @@ _ALLOWED = re.compile("|".join(ALLOWED), re.DOTALL)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     _allowed_or_failed(report)
     return report
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     report = yield
     _allowed_or_failed(report)
     return report

@@ -125,15 +125,15 @@ def fresh_clone(root: Path, user: str) -> None:
     for folder in (home, root / "tmp", root / "var" / "tmp"):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    for folder in ("tmp", "var/tmp"):
-        (root / folder).chmod(0o1777)
+    for name in ("tmp", "var/tmp"):
+        (root / name).chmod(0o1777)
     home.chmod(0o700)
     if aside.exists():
         cache.parent.mkdir()
         aside.rename(cache)
-    clone = ["git", "clone", "--quiet", "--no-hardlinks", REPOSITORY, home / "millrace"]
+    clone = ["git", "clone", "--quiet", "--no-hardlinks", str(REPOSITORY), str(home / "millrace")]
     subprocess.run(clone, check=True)
-    subprocess.run(["chown", "-R", f"{uid}:{uid}", home], check=True)
+    subprocess.run(["chown", "-R", f"{uid}:{uid}", str(home)], check=True)
 
 
 def run_command(root: Path, user: str, busy: int, name: str, log: Path) -> tuple[str, int]:
@@ -145,23 +145,23 @@ def run_command(root: Path, user: str, busy: int, name: str, log: Path) -> tuple
         inside.parent.mkdir(parents=True, exist_ok=True)
         inside.mkdir(exist_ok=True) if path.is_dir() else inside.touch()
         binds.append(f"mount -o bind,ro {shlex.quote(str(path))} .{shlex.quote(str(path))}")
-    uid, home = USERS[user]
+    number, folder = USERS[user]
     script = _ENTER.format(
         root=shlex.quote(str(root)),
         binds="\n".join(binds),
         burners=" ".join(map(str, range(busy))),
         open_files=SOFT_OPEN_FILES,
-        uid=uid,
+        uid=number,
         command=f"make {name}",
     )
-    own = {"HOME": f"/{home}", "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
-    path = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM": "dumb"}
+    own = {"HOME": f"/{folder}", "USER": user, "LOGNAME": user, "SHELL": "/bin/bash"}
+    paths = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM": "dumb"}
     command = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--ipc", "--fork"]
     began = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
             [*command, "--kill-child=KILL", "sh", "-c", script],
-            env={**settings, **own, **path},
+            env={**settings, **own, **paths},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -257,7 +257,7 @@ def main() -> int:
     logs.mkdir(parents=True)
     root = (given.root or Path(tempfile.mkdtemp(prefix="millrace-debian-"))).resolve()
     runs: list[dict[str, Any]] = []
-    commit = ["git", "-C", REPOSITORY, "rev-parse", "--short", "HEAD"]
+    commit = ["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]
     at = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
     record = {
         "cores": len(os.sched_getaffinity(0)),

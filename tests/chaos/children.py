@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 import torch
@@ -33,7 +34,7 @@ HOST = "127.0.0.1"
 
 
 def run_bus(path: str, config: WeightBusConfig) -> None:
-    ray.util.get_node_ip_address = lambda: HOST
+    ray.util.get_node_ip_address = lambda: HOST  # type: ignore[assignment, misc]
     asyncio.run(serve(WeightBusActor(config), path))
 
 
@@ -44,7 +45,7 @@ def run_replica(replica_id: str, bus: str, config: RolloutServerConfig) -> None:
 async def _replica(replica_id: str, bus: Any, config: RolloutServerConfig) -> None:
     if int(replica_id.lstrip(string.ascii_letters)) % 2:
         # As on another node: every second one is sent bytes over TCP.
-        replica_module.memory_domain = lambda: "another node"
+        replica_module.memory_domain = lambda: "another node"  # type: ignore[attr-defined]
     replica = RolloutReplica(
         config, replica_id=replica_id, node_ip=HOST, bus=bus, on_end=lambda: os._exit(1)
     )
@@ -64,10 +65,10 @@ def run_router(listener: socket.socket, bus: str, table: str, config: RouterConf
 def run_rank(
     path: str, bus: str, weights: str, config: TrainerConfig, group: str, rank: int
 ) -> None:
-    ray.util.get_node_ip_address = lambda: HOST
-    rank_module.bus_peer = lambda: BusOverSocket(bus)
-    fault_injector.end_of = FaultyLink
-    learner.Learner = partial(RecordingLearner, Path(weights))
+    ray.util.get_node_ip_address = lambda: HOST  # type: ignore[assignment, misc]
+    mock.patch.object(rank_module, "bus_peer", partial(BusOverSocket, bus)).start()
+    mock.patch.object(fault_injector, "end_of", FaultyLink).start()
+    mock.patch.object(learner, "Learner", partial(RecordingLearner, Path(weights))).start()
     asyncio.run(_rank(path, config, group, rank))
 
 
@@ -77,6 +78,8 @@ async def _rank(path: str, config: TrainerConfig, group: str, rank: int) -> None
 
 class FaultyRank(rank_module.TrainerRank):
     """A rank that also takes orders from the test."""
+
+    _learner: "RecordingLearner"  # type: ignore[assignment]
 
     async def hold(self, replica_ids: list[str], bucket: int) -> None:
         FAULTS.hold(replica_ids, bucket)

@@ -102,8 +102,14 @@ def demo_cluster(
         routers: of several, none keeps the recorded sessions itself.
     """
     model = ROOT / "models" / "tiny_code-seed0"
-    make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0", "--out", model]
-    subprocess.run(make, cwd=ROOT, check=True, timeout=READY_S, stdout=subprocess.DEVNULL)
+    make = [sys.executable, "-m", "examples.tiny_code.make_model", "--seed", "0"]
+    subprocess.run(
+        [*make, "--out", str(model)],
+        cwd=ROOT,
+        check=True,
+        timeout=READY_S,
+        stdout=subprocess.DEVNULL,
+    )
     port = free_port()
     content, url = load_yaml(ROOT / "deploy" / "laptop.yaml"), f"http://127.0.0.1:{port}"
     move_to(content, port)

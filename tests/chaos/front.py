@@ -203,7 +203,7 @@ class Front:
             self._expected_of = version
             choices = [choice for answer in self._expected.values() for choice in answer.choices]
             assert any(choice.calls for choice in choices)
-            assert any(choice.finish in (("stop", stop) for stop in STOPS) for choice in choices)
+            assert any(choice.finish in [("stop", stop) for stop in STOPS] for choice in choices)
 
     async def _answers(self) -> list[tuple[Ask, Answer]]:
         calls, self._calls = self._calls, []

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from rich.console import Console
 
@@ -43,10 +44,13 @@ def deploy_scripted(told: Connection, interrupted: bool) -> None:
         if interrupted:
             raise KeyboardInterrupt
 
+    def shut_down(timeout_s: float) -> None:
+        asked.append(timeout_s)
+
     built = SimpleNamespace(replicas_of=lambda name: 2, start_built=lambda: None)
-    private_cluster.shut_down_serve = lambda timeout_s: asked.append(timeout_s)
-    private_cluster.wait_until_running = wait
-    Deployment.check = staticmethod(lambda content, source: built)
+    mock.patch.object(private_cluster, "shut_down_serve", shut_down).start()
+    mock.patch.object(private_cluster, "wait_until_running", wait).start()
+    mock.patch.object(Deployment, "check", return_value=built).start()
     try:
         with PrivateCluster(num_cpus=1) as cluster:
             cluster.deploy({}, Console(), timeout_s=1)

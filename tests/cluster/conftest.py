@@ -55,7 +55,8 @@ class Cluster:
 
     def table(self) -> MemberTable:
         bus = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
-        return ray.get(bus.watch.remote(-1, 0.0), timeout=60)
+        table: MemberTable = ray.get(bus.watch.remote(-1, 0.0), timeout=60)  # type: ignore[assignment]
+        return table
 
     def wait_for(self, true: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
         deadline = time.monotonic() + timeout_s

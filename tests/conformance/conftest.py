@@ -5,15 +5,17 @@ Every test ends with nothing left in flight: a client that goes takes its work a
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from services.protocol.weights.weight_bus import Member, ReplicaState
 from tests.router.conftest import Cluster
-from tests.router.vllm_process import MODEL
+from tests.router.vllm_process import MODEL, Urls
 
 
-async def before(url, *, model=MODEL, **config):
+async def before(url: str, *, model: str = MODEL, **config: Any) -> Cluster:
     """A router whose one replica is vLLM's application at this address."""
     cluster = Cluster()
     await cluster.start(replicas=0, **config)
@@ -32,24 +34,24 @@ async def before(url, *, model=MODEL, **config):
     return cluster
 
 
-async def until_busy(cluster):
+async def until_busy(cluster: Cluster) -> None:
     """A reservation is taken."""
     await _until(lambda: cluster.reservations.chooser.counts)
 
 
-async def until_idle(cluster):
+async def until_idle(cluster: Cluster) -> None:
     """No reservation is taken any more."""
     await _until(lambda: not cluster.reservations.chooser.counts)
 
 
-async def _until(true):
+async def _until(true: Callable[[], object]) -> None:
     async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110  (the router announces it to nobody)
             await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager
-async def _routed(url):
+async def _routed(url: str) -> AsyncIterator[Cluster]:
     cluster = await before(url)
     yield cluster
     await until_idle(cluster)
@@ -57,21 +59,21 @@ async def _routed(url):
 
 
 @pytest.fixture
-async def router(vllm):
+async def router(vllm: Urls) -> AsyncIterator[Cluster]:
     """Before vLLM's application without parsers: what the model says is the answer."""
     async with _routed(vllm.plain) as cluster:
         yield cluster
 
 
 @pytest.fixture
-async def parsing(vllm):
+async def parsing(vllm: Urls) -> AsyncIterator[Cluster]:
     """Before the one with a tool parser and a reasoning parser."""
     async with _routed(vllm.parsing) as cluster:
         yield cluster
 
 
 @pytest.fixture
-async def calling(vllm):
+async def calling(vllm: Urls) -> AsyncIterator[Cluster]:
     """Before the one with a tool parser only."""
     async with _routed(vllm.tools) as cluster:
         yield cluster

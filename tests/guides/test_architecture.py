@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PACKAGES = ("services", "millrace_tools")
 MAKER = runpy.run_path(str(ROOT / "docs" / "make_tree.py"))
 LIMITS = {
     "A chat, from HTTP to tokens": 15,
@@ -29,10 +30,12 @@ def test_the_tree_is_up_to_date() -> None:
 
 
 def test_every_folder_says_what_it_is() -> None:
+    packages = [path for one in PACKAGES for path in (ROOT / one).rglob("__init__.py")]
     silent = [
-        path for name in ("services", "millrace_tools") for path in (ROOT / name).rglob("__init__.py")
+        path
+        for path in packages
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]  # fmt: skip
+    ]
     assert silent == []
 
 

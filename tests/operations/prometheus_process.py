@@ -98,5 +98,7 @@ def nodes_as_ray_lists_them(folder: Path) -> list[dict[str, Any]]:
     writer = PrometheusServiceDiscoveryWriter(
         ray.get_runtime_context().gcs_address, str(folder), str(folder)
     )
-    content: list[dict[str, Any]] = json.loads(writer.get_file_discovery_content())
+    content: list[dict[str, Any]] = json.loads(
+        writer.get_file_discovery_content()  # type: ignore[no-untyped-call]
+    )
     return content

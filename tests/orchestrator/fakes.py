@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -30,7 +30,7 @@ from services.protocol.trainer import (
     TrainReport,
 )
 from services.protocol.weights.version_ledger import VersionRecord
-from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
+from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState, WeightBus
 from tests.orchestrator.fake_sessions import FakeSessions
 
 
@@ -291,7 +291,7 @@ class FakeRouter:
     asked: list[Asked] = field(default_factory=list)
     before: Callable[[Asked], Awaitable[web.Response | None]] | None = None
     cut_after: Callable[[Asked], int | None] = lambda asked: None
-    answers: Callable[[Asked, int, int], bool] | None = None
+    answers: Callable[[Asked, int, Any], bool] | None = None
     sampled: int = 0
     hold: Callable[[Asked, int], Awaitable[None]] | None = None
     delay: Callable[[Asked, int], float] = lambda asked, index: 0.0
@@ -331,6 +331,7 @@ class FakeRouter:
         for sent, done in enumerate(asyncio.as_completed(choices)):
             event = await done
             if cut is not None and sent >= cut:
+                assert request.transport is not None
                 request.transport.abort()
                 return response
             await response.write(f"data: {json.dumps(event)}\n\n".encode())
@@ -406,7 +407,7 @@ class World:
 
     @property
     def peers(self) -> Peers:
-        return Peers(trainer=self.trainer, reward=self.reward, bus=self.bus)
+        return Peers(trainer=self.trainer, reward=self.reward, bus=cast(WeightBus, self.bus))
 
     def run_config(self, **changes: Any) -> RunConfig:
         fields: dict[str, Any] = {
@@ -443,7 +444,9 @@ def write_tasks(path: Path, *, train: int = 24, heldout: int = 5) -> Path:
 
 
 @asynccontextmanager
-async def world(folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0, **changes: Any):
+async def world(
+    folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0, **changes: Any
+) -> AsyncIterator[World]:
     """A cluster with a router on a free port."""
     bus = FakeBus(replicas, commit_delay_s)
     router = FakeRouter(bus)
@@ -481,6 +484,6 @@ async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = 
         return await runs.ended(status.run_id)
 
 
-def metric_lines(status: RunStatus) -> list[dict]:
+def metric_lines(status: RunStatus) -> list[dict[str, Any]]:
     text = (Path(status.run_dir) / "metrics.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]

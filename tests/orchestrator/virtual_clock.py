@@ -40,7 +40,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Virtual seconds."""
         return self.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> Any:
         """Run it here and now: it takes no virtual time, and threads have no order."""
         done: concurrent.futures.Future[T] = concurrent.futures.Future()
         try:

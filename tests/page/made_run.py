@@ -79,8 +79,12 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
     directory.append_trajectories([kept | {"reward": 1.0, "tokens": 20, "policy_versions": [step]}])
     with directory.tokens.open("a") as file:
         for index in range(2):
-            line = kept | {"trajectory": index, "reward": 1.0 - index, "advantage": 1.0 - 2 * index}
-            file.write(json.dumps(line | TOKENS | {"policy_versions": [step - 1, step]}) + "\n")
+            record = kept | {
+                "trajectory": index,
+                "reward": 1.0 - index,
+                "advantage": 1.0 - 2 * index,
+            }
+            file.write(json.dumps(record | TOKENS | {"policy_versions": [step - 1, step]}) + "\n")
     rewards = {"rewards": [1.0, 0.0], "advantages": [1.0, -1.0], "verdicts": ["accepted", HOSTILE]}
     lengths = {"lengths": [3, 3], "oldest_versions": [0, 0], "newest_versions": [1, 1]}
     known = {"group": groups[0].group_id, "step": step, "rollout_s": 1.0, "score_s": 0.5}

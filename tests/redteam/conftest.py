@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ from tests.reward_service.conftest import (  # noqa: F401  (fixtures)
     scoring,
 )
 
+FindProcesses = Callable[[Scoring], set[int]]
 MEMORY_SLACK = 24 << 20
 """Bytes by which service and slots may grow over a family of attacks: what is cached."""
 
@@ -46,7 +47,7 @@ def canaries(canary_file: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def nothing_grows(scoring: Scoring, processes_of) -> Iterator[None]:  # noqa: F811
+def nothing_grows(scoring: Scoring, processes_of: FindProcesses) -> Iterator[None]:  # noqa: F811
     """A family of attacks leaves no process, no descriptor and no memory behind."""
     before = _account(scoring, processes_of)
     yield
@@ -58,9 +59,10 @@ def nothing_grows(scoring: Scoring, processes_of) -> Iterator[None]:  # noqa: F8
     assert after[2] < before[2] + MEMORY_SLACK
 
 
-def _account(service: Scoring, find) -> tuple[set[int], int, int]:
+def _account(service: Scoring, find: FindProcesses) -> tuple[set[int], int, int]:
     slots = find(service)
     held = sum(psutil.Process(pid).memory_info().rss for pid in slots)
+    assert service.sandbox.compiler is not None
     compiled = service.sandbox.compiler._programs.values()
     remembered = sum(one.binary is not None for one in compiled)  # a descriptor each
     return slots, len(os.listdir("/proc/self/fd")) - remembered, held

@@ -12,7 +12,12 @@ import pytest
 import pytest_asyncio
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    TCPStore,
+)
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -194,7 +199,7 @@ def _broadcast(group: ProcessGroupGloo, tensor: torch.Tensor) -> None:
     options = BroadcastOptions()
     options.rootRank = 0
     options.rootTensor = 0
-    group.broadcast([tensor], options).wait()
+    group.broadcast([tensor], options).wait()  # type: ignore[attr-defined]
 
 
 def _shards(tensor: torch.Tensor, world_size: int) -> list[torch.Tensor]:

@@ -14,5 +14,5 @@ with heavy_imports():
     from services.rollout_server.engine import engine_process
     from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
 
-engine_process.die_with_parent = lambda: None
+engine_process.die_with_parent = lambda: None  # type: ignore[attr-defined]
 fork_engine_processes()  # of tensor-parallel workers

@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.observability.garbage import heavy_imports
-from services.protocol.weights.weight_bus import Orders, ReplicaHello
+from services.protocol.weights.weight_bus import Orders, ReplicaHello, WeightBus
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import environment
 from services.rollout_server.engine.engine_sockets import engine_sockets
@@ -69,7 +69,10 @@ async def main(model: str) -> dict[str, Any]:
         from services.rollout_server.replica import RolloutReplica
 
     bus, ended = QuietBus(), asyncio.Event()
-    replica = RolloutReplica(config, replica_id="r", node_ip="127.0.0.1", bus=bus, on_end=ended.set)
+    asked = cast(WeightBus, bus)
+    replica = RolloutReplica(
+        config, replica_id="r", node_ip="127.0.0.1", bus=asked, on_end=ended.set
+    )
     bus.health = replica.check_health
     with engine_sockets():
         await replica.start()
@@ -79,13 +82,14 @@ async def main(model: str) -> dict[str, Any]:
     seen = {
         "sockets_left": socket_files(),
         "engine_answers": not await asyncio.wait_for(replica._engine.is_sleeping(), 60),
-        "start_method": type(engine)._start_method,
+        "start_method": type(engine)._start_method,  # type: ignore[attr-defined]
         "parent_is_replica": parent(engine.pid) == os.getpid(),
         # A spawned process would have loaded its libraries elsewhere. (Its command line says
         # nothing: vLLM overwrites it.)
         "memory_inherited": libc_address(engine.pid) == libc_address(os.getpid()),
     }
     killed_at = time.monotonic()
+    assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
     await asyncio.wait_for(ended.wait(), 60)
     assert bus.left_at is not None

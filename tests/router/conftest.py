@@ -13,7 +13,9 @@ import json
 import socket
 import zlib
 from collections import deque
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
 
 import httpx
 import openai
@@ -26,7 +28,9 @@ from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaSta
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
-ODD_ANSWERS = {
+Body = dict[str, Any]
+
+ODD_ANSWERS: Body = {
     "error_event": {"error": {"message": "engine died", "code": 500}},
     "refusal_event": {"error": {"message": "no such thing", "code": 422}},
     "error_in_words": {"error": "engine died"},
@@ -47,7 +51,7 @@ def spoken(prompt: list[int], index: int) -> list[int]:
     return [ord("a") + index, *line.encode(), EOS]
 
 
-def _after_last(token, tokens):
+def _after_last(token: int, tokens: list[int]) -> int:
     return len(tokens) - tokens[::-1].index(token) if token in tokens else 0
 
 
@@ -59,6 +63,12 @@ def is_open_character(data: bytes) -> bool:
     decoder = codecs.getincrementaldecoder("utf-8")()
     decoder.decode(data)
     return bool(decoder.getstate()[0])
+
+
+class Written(Protocol):
+    """What an answer is written to."""
+
+    async def write(self, data: bytes) -> None: ...
 
 
 @dataclass
@@ -81,15 +91,15 @@ class Replica:
     switch_after: int | None = None
     accent: int = 0
     tokens_per_chunk: int = 1
-    faults: deque = field(default_factory=deque)
-    bodies: list = field(default_factory=list)
-    traces: list = field(default_factory=list)
+    faults: "deque[Fault]" = field(default_factory=deque)
+    bodies: list[Any] = field(default_factory=list)
+    traces: list[tuple[str | None, ...]] = field(default_factory=list)
     always: Fault | None = None
     stalled: asyncio.Event = field(default_factory=asyncio.Event)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     port: int = 0
 
-    async def start(self):
+    async def start(self) -> None:
         app = web.Application(client_max_size=2**25)
         app.router.add_post(RENDER_AND_GENERATE, self.render_and_generate)
         app.router.add_post("/v1/completions/derender", self.derender)
@@ -99,9 +109,9 @@ class Replica:
         await self.runner.setup()
         site = web.TCPSite(self.runner, "127.0.0.1", 0)
         await site.start()
-        self.port = site._server.sockets[0].getsockname()[1]
+        self.port = self.runner.addresses[0][1]
 
-    def member(self, **changes) -> Member:
+    def member(self, **changes: Any) -> Member:
         known = Member(
             replica_id=self.replica_id,
             address=f"http://127.0.0.1:{self.port}",
@@ -114,7 +124,7 @@ class Replica:
         )
         return replace(known, **changes)
 
-    async def render_and_generate(self, request):
+    async def render_and_generate(self, request: web.Request) -> web.StreamResponse:
         order = await request.json()
         body, params = order["body"], {"stream_interval": order["interval"]}
         rendered = self._render(order["endpoint"], body)
@@ -130,7 +140,7 @@ class Replica:
         shown_request = rendered | prepared | {"sampling_params": shown}
         return await self._generate(request, rendered | prepared, shown_request)
 
-    def _render(self, endpoint, body):
+    def _render(self, endpoint: str, body: Body) -> Body:
         if endpoint == "completions":
             (prompt,) = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
             return self._rendered(prompt, body, body.get("max_tokens", 16))
@@ -140,7 +150,7 @@ class Replica:
         )
         return self._rendered(text, body, body.get("max_tokens"))
 
-    def _rendered(self, text, body, max_tokens):
+    def _rendered(self, text: str, body: Body, max_tokens: int | None) -> Body:
         if body.get("temperature", 1) < 0:
             error = {"message": "temperature must be non-negative", "type": "BadRequestError"}
             raise web.HTTPBadRequest(
@@ -161,7 +171,7 @@ class Replica:
         token_ids = [*({1: MARK, 2: EOS}.get(byte, byte) for byte in text.encode()), MARK]
         return {"token_ids": token_ids, "sampling_params": params, "model": body.get("model")}
 
-    async def derender(self, request):
+    async def derender(self, request: web.Request) -> web.Response:
         body = await request.json()
         self._fail_early("derender")
         state = body.get("stream_state") or {"open": []}
@@ -176,7 +186,7 @@ class Replica:
             }
         )
 
-    async def answer(self, request):
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         """The replica's own endpoint: who it is, as an answer of three words."""
         body = await request.json()
         self.bodies.append(body)
@@ -184,7 +194,7 @@ class Replica:
         words = [f"{self.replica_id} ", "says ", "this"]
         if not body.get("stream"):
             if fault.kind == "drop":
-                request.transport.abort()
+                _cut(request)
             if fault.kind in ODD_ANSWERS:
                 return web.json_response(ODD_ANSWERS[fault.kind])
             reason = "abort" if fault.kind == "abort" else "length"
@@ -195,7 +205,7 @@ class Replica:
         for number, word in enumerate(words):
             if fault.kind and number == fault.after:
                 if fault.kind == "drop":
-                    request.transport.abort()
+                    _cut(request)
                 if fault.kind in ODD_ANSWERS:
                     await _send(response, ODD_ANSWERS[fault.kind])
                 return response
@@ -203,37 +213,41 @@ class Replica:
         await response.write(b"data: [DONE]\n\n")
         return response
 
-    def _fail_early(self, kind):
+    def _fail_early(self, kind: str) -> None:
         for fault in (self.always, self.faults[0] if self.faults else None):
             if fault is not None and fault.kind == kind:
                 if fault is not self.always:
                     self.faults.popleft()
                 raise web.HTTPInternalServerError(text="broken on purpose")
 
-    async def generate(self, request):
+    async def generate(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, await request.json())
 
-    async def _generate(self, request, body, shown_request=None):
+    async def _generate(
+        self, request: web.Request, body: Body, shown_request: Body | None = None
+    ) -> web.StreamResponse:
         self.bodies.append(body)
         self.traces.append(tuple(map(request.headers.get, ("traceparent", "tracestate"))))
         self._fail_early("status")
         plan_is_ours = self.faults and self.faults[0].kind != "derender"
         fault = self.always or (self.faults.popleft() if plan_is_ours else None)
+        beside = {"request": shown_request} if shown_request else {}
+        whole = _Whole(beside)
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         if body["stream"]:
-            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
             await response.prepare(request)
             if shown_request:
-                await _send(response, {"request": shown_request})
-        else:
-            response = _Whole({"request": shown_request} if shown_request else {})
+                await _send(response, beside)
         try:
-            await self._speak(request, response, body, fault)
+            await self._speak(request, response if body["stream"] else whole, body, fault)
         except (asyncio.CancelledError, ConnectionResetError):
             self.hung_up.set()
             raise
-        return response if body["stream"] else web.json_response(response.answer())
+        return response if body["stream"] else web.json_response(whole.answer())
 
-    async def _speak(self, request, response, body, fault):
+    async def _speak(
+        self, request: web.Request, response: Written, body: Body, fault: Fault | None
+    ) -> None:
         params = body["sampling_params"]
         count = params.get("n", 1)
         voices = [_Voice(self, body, index) for index in range(count)]
@@ -254,9 +268,11 @@ class Replica:
             return
         await response.write(b"data: [DONE]\n\n")
 
-    async def _break(self, request, response, voice, fault):
+    async def _break(
+        self, request: web.Request, response: Written, voice: "_Voice", fault: Fault
+    ) -> None:
         if fault.kind == "drop":
-            request.transport.abort()
+            _cut(request)
         if fault.kind == "stall":
             self.stalled.set()
             await asyncio.Event().wait()
@@ -278,15 +294,16 @@ class Replica:
 class _Whole:
     """Gathers what would have been streamed."""
 
-    def __init__(self, beside):
-        self.choices, self.beside = {}, beside
+    def __init__(self, beside: Body) -> None:
+        self.choices: dict[int, Body] = {}
+        self.beside = beside
 
-    async def write(self, data):
+    async def write(self, data: bytes) -> None:
         if not data.startswith(b"data: [DONE]"):
             for chunk in json.loads(data.removeprefix(b"data: "))["choices"]:
                 self._add(chunk)
 
-    def _add(self, chunk):
+    def _add(self, chunk: Body) -> None:
         known = self.choices.get(chunk["index"])
         if known is not None:
             chunk["token_ids"] = known["token_ids"] + chunk["token_ids"]
@@ -296,14 +313,14 @@ class _Whole:
                 chunk["logprobs"] = {"content": content}
         self.choices[chunk["index"]] = chunk
 
-    def answer(self):
+    def answer(self) -> Body:
         return self.beside | {"choices": list(self.choices.values())}
 
 
 class _Voice:
     """One choice of one generate request, with vLLM's finish rules."""
 
-    def __init__(self, replica, body, index):
+    def __init__(self, replica: Replica, body: Body, index: int) -> None:
         self.replica, self.params, self.index = replica, body["sampling_params"], index
         self.prefix = list(body["token_ids"])
         mark = _after_last(MARK, self.prefix)
@@ -312,12 +329,16 @@ class _Voice:
         self.at = len(self.prefix) - mark
         if self.at:
             self.script[: self.at] = self.prefix[mark:]
-        self.made, self.spans, self.finished = 0, [], False
+        self.made, self.finished = 0, False
+        self.spans: list[Body] = []
         self.bytes, self.text, self.shown = b"", "", 0
         self.garbage = is_open_character(bytes(t for t in self.prefix[mark:] if t < 256))
 
-    def chunk(self, size):
-        tokens, entries, finish, reason = [], [], None, None
+    def chunk(self, size: int) -> Body:
+        tokens: list[int] = []
+        entries: list[Body] = []
+        finish: str | None = None
+        reason: str | int | None = None
         while len(tokens) < size and finish is None:
             token = self._next()
             tokens.append(token)
@@ -334,14 +355,14 @@ class _Voice:
             "weight_versions": [dict(span) for span in self.spans],
         }
 
-    def _next(self):
+    def _next(self) -> int:
         allowed = self.made >= self.params.get("min_tokens", 0)
         token = self.script[self.at] if self.at < len(self.script) else EOS
         if token == EOS and (not allowed or self.params.get("ignore_eos")):
             token = ord("~")
         return token
 
-    def _entry(self, token):
+    def _entry(self, token: int) -> Body:
         late = self.replica.switch_after is not None and self.at >= self.replica.switch_after
         version = self.replica.version + late
         value = logprob_of(self.prefix, version)
@@ -354,7 +375,7 @@ class _Voice:
         top = [{"token": name, "logprob": value, "bytes": [token % 256]}]
         return {"token": name, "logprob": value, "bytes": [token % 256], "top_logprobs": top}
 
-    def _finish(self, token):
+    def _finish(self, token: int) -> tuple[str | None, str | int | None]:
         minimum = self.params.get("min_tokens", 0)
         if token == EOS and not self.params.get("ignore_eos"):
             return "stop", None
@@ -373,7 +394,7 @@ class _Voice:
             return "length", None
         return None, None
 
-    def _delta(self, reason):
+    def _delta(self, reason: str | int | None) -> str:
         stops = self.params.get("stop") or []
         end = len(self.text)
         if stops and not self.finished and not self.params.get("include_stop_str_in_output"):
@@ -386,21 +407,26 @@ class _Voice:
         return delta
 
 
-async def _send(response, chunk):
+def _cut(request: web.Request) -> None:
+    assert request.transport is not None
+    request.transport.abort()
+
+
+async def _send(response: Written, chunk: Any) -> None:
     await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
 
 
 class Bus:
     """The member table, changed by tests."""
 
-    def __init__(self, lease_s=30.0):
+    def __init__(self, lease_s: float = 30.0) -> None:
         self.members: dict[str, Member] = {}
         self.revision, self.lease_s = 0, lease_s
         self.talking = asyncio.Event()
         self.talking.set()
         self._changed = asyncio.Condition()
 
-    async def watch(self, revision, wait_s):
+    async def watch(self, revision: int, wait_s: float) -> MemberTable:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s), self._changed:
                 await self._changed.wait_for(lambda: self.revision > revision)
@@ -415,7 +441,7 @@ class Bus:
             pushes=0,
         )
 
-    async def put(self, *members):
+    async def put(self, *members: Member) -> None:
         async with self._changed:
             self.members.update({member.replica_id: member for member in members})
             self.revision += 1
@@ -425,19 +451,19 @@ class Bus:
 class _Server(uvicorn.Server):
     """Starts and stops on events, where uvicorn itself looks ten times a second."""
 
-    def __init__(self, config):
+    def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.listening, self.leaving = asyncio.Event(), asyncio.Event()
 
-    async def startup(self, sockets=None):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.listening.set()
 
-    async def main_loop(self):
+    async def main_loop(self) -> None:
         await self.on_tick(0)
         await self.leaving.wait()
 
-    async def shutdown(self, sockets=None):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
@@ -448,14 +474,14 @@ class _Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     @contextlib.contextmanager
-    def capture_signals(self):
+    def capture_signals(self) -> Iterator[None]:
         yield
 
 
 class Cluster:
     """A router over HTTP, its bus and its replicas."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.replicas: list[Replica] = []
         self.faults: deque[Fault] = deque()
         self.bus = Bus()
@@ -464,14 +490,14 @@ class Cluster:
     async def start(
         self,
         *,
-        replicas=2,
-        leased=True,
-        lease_s=30.0,
-        point=None,
-        sessions=None,
-        node=None,
-        **config,
-    ):
+        replicas: int = 2,
+        leased: bool = True,
+        lease_s: float = 30.0,
+        point: Any = None,
+        sessions: Any = None,
+        node: Any = None,
+        **config: Any,
+    ) -> Self:
         self.bus.lease_s = lease_s
         for number in range(replicas):
             replica = Replica(f"replica-{number}")
@@ -491,7 +517,7 @@ class Cluster:
         await self._listen()
         return self
 
-    async def _listen(self):
+    async def _listen(self) -> None:
         # With the protocol named, asyncio switches Nagle's delay (40 ms an answer) off.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
@@ -501,7 +527,7 @@ class Cluster:
         async with asyncio.timeout(60):
             await server.listening.wait()
 
-        async def stop():
+        async def stop() -> None:
             server.leaving.set()
             async with asyncio.timeout(60):
                 await task
@@ -519,17 +545,17 @@ class Cluster:
         self._stack.push_async_callback(self.http.aclose)
 
     @property
-    def reservations(self):
+    def reservations(self) -> Any:
         return self.app.state.replicas.reservations
 
-    async def until_leased(self, *replica_ids):
+    async def until_leased(self, *replica_ids: str) -> None:
         """The router has come to see leases of exactly these replicas."""
         membership = self.reservations.membership
         async with asyncio.timeout(60):
             while set(membership.leased(None)) != set(replica_ids):
                 await membership.wait_for_change(0.05)
 
-    async def stalled(self):
+    async def stalled(self) -> Replica:
         """The replica that has just stalled on purpose."""
         waits = {asyncio.create_task(r.stalled.wait()): r for r in self.replicas}
         done, open_waits = await asyncio.wait(waits, timeout=60, return_when="FIRST_COMPLETED")
@@ -537,17 +563,17 @@ class Cluster:
             task.cancel()
         return waits[done.pop()]
 
-    async def close(self):
+    async def close(self) -> None:
         await self._stack.aclose()
 
 
 @pytest.fixture
-async def cluster():
+async def cluster() -> AsyncIterator[Cluster]:
     made = Cluster()
     yield made
     await made.close()
 
 
 @pytest.fixture
-def fault():
+def fault() -> type[Fault]:
     return Fault

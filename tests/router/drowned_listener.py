@@ -9,6 +9,7 @@ import json
 import resource
 import socket
 import sys
+from unittest import mock
 
 import uvicorn
 import uvloop
@@ -22,10 +23,14 @@ from services.router.listener.open_connections import bounded
 from services.router.listener.refused_connections import ACCEPTED_AT_ONCE, refused
 
 
-async def main():
-    most = bounded(RouterConfig(listen=ListenConfig(port=0)), open_files()).listen.max_connections
-    counted = collections.Counter()
-    RouterMetrics.refused_connections.inc = lambda tags: counted.update([tags["reason"]])
+async def main() -> None:
+    listen = bounded(RouterConfig(listen=ListenConfig(port=0)), open_files()).listen
+    assert listen is not None
+    most = listen.max_connections
+    counted: collections.Counter[str] = collections.Counter()
+    mock.patch.object(
+        RouterMetrics.refused_connections, "inc", lambda tags: counted.update([tags["reason"]])
+    ).start()
     refused.watch(asyncio.get_running_loop())
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

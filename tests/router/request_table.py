@@ -1,14 +1,16 @@
 """Requests, good and bad, whose answers a client must not be able to tell from vLLM's own."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.router.tiny_model import MARKS
+
+Body = dict[str, Any]
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MODEL = "tiny"
 _ASK = [{"role": "user", "content": "larger of a and 7"}]
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-TOOLS = [
+TOOLS: list[Body] = [
     {
         "type": "function",
         "function": {
@@ -27,7 +29,7 @@ TOOLS = [
 _NAMED = {"type": "function", "function": {"name": "halve"}}
 
 
-def forced(text):
+def forced(text: str) -> Body:
     """An answer of just this text, its marks being tokens of their own."""
     bias = {str(token): 50 for token in MARKS}
     return {"structured_outputs": {"choice": [text]}, "logit_bias": bias, "max_tokens": 200}
@@ -37,11 +39,11 @@ class Case(NamedTuple):
     """One request: to the application with parsers or the one without."""
 
     path: str
-    body: object
+    body: Any
     parsing: bool = False
 
 
-def cases():
+def cases() -> list[Case]:
     """All of them; every good one also streamed, in one of three ways by turns, and some bad."""
     good = [Case(CHAT, _chat(**extra)) for extra in _CHATS]
     good += [Case(CHAT, _chat(messages=messages)) for messages in _MESSAGES]
@@ -66,15 +68,15 @@ def cases():
     return good + streamed + bad + bad_streams
 
 
-def _chat(**extra):
+def _chat(**extra: Any) -> Body:
     return {"model": MODEL, "messages": _ASK, "temperature": 0, "max_tokens": 6} | extra
 
 
-def _completion(**extra):
+def _completion(**extra: Any) -> Body:
     return {"model": MODEL, "prompt": "return max(a", "temperature": 0, "max_tokens": 6} | extra
 
 
-_STREAMS = [
+_STREAMS: list[Body] = [
     {"stream": True},
     {"stream": True, "stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
@@ -86,7 +88,7 @@ _SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-_EITHER = [
+_EITHER: list[Body] = [
     {},
     {"stop": "e"},
     {"stop": ["e", "x", " "], "include_stop_str_in_output": True},
@@ -124,7 +126,7 @@ _EITHER = [
     {"repetition_detection": {"max_pattern_size": 2, "min_count": 3}, "max_tokens": 20},
 ]
 # Not `logprob_token_ids`: vLLM 0.32 gives others of the same batch wrong `top_logprobs` then.
-_CHATS = [
+_CHATS: list[Body] = [
     *_EITHER,
     {"logprobs": True},
     {"logprobs": 0},
@@ -141,7 +143,7 @@ _CHATS = [
     {"functions": [{"name": "f", "parameters": {}}], "function_call": "auto"},
     {"chat_template_kwargs": {"enable_thinking": False}},
 ]
-_MESSAGES = [
+_MESSAGES: list[Any] = [
     [{"role": "system", "content": "grüße"}, {"role": "user", "content": "世界 🎈"}],
     [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
     [*_ASK, {"role": "assistant", "content": "max"}, {"role": "user", "content": ""}],
@@ -161,7 +163,7 @@ _MESSAGES = [
         {"role": "tool", "tool_call_id": "c1", "content": "2"},
     ],
 ]
-_COMPLETIONS = [
+_COMPLETIONS: list[Body] = [
     *_EITHER,
     {"logprobs": 0},
     {"logprobs": False},
@@ -177,7 +179,7 @@ _COMPLETIONS = [
     {"echo": True, "return_token_ids": True},
     {"max_tokens": 16},
 ]
-_PARSED = [
+_PARSED: list[Body] = [
     {},
     {"n": 2, **_SAMPLED},
     {"stop": "e"},
@@ -220,7 +222,7 @@ _PARSED = [
     forced("<think>one") | {"max_tokens": 3},
     {"logit_bias": {"2": 100}},
 ]
-_BAD = [
+_BAD: list[Body] = [
     {"model": "other"},
     {"model": 7},
     {"temperature": -1},
@@ -263,7 +265,7 @@ _BAD = [
     {"cache_salt": ""},
     {"bad_words": [""]},
 ]
-_BAD_CHATS = [
+_BAD_CHATS: list[Body] = [
     {"messages": None},
     {"messages": []},
     {"messages": "hello"},
@@ -282,7 +284,7 @@ _BAD_CHATS = [
     {"add_generation_prompt": True, "continue_final_message": True},
     {"chat_template": "{{ messages }}"},
 ]
-_BAD_COMPLETIONS = [
+_BAD_COMPLETIONS: list[Body] = [
     {"prompt": None},
     {"prompt": ""},
     {"prompt": []},
@@ -296,7 +298,7 @@ _BAD_COMPLETIONS = [
     {"suffix": "end"},
     {"echo": True, "stream": True, "max_tokens": 0},
 ]
-_BAD_TOOLS = [
+_BAD_TOOLS: list[Body] = [
     {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "missing"}}},
     {"tools": TOOLS, "tool_choice": "sometimes"},
     {"tools": [], "tool_choice": "required"},
@@ -304,4 +306,4 @@ _BAD_TOOLS = [
     {"tool_choice": _NAMED},
     {"tools": [{"type": "function", "function": {"description": "nameless"}}]},
 ]
-_NO_REQUESTS = [{}, [], "text", None, 7, b"{", b""]
+_NO_REQUESTS: list[Any] = [{}, [], "text", None, 7, b"{", b""]

@@ -1,7 +1,9 @@
 """What of two answers a client can compare."""
 
 import json
+from typing import Any
 
+import httpx
 import pytest
 
 _OF_THIS_ANSWER = ("id", "created", "system_fingerprint", "metrics")
@@ -12,7 +14,7 @@ _UNKNOWN = ("completion_tokens_details", "prompt_tokens_details")
 many of a prompt were cached depends on who asked first; a test of its own looks at it."""
 
 
-def comparable(response):
+def comparable(response: httpx.Response) -> tuple[Any, ...]:
     """Status and body of an answer, reduced to what two servers must agree on."""
     if response.status_code >= 400:
         # The router may say more than vLLM in the message, but no other kind of error.
@@ -28,13 +30,13 @@ def comparable(response):
     return response.status_code, kind, _reduced(response.json())
 
 
-def _events(text):
+def _events(text: str) -> list[dict[str, Any]]:
     parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
     assert parts[-1] == "[DONE]", text[-300:]
     return [json.loads(part) for part in parts[:-1]]
 
 
-def _reduced(value):
+def _reduced(value: Any) -> Any:
     """Without what may differ; absent, null and empty are the same to a client."""
     if isinstance(value, dict):
         kept = {
@@ -49,9 +51,9 @@ def _reduced(value):
     return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
 
 
-def _joined(events):
+def _joined(events: list[dict[str, Any]]) -> Any:
     """A stream as one answer: where its chunks end depends on the moment, at vLLM too."""
-    whole = {"choices": {}, "counted": []}
+    whole: dict[str, Any] = {"choices": {}, "counted": []}
     for event in events:
         if "error" in event:
             return event["error"]["type"], event["error"]["code"]
@@ -73,11 +75,11 @@ def _joined(events):
     return _reduced(whole)
 
 
-def _is_cut_off(choice):
+def _is_cut_off(choice: dict[str, Any]) -> bool:
     return choice.get("finish_reason") == "length"
 
 
-def _join_choice(known, choice):
+def _join_choice(known: dict[str, Any], choice: dict[str, Any]) -> None:
     delta = choice.pop("delta", {})
     for call in delta.pop("tool_calls", None) or []:
         calls = known.setdefault("tool_calls", {})

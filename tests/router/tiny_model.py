@@ -1,10 +1,12 @@
 """A model of a few kilobytes that vLLM serves on a CPU."""
 
+from pathlib import Path
+
 MARKS = {286: "<think>", 287: "</think>", 288: "<tool_call>", 289: "</tool_call>"}
 """Tokens that parsers look for."""
 
 
-def make_model(folder):
+def make_model(folder: Path) -> None:
     """Save an untrained model that speaks bytes, with the marks of thought and tool calls."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

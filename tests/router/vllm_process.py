@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class Urls(NamedTuple):
 
 
 @contextlib.contextmanager
-def running(folder, *, version):
+def running(folder: Path, *, version: int) -> Iterator[Urls]:
     """vLLM with the model in `folder / "model"` as this policy version, up and answering."""
     ports = [free_port() for _ in Urls._fields]
     urls = Urls(*(f"http://127.0.0.1:{port}" for port in ports))
@@ -67,7 +68,7 @@ def running(folder, *, version):
             _end(server)
 
 
-def _command(model, port, *more):
+def _command(model: Path, port: int, *more: int) -> list[str]:
     return [
         *(sys.executable, str(Path(__file__).with_name("vllm_server.py")), *map(str, more)),
         *("--model", str(model), "--served-model-name", MODEL, ALIAS),
@@ -83,7 +84,7 @@ def _command(model, port, *more):
     ]
 
 
-def _environment(sockets):
+def _environment(sockets: str) -> dict[str, str]:
     return os.environ | {
         "VLLM_SERVER_DEV_MODE": "1",
         # A thread per core, bound to it, would fight with whatever else the machine does.
@@ -97,7 +98,7 @@ def _environment(sockets):
     }
 
 
-def _wait_until_up(url, server, log):
+def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _UP_S
     while time.monotonic() < deadline and server.poll() is None:
         with contextlib.suppress(httpx.TransportError):
@@ -107,14 +108,14 @@ def _wait_until_up(url, server, log):
     pytest.fail(f"vLLM did not start (exit status {server.poll()}):\n{_what_went_wrong(log)}")
 
 
-def _what_went_wrong(log):
+def _what_went_wrong(log: Path) -> str:
     """The lines that name errors, then the tail: the cause comes long before the last line."""
     text = log.read_text(errors="replace")
     named = [line[:300] for line in text.splitlines() if "error" in line.lower()]
     return "\n".join([*named[:_ERROR_LINES], "--- the end of the log:", text[-_TAIL_CHARACTERS:]])
 
 
-def _end(server):
+def _end(server: subprocess.Popen[bytes]) -> None:
     """The whole session: vLLM's engine core is a process of its own."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)

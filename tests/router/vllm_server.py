@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import copy
 import sys
+from typing import Any
 
 from services.observability.garbage import heavy_imports
 
@@ -28,7 +29,7 @@ with heavy_imports():
     from services.rollout_server.http.render_and_generate import RenderAndGenerate
 
 
-async def _serve(args, ports):
+async def _serve(args: Any, ports: list[int]) -> None:
     usage = UsageContext.OPENAI_API_SERVER
     config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage)
     fork_engine_processes()  # a spawned one would import everything again
@@ -38,7 +39,11 @@ async def _serve(args, ports):
     reasoning = copy.copy(args.structured_outputs_config)
     reasoning.reasoning_parser = "deepseek_r1"
     tools = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
-    parsers = ({}, tools | {"structured_outputs_config": reasoning}, tools)
+    parsers: tuple[dict[str, Any], ...] = (
+        {},
+        tools | {"structured_outputs_config": reasoning},
+        tools,
+    )
     try:
         async with asyncio.TaskGroup() as applications:
             for port, changes in zip((args.port, *ports), parsers, strict=True):
@@ -48,7 +53,7 @@ async def _serve(args, ports):
         engine.shutdown()
 
 
-async def _serve_application(engine, args):
+async def _serve_application(engine: Any, args: Any) -> None:
     tasks = await engine.get_supported_tasks()
     app = build_app(args, tasks, engine.model_config)
     await init_app_state(engine, app.state, args, tasks)

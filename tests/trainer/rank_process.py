@@ -15,7 +15,7 @@ from services.observability.garbage import heavy_imports
 
 with heavy_imports():
     import torch
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from services.trainer.config import TrainerConfig
     from services.trainer.model.lora import adapter_off
