@@ -58,7 +58,7 @@ class DemoCluster:
     def stop(self, run_id: str) -> RunStatus:
         """Stop the run, its progress kept."""
         with RunsClient(self.url) as client:
-            return client.stop(run_id)
+            return client.control(run_id, "stop")
 
     def follow(self, run_id: str, timeout_s: float) -> RunStatus:
         """The run's last status, however often its orchestrator was away meanwhile."""

@@ -62,6 +62,13 @@ def test_no_file_is_longer_than_400_lines_and_no_function_longer_than_60() -> No
     assert not long
 
 
+def test_no_folder_has_more_than_15_modules_side_by_side() -> None:
+    beside: dict[Path, int] = {}
+    for path in SERVICES:
+        beside[path.parent] = beside.get(path.parent, 0) + (path.name != "__init__.py")
+    assert {folder: count for folder, count in beside.items() if count > 15} == {}
+
+
 def test_nothing_takes_more_than_six_parameters() -> None:
     # What attention and torch's autograd are called with is not ours to choose.
     allowed = {"packed_attention", "forward"}
