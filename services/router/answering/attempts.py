@@ -7,7 +7,8 @@ from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.interruptions import INTERRUPTED
-from services.router.placement.reservations import Reservation, Reservations
+from services.router.placement.reservation import Reservation
+from services.router.placement.reservations import Reservations
 from services.router.request.needs import NO_NEEDS, Needs
 
 _LOG = Log("router")

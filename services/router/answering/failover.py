@@ -16,7 +16,7 @@ from services.router.answering.continued_text import ContinuedText
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens
 from services.router.answering.piece import Piece, take
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.segment import Segment, request_span
 from services.router.upstream.replicas import Replicas

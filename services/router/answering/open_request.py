@@ -13,7 +13,7 @@ from services.router.answering.journal import ChoiceJournal
 from services.router.answering.merge import merged
 from services.router.answering.piece import Piece, take
 from services.router.errors import Unjournaled, UpstreamBroken
-from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.phases import Phases
 from services.router.request.segment import Segment, request_span

@@ -13,7 +13,7 @@ from typing import Any
 from services.observability.metrics import RouterMetrics
 from services.router.answering.attempts import Attempts
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import END, checked_answer

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.observability.metrics import RouterMetrics
 from services.router.answering.open_request import OpenRequest
 from services.router.http.access_log import AccessLog
-from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_id
 

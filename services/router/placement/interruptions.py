@@ -6,13 +6,10 @@ sees one answer: it goes on from its tokens as after a replica's death.
 
 import asyncio
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
 from services.router.errors import RequestFailed
 from services.router.placement.membership import Membership
-
-if TYPE_CHECKING:
-    from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 
 INTERRUPTED = "interrupted"
 """Reason of `UpstreamBroken` for an answer that was stopped so; nothing has failed."""
@@ -35,12 +32,12 @@ class Interruptions:
         self._news: OrderedDict[str, int] = OrderedDict()
         self._reservations: dict[str, set[Reservation]] = {}
 
-    def took(self, reservation: "Reservation") -> None:
+    def took(self, reservation: Reservation) -> None:
         """A request has begun to be answered."""
         if reservation.session is not None:
             self._reservations.setdefault(reservation.session, set()).add(reservation)
 
-    def gave_back(self, reservation: "Reservation") -> None:
+    def gave_back(self, reservation: Reservation) -> None:
         """It is not answered there any more."""
         reservations = self._reservations.get(reservation.session or "", set())
         reservations.discard(reservation)
@@ -81,7 +78,7 @@ class Interruptions:
             reservation.lose(INTERRUPTED)
         return len(stopped)
 
-    def bars(self, reservation: "Reservation") -> bool:
+    def bars(self, reservation: Reservation) -> bool:
         """Whether the reservation's replica serves an older version than its session may have."""
         floor = self._floors.get(reservation.session or "")
         member = self._membership.members.get(reservation.replica_id)

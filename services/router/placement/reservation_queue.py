@@ -5,49 +5,18 @@ import heapq
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from services.observability.metrics import RouterMetrics
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.placement.fair_queue import FairQueue, Waiter
-from services.router.request.needs import Needs
-
-if TYPE_CHECKING:
-    from services.router.placement.reservations import Reservation
-
+from services.router.placement.reservation import Reservation, ReservationRequest
 
 _LOOK_S = 0.1
 _Kind = Literal["begun", "full", "unserved"]
 """Why somebody waits: with an answer that was begun; because replicas are full; or because none
 may serve it at all, for want of a lease or a version. Each kind has a bound of its own."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReservationRequest:
-    """What a request wants reserved.
-
-    Attributes:
-        model: served model name, None for any.
-        session: value of the session header.
-        weight: sequences the request will run at once.
-        avoid: a replica to leave out while another one can be had.
-        urgent: it goes on with an answer that was begun.
-        needs: what else the request needs.
-    """
-
-    model: str | None
-    session: str | None
-    weight: int
-    avoid: str | None
-    urgent: bool
-    needs: Needs
-
-    @property
-    def place(self) -> tuple[str | None, int | None]:
-        """Those with one place could all be given the same replicas, so they share a queue."""
-        return self.model, self.needs.min_version
 
 
 class _Queue(FairQueue):
@@ -87,7 +56,7 @@ class ReservationQueue:
         self,
         config: RouterConfig,
         *,
-        take: Callable[[ReservationRequest], "Reservation | None"],
+        take: Callable[[ReservationRequest], Reservation | None],
         refusal: Callable[[str | None], RequestFailed | None],
         hopeful: Callable[[ReservationRequest], bool],
         hindrance: Callable[[ReservationRequest], RequestFailed],
@@ -112,7 +81,7 @@ class ReservationQueue:
         """Whether somebody waits for the same already."""
         return request.place in self._queues
 
-    async def wait(self, request: ReservationRequest) -> "Reservation":
+    async def wait(self, request: ReservationRequest) -> Reservation:
         """Wait for a turn and a reservation.
 
         Raises:

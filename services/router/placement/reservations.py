@@ -1,11 +1,7 @@
-"""Reservations: capacity of one leased replica for one request, counted from choice to end."""
+"""Makes reservations on leased replicas, and knows all open ones."""
 
-import asyncio
 import time
-from collections.abc import Callable
 from statistics import fmean
-from types import TracebackType
-from typing import Self
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
@@ -16,8 +12,8 @@ from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
-from services.router.placement.replica_gauges import ReplicaGauges
-from services.router.placement.reservation_queue import ReservationQueue, ReservationRequest
+from services.router.placement.reservation import Reservation, ReservationRequest
+from services.router.placement.reservation_queue import ReservationQueue
 from services.router.placement.sequence_cap import SequenceCap
 from services.router.request.needs import NO_NEEDS, Needs
 
@@ -25,119 +21,6 @@ _LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort", INTERRUPTED)
 """Ends of a request that say nothing of the replica's health: a lease ends, and a weight update
 aborts, for the weight bus's reasons; others are interrupted on purpose."""
-
-
-class Reservation:
-    """A place on a replica; used as a context manager that gives it back.
-
-    Attributes:
-        replica_id: the replica.
-        address: its `http://host:port`.
-        model: the model it serves.
-        kind: why this replica was chosen.
-        trial: see `Choice`.
-        session: value of the request's session header.
-    """
-
-    def __init__(
-        self,
-        reservations: "Reservations",
-        member: Member,
-        choice: Choice,
-        request: ReservationRequest,
-    ) -> None:
-        self.replica_id, self.address, self.model = member.replica_id, member.address, member.model
-        self.kind, self.trial = choice.kind, choice.trial
-        self._reservations, self._weight, self.session = (
-            reservations,
-            request.weight,
-            request.session,
-        )
-        self._waiting: asyncio.Timeout | None = None
-        self._break_stream: Callable[[UpstreamBroken], None] | None = None
-        self._lost = ""
-        self._answered = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._reservations.give_back(self, self._weight, error)
-
-    def check_lease(self) -> None:
-        """To be called right before work is sent.
-
-        Raises:
-            UpstreamBroken: the replica's lease has ended since it was chosen.
-        """
-        if self._lost or not self._reservations.membership.holds_lease(self.replica_id):
-            raise UpstreamBroken(self._lost or "lease_lost", self.replica_id)
-
-    def answered(self) -> None:
-        """The first token has come."""
-        if not self._answered:
-            self._answered = True
-            self._reservations.answered(self)
-
-    def shrink(self) -> None:
-        """One of the request's sequences has ended; the last one ends with the reservation."""
-        if self._weight > 1:
-            self._weight -= 1
-            self._reservations.chooser.release(self.replica_id, 1)
-            self._reservations.queue.advance()
-
-    def limit(self, seconds: float) -> "_Limit":
-        """A deadline for one wait on the replica, cut short when the replica is lost."""
-        return _Limit(self, seconds)
-
-    def when_lost(self, break_stream: Callable[[UpstreamBroken], None]) -> None:
-        """Have an open stream broken when the replica is lost, at once if it already is."""
-        self._break_stream = break_stream
-        if self._lost:
-            self.lose(self._lost)
-
-    def lose(self, reason: str = "lease_lost") -> None:
-        """The replica is gone for this request: break its wait and allow no other."""
-        self._lost = reason
-        if self._break_stream is not None:
-            self._break_stream(UpstreamBroken(reason, self.replica_id))
-        if self._waiting is not None and not self._waiting.expired():
-            self._waiting.reschedule(asyncio.get_running_loop().time())
-
-
-class _Limit:
-    """`asyncio.timeout` that says which of the two happened."""
-
-    def __init__(self, reservation: Reservation, seconds: float) -> None:
-        self._reservation, self._seconds = reservation, seconds
-
-    async def __aenter__(self) -> None:
-        if self._reservation._lost:
-            raise UpstreamBroken(self._reservation._lost, self._reservation.replica_id)
-        self._timeout = asyncio.timeout(self._seconds)
-        await self._timeout.__aenter__()
-        self._reservation._waiting = self._timeout
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._reservation._waiting = None
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            if self._reservation._lost:
-                raise UpstreamBroken(
-                    self._reservation._lost, self._reservation.replica_id
-                ) from None
-            raise UpstreamBroken("stalled", f"nothing for {self._seconds:g} s") from None
 
 
 class Reservations:
@@ -151,7 +34,8 @@ class Reservations:
 
     def __init__(self, config: RouterConfig, bus: TableSource, *, measured: bool = True) -> None:
         self._config = config
-        self._gauges = ReplicaGauges() if measured else None
+        self._measured = measured
+        self._shown: set[str] = set()
         self._taken: dict[str, set[Reservation]] = {}
         self._caps: dict[str, SequenceCap] = {}
         self.chooser = ReplicaChooser(config)
@@ -307,6 +191,15 @@ class Reservations:
             message = f"no replica held a lease {waited}"
         return RequestFailed(503, "no_lease", message, retry_after_s=1)
 
+    def holds_lease(self, replica_id: str) -> bool:
+        """Whether a replica may be given work now."""
+        return self.membership.holds_lease(replica_id)
+
+    def shrunk(self, reservation: Reservation) -> None:
+        """One of a reservation's sequences has ended before the others."""
+        self.chooser.release(reservation.replica_id, 1)
+        self.queue.advance()
+
     def answered(self, reservation: Reservation) -> None:
         """A reservation's first token has come; an ejected replica is back with it."""
         health = self.chooser.health(reservation.replica_id)
@@ -348,14 +241,24 @@ class Reservations:
         for replica in self._caps.keys() - known:
             del self._caps[replica]
         self.queue.advance()
-        if self._gauges is not None:
-            self._gauges.show(
-                self.chooser,
-                known=self.membership.members,
-                leased=self.membership.leased(None),
-                cap=lambda replica: self.cap(replica).limit,
-                waiting=len(self.queue),
-            )
+        if self._measured:
+            self._show()
+
+    def _show(self) -> None:
+        """Set the gauges, and let those of replicas that are gone disappear."""
+        RouterMetrics.sessions.set(self.chooser.sessions)
+        RouterMetrics.queue.set(len(self.queue))
+        known = set(self.membership.members)
+        for replica in known:
+            tags = {"replica": replica}
+            RouterMetrics.in_flight.set(self.chooser.in_flight(replica), tags)
+            RouterMetrics.cap.set(self.cap(replica).limit, tags)
+        loads = [self.chooser.load(replica) for replica in self.membership.leased(None)]
+        RouterMetrics.imbalance.set(max(loads, default=0) - min(loads, default=0))
+        for replica in self._shown - known:
+            RouterMetrics.in_flight.forget({"replica": replica})
+            RouterMetrics.cap.forget({"replica": replica})
+        self._shown = known
 
 
 def _is_fault(error: UpstreamBroken, weight: int) -> bool:

@@ -20,7 +20,8 @@ from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import BackendConfig, RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken, bad_request
-from services.router.placement.reservations import Reservation, Reservations
+from services.router.placement.reservation import Reservation
+from services.router.placement.reservations import Reservations
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream

@@ -14,7 +14,7 @@ import msgspec
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.placement.reservations import Reservation
+from services.router.placement.reservation import Reservation
 from services.router.request.json_bytes import json_bytes
 from services.router.request.trace_context import TRACE
 from services.router.upstream.connections import socket_factory
