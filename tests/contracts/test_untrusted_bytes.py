@@ -33,7 +33,7 @@ BETWEEN_RANKS = {
 PICKLED_METADATA = {
     # torch.distributed.checkpoint, on folders that the trainer wrote: docs/security.md.
     "services/trainer/checkpoints/checkpoint.py",
-    "services/trainer/checkpoints/checkpoint_parameters.py",
+    "services/trainer/checkpoints/parameters.py",
 }
 RUNS_CODE = {
     # In the jail.

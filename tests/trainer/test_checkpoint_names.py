@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
-from services.trainer.checkpoints import checkpoint_names
-from services.trainer.checkpoints.checkpoint_names import CheckpointNames
+from services.trainer.checkpoints import names
+from services.trainer.checkpoints.names import CheckpointNames
 from services.trainer.snapshot.snapshot import tensor_specs
 from services.trainer.snapshot.wire_layout import WireLayout
 
@@ -74,10 +74,8 @@ def test_a_bucket_never_ends_inside_a_parameter() -> None:
 def test_a_parameter_that_cannot_be_taken_apart_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    known = checkpoint_names.get_checkpoint_conversion_mapping("qwen3_moe")
+    known = names.get_checkpoint_conversion_mapping("qwen3_moe")
     known[0].operations = known[0].operations[::-1]
-    monkeypatch.setattr(
-        checkpoint_names, "get_checkpoint_conversion_mapping", lambda model_type: known
-    )
+    monkeypatch.setattr(names, "get_checkpoint_conversion_mapping", lambda model_type: known)
     with pytest.raises(InvalidInput, match="gate_up_proj is made from the checkpoint by"):
         CheckpointNames("x").parts("model.layers.0.mlp.experts.gate_up_proj", (4, 8, 8))

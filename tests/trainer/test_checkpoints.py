@@ -9,8 +9,8 @@ import pytest
 
 from services.protocol.errors import InvalidInput
 from services.protocol.trainer import CheckpointReport, LedgerFrontier
-from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoints.checkpoint_manifest import MANIFEST, read_manifest
+from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.manifest import MANIFEST, read_manifest
 from tests.filling import fill
 from tests.trainer.test_learner import assert_same_steps, largest_difference, run_steps
 

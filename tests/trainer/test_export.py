@@ -14,9 +14,9 @@ from millrace_tools.main import main
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
 from services.trainer.checkpoints import export as export_module
-from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoints.checkpoint_manifest import MANIFEST
 from services.trainer.checkpoints.export import export
+from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.manifest import MANIFEST
 from services.trainer.config import LoraConfig
 from tests.rollout_server.conftest import SMALL, build_model, policy
 from tests.rollout_server.served import serve

@@ -19,9 +19,8 @@ from services.protocol.trainer import RunStart, TrainBatch
 from services.protocol.trajectory import Trajectory
 from services.protocol.weights.weights import Adapter
 from services.trainer.algorithms.advantages.advantages import group_advantages
-from services.trainer.checkpoints.adapter_export import export_adapter
-from services.trainer.checkpoints.checkpoint_parameters import CheckpointParameters
-from services.trainer.checkpoints.export import main
+from services.trainer.checkpoints.export import export, main
+from services.trainer.checkpoints.parameters import CheckpointParameters
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.model.lora import LoraLinear, adapter_off, add_lora, lora_layers
 from services.trainer.model.model import decoder_layers
@@ -309,7 +308,7 @@ def test_an_exported_adapter_is_what_vllm_and_peft_read(
         assert np.array_equal(layer.lora_a.numpy(), adapter[f"{name}.lora_A"])
         assert np.array_equal(layer.lora_b.numpy(), adapter[f"{name}.lora_B"])
     with pytest.raises(InvalidInput, match="exists already"):
-        export_adapter(Path(start.checkpoint_dir), folder)
+        export(Path(start.checkpoint_dir), folder, adapter=True)
 
 
 def test_an_adapter_is_turned_on_again_when_what_it_was_off_for_fails(tiny_model) -> None:

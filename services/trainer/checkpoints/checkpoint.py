@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from services.protocol.errors import InvalidInput
-from services.trainer.checkpoints.agreement import from_rank_0, gather, share
-from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoints.checkpoint_manifest import (
+from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.manifest import (
     BadCheckpoint,
     CheckpointManifest,
     check_files,
     read_manifest,
 )
+from services.trainer.collectives import all_gather, from_rank_0, share
 
 _RANDOM = "random"
 
@@ -145,6 +145,6 @@ def _check(path: Path) -> tuple[CheckpointManifest | None, str]:
         check_files(path, share(sorted(manifest.files.items())))
     except BadCheckpoint as error:
         problem = str(error)
-    problems = gather(problem)
+    problems = all_gather(problem)
     found = next(filter(None, problems), "")
     return (None, found) if found else (manifest, "")

@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder, file by file, without ranks or a cluster."""
+"""A checkpoint as a Hugging Face folder, or its adapter in the PEFT format; needs no ranks."""
 
 import argparse
 import json
@@ -18,13 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
-from services.trainer.checkpoints.checkpoint_choice import choose
-from services.trainer.checkpoints.checkpoint_manifest import CheckpointManifest
-from services.trainer.checkpoints.checkpoint_names import CheckpointNames, Part
-from services.trainer.checkpoints.checkpoint_parameters import CheckpointParameters
+from services.trainer.checkpoints.folder import choose
 from services.trainer.checkpoints.frozen_base import FrozenBase
+from services.trainer.checkpoints.manifest import CheckpointManifest
 from services.trainer.checkpoints.model_files import FOLDER
-from services.trainer.model.lora import ADAPTER_PARAMETERS
+from services.trainer.checkpoints.names import CheckpointNames, Part
+from services.trainer.checkpoints.parameters import CheckpointParameters
+from services.trainer.config import LoraConfig
+from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX
 
 FILE_SIZE = "5GB"
 
@@ -42,8 +43,10 @@ class Exported:
     refused: tuple[str, ...]
 
 
-def export(source: Path, folder: Path, dtype: Dtype | None = None) -> Exported:
-    """Write the weights of a checkpoint, and what its model has beside them, to a new folder.
+def export(
+    source: Path, folder: Path, dtype: Dtype | None = None, *, adapter: bool = False
+) -> Exported:
+    """Write the weights of a checkpoint, and its model's other files, to a new folder.
 
     An adapter is merged. No more than one file's tensors are in memory at a time.
 
@@ -51,18 +54,27 @@ def export(source: Path, folder: Path, dtype: Dtype | None = None) -> Exported:
         source: a checkpoint, or a run directory, of which the newest good one is taken.
         folder: must not exist; appears whole or not at all.
         dtype: of the weights; that in which they were served if left out.
+        adapter: write the adapter alone, in the PEFT format that transformers and vLLM load,
+            in float32 as it was trained.
 
     Raises:
-        InvalidInput: there is no good checkpoint, or the folder exists.
+        InvalidInput: there is no good checkpoint, it has no adapter, or the folder exists.
     """
     if folder.exists():
         raise InvalidInput("folder", str(folder), "It exists already; choose a new one.")
     checkpoint, manifest, refused = choose(source)
+    if adapter and manifest.lora is None:
+        fix = "It has no adapter: the model itself was trained. Leave --adapter out."
+        raise InvalidInput("source", str(checkpoint), fix)
     writing = folder.with_name(f".exporting-{folder.name}")
     shutil.rmtree(writing, ignore_errors=True)
     try:
-        shutil.copytree(checkpoint / FOLDER, writing)
-        _Weights(checkpoint, manifest, dtype or manifest.dtype).write(writing)
+        if adapter and manifest.lora is not None:
+            writing.mkdir(parents=True)
+            _write_adapter(checkpoint, manifest.model, manifest.lora, writing)
+        else:
+            shutil.copytree(checkpoint / FOLDER, writing)
+            _Weights(checkpoint, manifest, dtype or manifest.dtype).write(writing)
         writing.rename(folder)
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"It cannot be written: {error}.") from None
@@ -142,6 +154,26 @@ class _Weights:
         return loaded
 
 
+def _write_adapter(checkpoint: Path, model: str, lora: LoraConfig, folder: Path) -> None:
+    stored = CheckpointParameters(checkpoint)
+    names = [name for name in stored.shapes if name.endswith(ADAPTER_PARAMETERS)]
+    tensors = {f"{PEFT_PREFIX}{name}.weight": one for name, one in stored.load(names).items()}
+    save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": model,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": sorted({name.split(".")[-2] for name in names}),
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "adapter_config.json").write_text(text, encoding="utf-8")
+
+
 def _name_dtype(path: Path, dtype: Dtype) -> None:
     """Have the configuration name the element type that the weights have now."""
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +194,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     try:
-        done = _do(arguments)
+        done = export(
+            arguments.source, arguments.folder, arguments.dtype, adapter=arguments.adapter
+        )
     except InvalidInput as problem:
         errors.print(f"error: {problem.field}: {problem.value!r} -> {problem.fix}")
         return 2
@@ -171,14 +205,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"{arguments.folder} holds {done.checkpoint}")
     return 0
-
-
-def _do(arguments: argparse.Namespace) -> Exported:
-    if not arguments.adapter:
-        return export(arguments.source, arguments.folder, arguments.dtype)
-    from services.trainer.checkpoints.adapter_export import export_adapter  # imports this module
-
-    return export_adapter(arguments.source, arguments.folder)
 
 
 if __name__ == "__main__":

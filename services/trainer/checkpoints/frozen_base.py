@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor
 
 from services.protocol.errors import InvalidInput
-from services.trainer.checkpoints.checkpoint_manifest import CheckpointManifest
-from services.trainer.checkpoints.checkpoint_names import Part
+from services.trainer.checkpoints.manifest import CheckpointManifest
+from services.trainer.checkpoints.names import Part
+from services.trainer.collectives import from_rank_0
 from services.trainer.config import TrainerConfig
 from services.transport.base_digest import base_digest, weight_files
 
@@ -27,9 +27,7 @@ def identify_base(config: TrainerConfig) -> str | None:
     """
     if config.lora is None:
         return None
-    digest = [base_digest(config.model) if dist.get_rank() == 0 else ""]
-    dist.broadcast_object_list(digest)
-    return digest[0]
+    return from_rank_0(lambda: base_digest(config.model))
 
 
 def refuse_other_base(

@@ -23,11 +23,12 @@ from services.trainer.batch.batching import (
 )
 from services.trainer.batch.collate import collate_sequences
 from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
-from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoints.checkpoint_manifest import CheckpointManifest, Progress
-from services.trainer.checkpoints.checkpoint_names import CheckpointNames
-from services.trainer.checkpoints.checkpoint_writer import CheckpointWriter
+from services.trainer.checkpoints.folder import CheckpointFolder
 from services.trainer.checkpoints.frozen_base import identify_base, refuse_other_base
+from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
+from services.trainer.checkpoints.names import CheckpointNames
+from services.trainer.checkpoints.writer import CheckpointWriter
+from services.trainer.collectives import all_gather
 from services.trainer.config import TrainerConfig
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.rank.network import interface_of
@@ -286,9 +287,7 @@ class Learner:
 
     def _describe(self) -> list[tuple[TensorSpec, ...]]:
         tensors = outgoing(self._policy, self._config.lora)
-        mine = [one.parameter.to_local().numel() for one in tensors]
-        numels: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-        dist.all_gather_object(numels, mine)
+        numels = all_gather([one.parameter.to_local().numel() for one in tensors])
         shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
         names = CheckpointNames(self._policy.model_type)
         return tensor_specs(shapes, numels[: self._config.shards], names, self._dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from services.protocol.weights.weights import Dtype, TensorSpec
-from services.trainer.checkpoints.checkpoint_names import CheckpointNames, Part
+from services.trainer.checkpoints.names import CheckpointNames, Part
 from services.transport.bucket import Encoded, changes, digest, whole
 from services.transport.shared_memory import BufferPool, Place
 

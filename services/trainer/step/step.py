@@ -16,6 +16,7 @@ from services.trainer.algorithms.losses.tokens import ScoredTokens
 from services.trainer.algorithms.losses.user_loss import UserLoss
 from services.trainer.batch.batching import Minibatch, Row
 from services.trainer.batch.collate import collate
+from services.trainer.collectives import all_gather
 from services.trainer.model.model import Policy
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.credit import Prepared, assign_credit
@@ -237,9 +238,7 @@ class TrainStep:
         """Find the sample groups of a skipped update; all ranks come here together."""
         mine = zip(minibatch.ranks[self._rank], bad, strict=True)
         own = [rows[micro[i]].group_id for micro, places in mine for i in set(places.tolist())]
-        everyones: list[list[int]] = [[] for _ in range(self._world_size)]
-        dist.all_gather_object(everyones, own)
-        found = {group for part in everyones for group in part}
+        found = {group for part in all_gather(own) for group in part}
         everything = {rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
         self._updates.skipped_groups |= found or everything
 

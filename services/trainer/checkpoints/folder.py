@@ -10,10 +10,20 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.trainer.checkpoints.checkpoint_manifest import MANIFEST, CheckpointManifest
+from services.protocol.errors import InvalidInput
+from services.trainer.checkpoints.manifest import (
+    MANIFEST,
+    BadCheckpoint,
+    CheckpointManifest,
+    check_files,
+    read_manifest,
+)
 
 _COMPLETE = re.compile(r"step-\d{8}")
 _WRITING, _REMOVING, _BAD = ".writing-", ".removing-", "bad-"
+
+Choice = tuple[Path, CheckpointManifest, tuple[str, ...]]
+"""A good checkpoint, its manifest, and the reasons why newer ones were refused."""
 
 
 class CheckpointFolder:
@@ -84,6 +94,32 @@ class CheckpointFolder:
         removing = path.with_name(f"{_REMOVING}{path.name}")
         path.rename(removing)
         shutil.rmtree(removing)
+
+
+def choose(source: Path) -> Choice:
+    """The checkpoint at `source`, or the newest good one of the run there; needs no ranks.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    source = source.resolve()
+    candidates = (
+        CheckpointFolder(source).newest_first()
+        or CheckpointFolder(source / "checkpoints").newest_first()
+    )
+    if CheckpointFolder.is_name(source.name):
+        candidates = [source]
+    refused: list[str] = []
+    for path in candidates:
+        try:
+            manifest = read_manifest(path)
+            check_files(path, manifest.files.items())
+        except BadCheckpoint as error:
+            refused.append(f"{path.name}: {error}")
+        else:
+            return path, manifest, tuple(refused)
+    fix = "; ".join(refused) or "It is neither a run directory nor a checkpoint of one"
+    raise InvalidInput("source", str(source), f"{fix}.")
 
 
 def _sync(folder: Path) -> None:

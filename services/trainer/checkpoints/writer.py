@@ -1,27 +1,58 @@
 """Checkpoints that are written while training goes on."""
 
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
+from services.disk import DISK_FULL, has_space
 from services.protocol.trainer import CheckpointReport
-from services.trainer.checkpoints.agreement import attempt, from_rank_0, gather
 from services.trainer.checkpoints.checkpoint import Parts, state_of
-from services.trainer.checkpoints.checkpoint_folder import CheckpointFolder
-from services.trainer.checkpoints.checkpoint_manifest import (
+from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.manifest import (
     CheckpointManifest,
     FileDigest,
     digest_of,
 )
 from services.trainer.checkpoints.model_files import FOLDER, copy_model_files
-from services.trainer.checkpoints.write_problem import WriteProblem
+from services.trainer.collectives import all_gather, from_rank_0
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteProblem:
+    """Why a checkpoint could not be written to disk; false when all of it was.
+
+    Attributes:
+        text: the reason, for people.
+        disk_full: the disk was full.
+    """
+
+    text: str = ""
+    disk_full: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+    @classmethod
+    def of_file(cls, error: OSError) -> Self:
+        """An error of the file system."""
+        return cls(text=f"{error.strerror}: {error.filename}", disk_full=error.errno in DISK_FULL)
+
+    @classmethod
+    def of_tensors(cls, error: BaseException, folder: Path) -> Self:
+        """An error of the tensor writer, whose type and text on a full disk vary."""
+        full = isinstance(error, OSError) and error.errno in DISK_FULL
+        return cls(text=str(error), disk_full=full or not has_space(folder))
 
 
 class CheckpointWriter:
@@ -54,7 +85,7 @@ class CheckpointWriter:
         step = manifest.progress.step
         if self._group is None:
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
-        writing, problem = from_rank_0(lambda: attempt(lambda: _begin(folder, step), None))
+        writing, problem = from_rank_0(lambda: _attempt(lambda: _begin(folder, step), None))
         if problem:
             self._note(step, problem)
         elif writing is None:
@@ -74,7 +105,7 @@ class CheckpointWriter:
             self._note(step, writing.result())
 
     def report(self) -> CheckpointReport:
-        """What became of the checkpoints so far; a problem is told once."""
+        """The newest checkpoint, and the problem that was met since the last report."""
         if self._writing is not None and self._writing[1].done():
             self.settle()
         problem, self._problem = self._problem, WriteProblem()
@@ -118,12 +149,12 @@ class _Writing:
             first, _ = next(iter(error.failures.values()))
             return WriteProblem.of_tensors(first, self._writing)
         nothing: dict[str, FileDigest] = {}
-        everyones = gather(attempt(self._own_files, nothing), self._group)
-        if problem := next(filter(None, (one for _, one in everyones)), None):
+        gathered = all_gather(_attempt(self._own_files, nothing), self._group)
+        if problem := next(filter(None, (one for _, one in gathered)), None):
             return problem
-        files = {name: digest for part, _ in everyones for name, digest in part.items()}
+        files = {name: digest for part, _ in gathered for name, digest in part.items()}
         done = self._manifest.model_copy(update={"files": dict(sorted(files.items()))})
-        return from_rank_0(lambda: attempt(lambda: self._complete(done), None)[1], self._group)
+        return from_rank_0(lambda: _attempt(lambda: self._complete(done), None)[1], self._group)
 
     def _own_files(self) -> dict[str, FileDigest]:
         """Digests of what this rank wrote; rank 0 wrote all that is not one rank's own."""
@@ -141,3 +172,11 @@ class _Writing:
 
 def _begin(folder: CheckpointFolder, step: int) -> Path | None:
     return None if folder.of_step(step).exists() else folder.begin(step)
+
+
+def _attempt(work: Callable[[], T], otherwise: U) -> tuple[T | U, WriteProblem]:
+    """The result of `work` without a problem, or `otherwise` with the file system's error."""
+    try:
+        return work(), WriteProblem()
+    except OSError as error:
+        return otherwise, WriteProblem.of_file(error)
