@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord, digest_of
+from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord
 from services.protocol.weights.weights import WeightManifest
 
 _OUTCOMES = 64
@@ -102,7 +102,7 @@ def _record(version: int, entry: _Entry) -> VersionRecord:
     return VersionRecord(
         version=version,
         train_step=manifest.train_step if manifest is not None else None,
-        digest=digest_of(manifest) if manifest is not None else "",
+        digest=manifest.digest if manifest is not None else "",
         model=manifest.model if manifest is not None else "",
         base=entry.base,
         published_at=entry.published_at,

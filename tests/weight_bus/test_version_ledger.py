@@ -1,6 +1,6 @@
 """What the bus remembers of the versions that went through it."""
 
-from services.protocol.weights.version_ledger import VersionRecord, digest_of
+from services.protocol.weights.version_ledger import VersionRecord
 from services.protocol.weights.weight_bus import CommitWeights, DropLinks, StageWeights
 from services.weight_bus.version_ledger import VersionLedger
 
@@ -31,7 +31,7 @@ async def test_a_version_is_accounted_for_from_its_publishing_to_its_commits(wor
     first, second = (await records(world)).values()
     assert (first.version, first.train_step, first.base) == (3, 3, None)
     assert (second.version, second.train_step, second.base) == (4, 4, 3)
-    assert first.digest == digest_of(manifest(3))
+    assert first.digest == manifest(3).digest
     assert first.published_at is not None
     assert [one.at >= first.published_at for one in first.outcomes] == [True]
     assert (first.commits, first.failures) == (1, 0)

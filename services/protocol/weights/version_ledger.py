@@ -1,9 +1,6 @@
 """What the weight bus remembers of the versions that went through it."""
 
-import hashlib
 from dataclasses import dataclass
-
-from services.protocol.weights.weights import WeightManifest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,7 @@ class VersionRecord:
         version: policy version.
         train_step: train step whose result it is; None: a replica serves it, but its
             manifest has not been told since the bus restarted.
-        digest: see `digest_of`; empty where `train_step` is None.
+        digest: see `WeightManifest.digest`; empty where `train_step` is None.
         model: as in its manifest; empty where `train_step` is None.
         base: the newest version before it, onto which its changes are sent; None: none was
             known.
@@ -57,13 +54,3 @@ class VersionRecord:
     commits: int
     failures: int
     outcomes: tuple[VersionOutcome, ...]
-
-
-def digest_of(manifest: WeightManifest) -> str:
-    """sha256 hex over the digests of all buckets, in the order of ranks and buckets.
-
-    Equal digests mean equal bytes for the same tensors, and it is what the workers of a
-    replica say of the version that they loaded.
-    """
-    joined = "".join(digest for rank in manifest.digests for digest in rank)
-    return hashlib.sha256(joined.encode()).hexdigest()

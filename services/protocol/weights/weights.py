@@ -9,6 +9,9 @@ the ranks' shards.
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
+
+from blake3 import blake3
 
 CanaryLogprobs = tuple[tuple[float, ...], ...]
 """Scores of the canary's sequences: `[i][j]` belongs to token `j + 1` of sequence i, in nats,
@@ -101,6 +104,11 @@ class WeightManifest:
     def world_size(self) -> int:
         """Number of trainer ranks."""
         return len(self.digests)
+
+    @property
+    def digest(self) -> str:
+        """blake3 hex over `digests`, rank by rank; equal means equal bytes for equal tensors."""
+        return blake3("".join(chain.from_iterable(self.digests)).encode()).hexdigest()
 
     @property
     def total_bytes(self) -> int:

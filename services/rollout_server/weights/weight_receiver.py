@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import blake3
 import msgspec
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -24,7 +23,6 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
-from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.engine.vllm_patches import adapter_load, layerwise_load
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.weights.peer_sender import PeerSender
@@ -138,7 +136,7 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
             self.torn, self._copy = True, None
             adapter_load.exchange(self.model, loaded)
         self.torn = False
-        self.committed = {"version": staged.manifest.version, "digest": _digest(staged.manifest)}
+        self.committed = {"version": staged.manifest.version, "digest": staged.manifest.digest}
         self._copy, self._staged = staged if self._keep_copy else None, None
 
     def abandon(self) -> None:
@@ -241,12 +239,6 @@ class WeightReceiverExtension:
         """Version and digest of the bytes that were loaded last, and whether it is torn."""
         receiver = self.weight_transfer_engine
         return receiver.committed | {"torn": receiver.torn}
-
-
-def _digest(manifest: WeightManifest) -> str:
-    """One digest over the digests of all buckets, which were checked byte for byte."""
-    joined = "".join(digest for rank in manifest.digests for digest in rank)
-    return blake3.blake3(joined.encode()).hexdigest()
 
 
 def register() -> None:
