@@ -106,8 +106,8 @@ class RunsClient:
         if answer.is_success and content is not None:
             return content
         error = content.get("error") if isinstance(content, Mapping) else None
-        if isinstance(error, Mapping) and {"field", "value", "fix"} <= error.keys():
-            raise InvalidInput(error["field"], error["value"], error["fix"])
+        if isinstance(error, Mapping) and {"param", "value", "fix"} <= error.keys():
+            raise InvalidInput(error["param"], error["value"], error["fix"])
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise unknown_path(self.url, RUNS, "orchestrator")
         if answer.status_code == httpx.codes.UNAUTHORIZED:

@@ -1,7 +1,6 @@
 """The middleware that asks for a key."""
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Collection
@@ -14,8 +13,9 @@ from services.access.cross_site import CrossSiteGuard
 from services.access.key_limits import Excess, KeyLimits
 from services.access.key_ring import ApiKey, KeyRing
 from services.access.key_source import KeySource
+from services.http.error_answer import error_body
+from services.http.json_body import AsciiJson
 from services.observability.metrics import AccessMetrics
-from services.protocol.router import error_body
 
 KEY_NAME = "millrace.key"
 """Where the scope of an admitted request holds the name of its key; absent without keys."""
@@ -74,13 +74,13 @@ class AccessControl:
         key = self._ring.find(_shown(scope))
         if key is None:
             self._count("", "unauthorized")
-            await _refuse_unknown(send)
+            await _unknown_key()(scope, receive, send)
             return
         limits = self._limits_of(key)
         excess = limits.admit(time.monotonic())
         if excess is not None:
             self._count(key.name, excess[0])
-            await _refuse_excess(send, key, *excess)
+            await _beyond_limits(key, *excess)(scope, receive, send)
             return
         self._count(key.name, "admitted")
         scope[KEY_NAME] = key.name
@@ -138,30 +138,21 @@ def _shown(scope: Scope) -> bytes:
     return b""
 
 
-async def _refuse_unknown(send: Send) -> None:
+def _unknown_key() -> AsciiJson:
     message = "no such API key; send one as `Authorization: Bearer KEY`"
-    headers = [(b"www-authenticate", b"Bearer")]
-    await _refuse(send, 401, error_body(message, kind="invalid_api_key", code=401), headers)
+    headers = {"www-authenticate": "Bearer"}
+    return _refusal(401, "invalid_api_key", message, headers)
 
 
-async def _refuse_excess(send: Send, key: ApiKey, excess: Excess, wait_s: float) -> None:
+def _beyond_limits(key: ApiKey, excess: Excess, wait_s: float) -> AsciiJson:
     limit = (
         f"{key.requests_per_s:g} requests a second"
         if excess == "rate_limited"
         else f"{key.max_open_requests} open requests"
     )
     message = f"the API key {key.name!r} is limited to {limit}; try again later"
-    headers = [(b"retry-after", str(math.ceil(wait_s)).encode())]
-    await _refuse(send, 429, error_body(message, kind=excess, code=429), headers)
+    return _refusal(429, excess, message, {"retry-after": str(math.ceil(wait_s))})
 
 
-async def _refuse(
-    send: Send, status: int, body: dict[str, object], headers: list[tuple[bytes, bytes]]
-) -> None:
-    payload = json.dumps(body).encode()
-    fixed = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(payload)).encode()),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": fixed + headers})
-    await send({"type": "http.response.body", "body": payload})
+def _refusal(status: int, kind: str, message: str, headers: dict[str, str]) -> AsciiJson:
+    return AsciiJson(error_body(message, kind=kind, code=status), status, headers)

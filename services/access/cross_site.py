@@ -1,9 +1,9 @@
 """Keeps web pages of others from using a service through a browser that reaches it."""
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.protocol.router import error_body
+from services.http.error_answer import error_body
+from services.http.json_body import AsciiJson
 
 
 class CrossSiteGuard:
@@ -22,7 +22,7 @@ class CrossSiteGuard:
         if scope["type"] == "http" and _is_cross_site(scope):
             message = "this service takes no requests of other sites' pages; give it API keys"
             body = error_body(message, kind="cross_site", code=403)
-            await JSONResponse(body, status_code=403)(scope, receive, send)
+            await AsciiJson(body, status_code=403)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

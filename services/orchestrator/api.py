@@ -7,24 +7,20 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from services.access.error_answer import (
-    answer_bad_bodies,
-    answer_invalid_input,
-    error_answer,
-)
-from services.access.json_body import AsciiJson, parsed_body, read_body
-from services.access.openapi import ERRORS, describe_bodies, json_body
+from services.http.error_answer import answer_invalid_input, answer_refused_bodies, error_answer
+from services.http.json_body import AsciiJson, parsed_body, read_body
+from services.http.openapi import ERRORS, component, describe_bodies, json_body
 from services.orchestrator.lifecycle.runs import NoSuchRun, RunActive, Runs
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunRequest, RunStatus
 
 _MOST_TRAJECTORIES, _MOST_DIGITS = 1000, 9
-_BODY_MB, _BODY_S = 1, 30.0  # a run file is a few kilobytes
+_BODY_BYTES, _BODY_S = 1 << 20, 30.0  # a run file is a few kilobytes
 
 
 def http_api(runs: Runs) -> FastAPI:
-    """The routes; every error has the body `{"error": {field, value, fix, message}}`."""
+    """The routes; errors are those of `services.http.error_answer`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -39,12 +35,12 @@ def http_api(runs: Runs) -> FastAPI:
     )
     describe_bodies(app, RunRequest)
     answer_invalid_input(app)
-    answer_bad_bodies(app, large="A run file is small.", slow="Send it faster.")
+    answer_refused_bodies(app, fix="A run file is a few kilobytes.")
     app.add_exception_handler(RunActive, _run_active)
     app.add_exception_handler(NoSuchRun, _no_such_run)
     app.add_exception_handler(NotReady, _not_ready)
 
-    @app.post("", status_code=201, openapi_extra=json_body(RunRequest, required=True))
+    @app.post("", status_code=201, openapi_extra=json_body(component(RunRequest), required=True))
     async def start(request: Request) -> RunStatus:
         """Start a run, or resume an earlier one; 409 while another is active."""
         return await runs.start(await _run_request(request))
@@ -102,7 +98,7 @@ def _add_controls(app: FastAPI, runs: Runs) -> None:
 
 async def _run_request(request: Request) -> RunRequest:
     """Read the body ourselves: FastAPI would answer with a list of its own shape."""
-    body = await read_body(request, most_mb=_BODY_MB, timeout_s=_BODY_S)
+    body = await read_body(request.receive, max_bytes=_BODY_BYTES, timeout_s=_BODY_S)
     return RunRequest.from_data(parsed_body(body), source="run")
 
 

@@ -3,6 +3,7 @@
 from pydantic import Field
 
 from services.access.config import AccessConfig
+from services.http.api_key import key_in
 from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
 
@@ -81,3 +82,12 @@ class OrchestratorConfig(StrictModel):
     disk_full_timeout_s: float = Field(default=3600.0, gt=0)
     stop_timeout_s: float = Field(default=60.0, gt=0)
     sample_trajectories: int = Field(default=2, ge=0)
+
+    @property
+    def router_key(self) -> str | None:
+        """The API key for the router, None for none.
+
+        Raises:
+            InvalidInput: `router_key_env` names a variable that is not set.
+        """
+        return key_in(self.router_key_env, field="orchestrator.router_key_env")

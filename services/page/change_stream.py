@@ -9,7 +9,7 @@ from pathlib import Path
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.access.error_answer import error_answer
+from services.http.error_answer import error_answer
 from services.page.reading.run_folder import RunFolder
 
 LOOK_S = 1.0

@@ -1,17 +1,17 @@
 """The runs and the state of a cluster."""
 
 import asyncio
-import os
 from dataclasses import asdict
 from typing import Any
 
 import aiohttp
 
+from services.http.api_key import key_header, key_in
 from services.observability.log import Log
 from services.page.config import PageConfig
 from services.page.reading.run_folder import RunFolder
 from services.page.run_store import MOST_RUNS, NoSuchRun, OpenFolders, RunStore
-from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 
 _TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ class ClusterRunStore(RunStore):
 
     def __init__(self, config: PageConfig, url: str, bus: WeightBus) -> None:
         self._config, self._url, self._bus = config, url, bus
-        self._headers = _key_header(config.router_key_env)
+        self._headers = key_header(key_in(config.router_key_env, field="page.router_key_env"))
         self._statuses: dict[str, dict[str, Any]] = {}
         self._folders = OpenFolders()
         self._load: dict[str, Any] | None = None
@@ -105,11 +105,3 @@ class ClusterRunStore(RunStore):
             "newest_version": table.newest_version if table else None,
             "load": self._load,
         }
-
-
-def _key_header(variable: str | None) -> dict[str, str]:
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        raise InvalidInput("page.router_key_env", variable, "Set that variable where it runs.")
-    return {"authorization": f"Bearer {key}"}

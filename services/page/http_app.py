@@ -14,9 +14,9 @@ from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 
-from services.access.error_answer import answer_invalid_input, error_answer
-from services.access.json_body import AsciiJson
-from services.access.openapi import ERRORS
+from services.http.error_answer import answer_invalid_input, error_answer
+from services.http.json_body import AsciiJson
+from services.http.openapi import ERRORS
 from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
 from services.page.guarded_app import GuardedApp
@@ -73,7 +73,7 @@ class PushesQuery(StrictModel, use_attribute_docstrings=True):
 def page_app(
     store: RunStore, follow: Callable[[], Coroutine[Any, Any, None]] | None = None
 ) -> FastAPI:
-    """The application; every error has the body `{"error": {field, value, fix, message}}`.
+    """The application; errors are those of `services.http.error_answer`.
 
     Args:
         store: where runs are found.

@@ -3,7 +3,7 @@
 Every extension is open to any client; the orchestrator has no private door.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -95,8 +95,3 @@ class RouterLoad(BaseModel):
     kv_usage: float | None
     max_choices: int
     by_replica: dict[str, int] = {}
-
-
-def error_body(message: str, *, kind: str, code: int, param: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -11,13 +11,9 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from services.access.access_control import KEY_NAME
-from services.access.error_answer import (
-    answer_bad_bodies,
-    answer_invalid_input,
-    error_answer,
-)
-from services.access.json_body import AsciiJson, parsed_body, read_body
-from services.access.openapi import ERRORS, describe_bodies, json_body
+from services.http.error_answer import answer_invalid_input, answer_refused_bodies, error_answer
+from services.http.json_body import AsciiJson, parsed_body, read_body
+from services.http.openapi import ERRORS, component, describe_bodies, json_body
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.grader import (
@@ -58,7 +54,7 @@ class _UnknownTestSet(InvalidInput):
 
 
 def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
-    """The routes; every error has the body `{"error": {field, value, fix, message}}`."""
+    """The routes; errors are those of `services.http.error_answer`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -74,7 +70,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     describe_bodies(app, GradeRequest)
     _answer_errors(app)
 
-    @app.post("/v1/grade", openapi_extra=json_body(GradeRequest, required=True))
+    @app.post("/v1/grade", openapi_extra=json_body(component(GradeRequest), required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
         jobs = _jobs(_asked(await _body(request, config)), scoring(), config)
@@ -116,11 +112,7 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
 
 def _answer_errors(app: FastAPI) -> None:
     answer_invalid_input(app)
-    answer_bad_bodies(
-        app,
-        large="Send fewer jobs at a time, or a test set.",
-        slow="Send it faster, or fewer jobs at a time.",
-    )
+    answer_refused_bodies(app, fix="Send fewer jobs at a time, or a test set.")
     app.add_exception_handler(_UnknownTestSet, _unknown_test_set)
     app.add_exception_handler(QueueFull, _queue_full)
 
@@ -152,7 +144,9 @@ def score_json(score: Score) -> str:
 
 
 async def _body(request: Request, config: RewardServiceConfig) -> bytes:
-    return await read_body(request, most_mb=config.max_request_mb, timeout_s=config.request_body_s)
+    return await read_body(
+        request.receive, max_bytes=config.max_request_mb << 20, timeout_s=config.request_body_s
+    )
 
 
 def _asked(body: bytes) -> GradeRequest:

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from services.protocol.router import error_body
+from services.http.error_answer import error_body
+from services.http.json_body import AsciiJson
 
 _VLLM_TYPES = {
     "invalid_request_error": "BadRequestError",
@@ -41,6 +42,15 @@ class RequestFailed(Exception):
         """Keep everything when the error crosses a process boundary."""
         parts = (self.status, self.kind, str(self))
         return RequestFailed, parts, {"body": self.body, "retry_after_s": self.retry_after_s}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the response."""
+        return {"retry-after": str(self.retry_after_s)} if self.retry_after_s else {}
+
+    def response(self) -> AsciiJson:
+        """The error as a response."""
+        return AsciiJson(self.body, self.status, self.headers)
 
     @classmethod
     def passed_on(cls, status: int, raw: bytes) -> "RequestFailed":

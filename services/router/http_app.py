@@ -12,10 +12,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import protect
-from services.access.json_body import AsciiJson
+from services.http.error_answer import error_body
+from services.http.json_body import AsciiJson
 from services.observability.log import Log
 from services.open_files import open_files
-from services.protocol.router import error_body
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog
@@ -185,9 +185,7 @@ def _add_routes(
 
 async def _refused(_: Request, failure: Exception) -> AsciiJson:
     assert isinstance(failure, RequestFailed)
-    after = failure.retry_after_s
-    headers = {"retry-after": str(after)} if after else None
-    return AsciiJson(failure.body, status_code=failure.status, headers=headers)
+    return failure.response()
 
 
 async def _unserved(request: Request, failure: Exception) -> AsciiJson:

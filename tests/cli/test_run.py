@@ -78,7 +78,7 @@ def test_ctrl_c_asks_the_run_to_stop(orchestra: Orchestra, run_file: Path) -> No
 def test_a_busy_cluster_is_one_clear_line(
     orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = {"field": "run", "value": "other-1", "fix": "Wait for it.", "message": "busy"}
+    error = {"param": "run", "value": "other-1", "fix": "Wait for it.", "message": "busy"}
     orchestra.replies["POST", "/v1/runs"] = (409, {"error": error})
     assert main(["run", str(run_file), "--url", orchestra.url]) == 2
     assert capsys.readouterr().err == "error: run: 'other-1' -> Wait for it.\n"

@@ -87,7 +87,7 @@ async def test_a_second_run_is_refused_and_told_how_to_end_the_first(tmp_path: P
         second = await http.post("/v1/runs", json=body(cluster))
         assert second.status_code == 409
         error = second.json()["error"]
-        assert (error["field"], error["value"]) == ("run", run_id)
+        assert (error["param"], error["value"]) == ("run", run_id)
         said = "Another run is in progress; this cluster trains one at a time. Wait for it or end"
         assert error["fix"] == error["message"] == f"{said} it with `millrace stop {run_id}`."
         assert set(cluster.run_root.iterdir()) == before, "nothing is half-started"
@@ -128,8 +128,8 @@ async def test_bad_input_gets_one_clear_message(
         answer = await http.post("/v1/runs", json=body(cluster, **changes))
         assert answer.status_code == 400, answer.text
         error = answer.json()["error"]
-        assert set(error) == {"field", "value", "fix", "message"}
-        assert error["field"] == field
+        assert set(error) == {"message", "type", "param", "code", "value", "fix"}
+        assert error["param"] == field
         assert part in error["fix"]
         assert (await http.get("/v1/runs")).json() == []
         assert not cluster.run_root.exists()
@@ -139,7 +139,7 @@ async def test_a_body_that_is_not_json_gets_the_same_shape(tmp_path: Path) -> No
     async with serving(tmp_path) as (_, http):
         answer = await http.post("/v1/runs", content=b"{")
         assert answer.status_code == 400
-        assert answer.json()["error"]["field"] == "body"
+        assert answer.json()["error"]["param"] == "body"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ async def test_a_file_that_holds_no_tasks_is_refused_without_telling_what_it_hol
         secret.write_text(content)
         answer = await http.post("/v1/runs", json=body(cluster, task_file=str(secret)))
         assert answer.status_code == 400
-        assert f"{secret}, line {content.count(chr(10)) + 1}" in answer.json()["error"]["field"]
+        assert f"{secret}, line {content.count(chr(10)) + 1}" in answer.json()["error"]["param"]
         assert "password" not in answer.text
 
 
@@ -180,7 +180,7 @@ async def test_a_run_that_cannot_be_opened_leaves_nothing_behind(
             patch.setattr(run_module, "Ledger", broken)
             answer = await http.post("/v1/runs", json=body(cluster))
         assert answer.status_code == 400
-        assert answer.json()["error"]["field"] == "run_root"
+        assert answer.json()["error"]["param"] == "run_root"
         assert "disk I/O error" in answer.json()["error"]["fix"]
         assert list(cluster.run_root.iterdir()) == []
         assert (await http.get("/v1/runs")).json() == []
@@ -219,7 +219,7 @@ async def test_an_unknown_run_is_named(tmp_path: Path) -> None:
         for answer in (await http.get("/v1/runs/x"), await http.post("/v1/runs/x/stop")):
             assert answer.status_code == 404
             error = answer.json()["error"]
-            assert (error["field"], error["value"]) == ("run_id", "x")
+            assert (error["param"], error["value"]) == ("run_id", "x")
             assert error["fix"].startswith("No such run.")
             assert "`millrace status`" in error["fix"]
 
@@ -229,12 +229,12 @@ async def test_only_the_same_run_can_be_resumed(tmp_path: Path) -> None:
         for unknown in ("test-1", "a" * 5000, "../runs"):
             answer = await http.post("/v1/runs", json=body(cluster) | {"resume": unknown})
             assert answer.status_code == 400
-            assert answer.json()["error"]["field"] == "resume"
+            assert answer.json()["error"]["param"] == "resume"
         run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
         await wait_for_state(http, run_id, "finished")
         answer = await http.post("/v1/runs", json=body(cluster, seed=9) | {"resume": run_id})
         assert answer.status_code == 400
-        assert answer.json()["error"]["field"] == "seed"
+        assert answer.json()["error"]["param"] == "seed"
         answer = await http.post("/v1/runs", json=body(cluster, steps=7) | {"resume": run_id})
         assert answer.status_code == 201
         assert (await wait_for_state(http, run_id, "finished"))["step"] == 7

@@ -74,7 +74,7 @@ async def test_two_hundred_browsers_are_told_by_one_look_and_one_more_is_refused
         for one in everybody:
             await one.reads(lambda text: changes_in(text) == 1)
         assert one_more.status == 503
-        assert '"field":"events"' in one_more.text
+        assert '"param":"events"' in one_more.text
         before = len(looks)
         add_step(run_dir, 5)
         for one in everybody:

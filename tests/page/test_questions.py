@@ -145,7 +145,7 @@ def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClie
     answer = client.get("/api/runs/test-1/groups", params={"limit": "many"})
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert (error["field"], error["value"]) == ("limit", "many")
+    assert (error["param"], error["value"]) == ("limit", "many")
     assert "integer" in error["fix"]
     for path, field in (
         ("groups?steps=1", "steps"),
@@ -153,7 +153,7 @@ def test_a_wrong_question_names_the_field_the_value_and_the_fix(client: TestClie
         ("groups/x", "group_id"),
     ):
         answer = client.get(f"/api/runs/test-1/{path}")
-        assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
     assert client.get("/api/runs/..%2Ftest-1").status_code == 404
 
 
@@ -212,7 +212,7 @@ def test_the_parts_of_a_time_have_a_width_however_late_it_is(client: TestClient)
     asked = {"since": "1e10", "until": "1e10", "bins": "2000"}
     assert client.get("/api/runs/test-1/timeline", params=asked).status_code == 200
     answer = client.get("/api/runs/test-1/timeline", params=asked | {"since": "1e11"})
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, "since")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
 
 
 def test_a_folder_whose_name_is_no_text_is_no_run(run_dir: Path) -> None:
@@ -228,7 +228,7 @@ def test_a_ledger_that_is_not_there_is_not_made(run_dir: Path) -> None:
     assert client.get("/api/runs/test-1").status_code == 200
     (run_dir / "ledger.sqlite").unlink()
     answer = client.get("/api/runs/test-1/groups")
-    assert (answer.status_code, answer.json()["error"]["field"]) == (500, "ledger.sqlite")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (500, "ledger.sqlite")
     assert not (run_dir / "ledger.sqlite").exists()
 
 

@@ -97,16 +97,16 @@ async def test_bad_input_is_refused_with_the_fields_name(
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post("/v1/grade", content=content)
     assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["field"] == field
+    assert answer.json()["error"]["param"] == field
     assert len(answer.text) < 2000
 
 
 async def test_a_test_set_has_the_name_of_its_content(client: httpx.AsyncClient) -> None:
     wrong = await client.put("/v1/test-sets/" + "0" * 64, content=b"[]")
-    assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "hash")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "hash")
     name = hashlib.sha256(b"[]").hexdigest()
     empty = await client.put(f"/v1/test-sets/{name}", content=b"[]")
-    assert (empty.status_code, empty.json()["error"]["field"]) == (400, "tests")
+    assert (empty.status_code, empty.json()["error"]["param"]) == (400, "tests")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ async def test_bad_tests_are_refused_with_the_fields_name(
 ) -> None:
     name = hashlib.sha256(body).hexdigest()
     answer = await client.put(f"/v1/test-sets/{name}", content=body)
-    assert (answer.status_code, answer.json()["error"]["field"]) == (400, field)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
 
 
 async def test_a_reward_that_is_no_number_is_an_infrastructure_failure(
@@ -172,13 +172,13 @@ async def test_a_client_that_sends_too_slowly_is_told_so(scoring: Scoring) -> No
     part = {"type": "http.request", "body": b'{"jobs": [', "more_body": True}
     start, body = await _asked(scoring, [part])
     assert start["status"] == 408
-    assert json.loads(body["body"])["error"]["field"] == "body"
+    assert json.loads(body["body"])["error"]["param"] == "body"
 
 
 async def test_a_client_that_vanishes_while_it_sends_is_no_error_of_ours(scoring: Scoring) -> None:
     part = {"type": "http.request", "body": b'{"jobs": [', "more_body": True}
     start, _ = await _asked(scoring, [part, {"type": "http.disconnect"}])
-    assert start["status"] == 400
+    assert start["status"] == 499
 
 
 async def test_a_full_queue_says_when_to_come_back(

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 
+from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.environment_process import EnvironmentProcess, EpisodeFailed
@@ -19,7 +20,7 @@ from services.orchestrator.rollout.rollout import (
     RolloutRequest,
     sampling_seed,
 )
-from services.orchestrator.rollout.router_calls import interrupt_session, key_header
+from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import Recorded, SessionClient
 from services.orchestrator.side_by_side import cancel
 from services.protocol.reward.reward_service import Score, Verdict
@@ -44,7 +45,8 @@ class EpisodeSampler:
         self._config = config
         self._model = model
         self._run_id = run_id
-        self._key = key_header(config.router_key_env)
+        self._key = config.router_key
+        self._headers = key_header(self._key)
         self._process = EnvironmentProcess(environment)
         self._slots = asyncio.Semaphore(config.max_connections)
         self._running: set[asyncio.Task[EpisodeFailed | RolloutFailed | None]] = set()
@@ -82,7 +84,7 @@ class EpisodeSampler:
     async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
         """See `Sampler`; the next calls of its episodes wait, too."""
         assert self._http is not None
-        url, key = self._config.router_url, self._key
+        url, key = self._config.router_url, self._headers
         stopped = await asyncio.gather(
             *(
                 interrupt_session(self._http, url, name, min_version=min_version, headers=key)
@@ -131,7 +133,7 @@ class EpisodeSampler:
     ) -> EpisodeFailed | None:
         assert self._http is not None
         assert request.task is not None
-        sessions = SessionClient(self._http, self._config.router_url, self._key)
+        sessions = SessionClient(self._http, self._config.router_url, self._headers)
         session = await sessions.create({"rollout": request.session[-512:], "index": str(index)})
         failure: EpisodeFailed | None = None
         outcome: dict[str, Any] = {}
@@ -171,7 +173,7 @@ class EpisodeSampler:
             "task": request.task.model_dump(mode="json", exclude_unset=True),
             "url": self._config.router_url,
             "session": {SESSION_HEADER: session, **request.routing},
-            "api_key": self._key.get("authorization", "none").removeprefix("Bearer "),
+            "api_key": self._key or "none",
             "fixed": {
                 "model": self._model,
                 "temperature": request.temperature,

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import aiohttp
 from pydantic import ValidationError
 
+from services.http.api_key import key_header
+from services.http.event_stream import END, EventStream, EventTooLong
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.failures import one_line
-from services.orchestrator.rollout.router_calls import interrupt_session, key_header
+from services.orchestrator.rollout.router_calls import interrupt_session
 from services.protocol.reward.reward_service import Score
 from services.protocol.router import (
     MIN_VERSION_HEADER,
@@ -37,7 +39,6 @@ WHOLE_DISTRIBUTION = {
 """Sent with every rollout: what a request leaves out, vLLM takes from the model's own
 `generation_config.json`, and logprobs over a truncated or penalised distribution are not
 those that the trainer computes."""
-_DONE = b"[DONE]"
 
 
 class Arrived(Protocol):
@@ -139,7 +140,7 @@ class RolloutClient:
     def __init__(self, config: OrchestratorConfig, *, model: str) -> None:
         self._config = config
         self._model = model
-        self._key = key_header(config.router_key_env)
+        self._key = key_header(config.router_key)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "RolloutClient":
@@ -247,17 +248,16 @@ def _refusal(status: int, text: str) -> RolloutFailed:
 
 
 async def _events(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of each server-sent event, of any size, up to the end marker."""
-    rest = b""
-    async for chunk in content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == _DONE:
-                return
-            yield data
+    """The data of each server-sent event, up to the end marker."""
+    stream = EventStream()
+    try:
+        async for chunk in content.iter_any():
+            for data in stream.feed(chunk):
+                if data == END:
+                    return
+                yield data
+    except EventTooLong as error:
+        raise RolloutFailed("bad_event", str(error)) from None
 
 
 def _choice(event: bytes) -> tuple[int, Trajectory]:

@@ -1,33 +1,18 @@
 """Calls of the router besides rollouts: its load, and interruptions."""
 
-import os
 from collections.abc import Mapping
 
 import aiohttp
 from pydantic import ValidationError
 
+from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
-from services.protocol.errors import InvalidInput
 from services.protocol.router import SESSION_HEADER, RouterLoad
 
 _LOAD_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 _INTERRUPT_TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _log = Log("orchestrator")
-
-
-def key_header(variable: str | None) -> dict[str, str]:
-    """The header with the API key in this environment variable; none for None.
-
-    Raises:
-        InvalidInput: it is not set.
-    """
-    if variable is None:
-        return {}
-    if not (key := os.environ.get(variable)):
-        fix = "Set that variable where the orchestrator runs."
-        raise InvalidInput("orchestrator.router_key_env", variable, fix)
-    return {"authorization": f"Bearer {key}"}
 
 
 async def router_load(config: OrchestratorConfig) -> RouterLoad | None:
@@ -36,7 +21,7 @@ async def router_load(config: OrchestratorConfig) -> RouterLoad | None:
     Raises:
         InvalidInput: the variable that shall hold the API key is not set.
     """
-    key, url = key_header(config.router_key_env), f"{config.router_url}/v1/load"
+    key, url = key_header(config.router_key), f"{config.router_url}/v1/load"
     try:
         async with aiohttp.ClientSession(timeout=_LOAD_TIMEOUT, headers=key) as http:
             async with http.get(url) as response:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from services.access.json_body import strict_json
+from services.http.json_body import strict_json
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import CodeTest
 

@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
+from services.http.event_stream import END
 from services.observability.metrics import RouterMetrics
 from services.router.answering.attempts import Attempts
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
-from services.router.upstream.upstream import END, checked_answer
+from services.router.upstream.upstream import checked_answer
 
 _ABORTED = "abort"
 

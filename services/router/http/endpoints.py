@@ -226,8 +226,7 @@ class _Answer:
             await self.event(json_bytes(failure.body))
             await self.end_stream()
             return
-        after = failure.retry_after_s
-        await self.whole(failure.status, failure.body, {"retry-after": str(after)} if after else {})
+        await self.whole(failure.status, failure.body, failure.headers)
 
     async def _begin(self, status: int, headers: dict[str, str]) -> None:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from services.http.openapi import ERRORS, json_body
 from services.protocol.router import (
     MIN_VERSION_HEADER,
     PRIORITY_HEADER,
@@ -15,24 +16,6 @@ from services.protocol.router import (
     SESSION_HEADER,
     STREAM_BY,
 )
-
-_ERROR_SCHEMA = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {"message": {"type": "string"}, "type": {"type": "string"}},
-            "required": ["message", "type"],
-        }
-    },
-    "required": ["error"],
-}
-_ERROR = {"content": {"application/json": {"schema": _ERROR_SCHEMA}}}
-ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "It cannot be served; the message names the field."} | _ERROR,
-    "5XX": {"description": "It could not be served now, but may be later."} | _ERROR,
-}
-"""Of every endpoint, in OpenAI's shape."""
 
 _OWN_FIELDS = {
     "model": {"type": "string"},
@@ -74,12 +57,6 @@ def describe_answers(app: FastAPI) -> None:
         return schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # the way that FastAPI documents
-
-
-def json_body(schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
-    """The body of an operation that reads it by itself."""
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": required, "content": content}}
 
 
 def query(schema: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.endpoints import Gate
 from services.router.http.request_body import disconnected, read_body
-from services.router.request.json_bytes import json_bytes
 
 OWN_PORT = "millrace.own_port"
 """In the scope of a request that came to the router's own port."""
@@ -125,13 +124,14 @@ class ProxyForwarder:
                 answering = asyncio.create_task(self._answer(scope, headers, body, noting))
                 await _first_of(answering, disconnected(receive), self._draining.wait())
         except RequestFailed as failure:
-            await _refuse(send, failure)
+            await failure.response()(scope, receive, send)
         except (aiohttp.ClientError, TimeoutError) as problem:
             _LOG.warning("forwarding_failed", path=scope["path"][:200], problem=repr(problem))
             if began:
                 return  # uvicorn closes the connection, so the client sees that a piece is missing
             message = f"{scope['path']:.200} cannot be reached now; try again"
-            await _refuse(send, RequestFailed(502, "unreachable", message, retry_after_s=1))
+            failure = RequestFailed(502, "unreachable", message, retry_after_s=1)
+            await failure.response()(scope, receive, send)
 
     async def _answer(
         self, scope: Scope, asked: list[tuple[bytes, bytes]], body: bytes, send: Send
@@ -169,13 +169,3 @@ async def _first_of(answering: asyncio.Task[None], *ends: Coroutine[Any, Any, ob
         for task in (answering, *over):
             task.cancel()
         await asyncio.gather(answering, *over, return_exceptions=True)
-
-
-async def _refuse(send: Send, failure: RequestFailed) -> None:
-    payload = json_bytes(failure.body)
-    headers = [(b"content-type", b"application/json")]
-    headers.append((b"content-length", str(len(payload)).encode()))
-    if failure.retry_after_s:
-        headers.append((b"retry-after", str(failure.retry_after_s).encode()))
-    await send({"type": "http.response.start", "status": failure.status, "headers": headers})
-    await send({"type": "http.response.body", "body": payload})

@@ -1,11 +1,11 @@
 """The body of a client's request: bounded in size and in time."""
 
-import asyncio
 import json
 from typing import Any
 
 from starlette.types import Receive
 
+from services.http import json_body
 from services.router.errors import RequestFailed, unreadable_body
 
 _NESTED = (dict, list)
@@ -20,11 +20,9 @@ async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> by
         RequestFailed: 413 for too much, 408 for too slow, 499 if the client has gone.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _whole(receive, max_bytes)
-    except TimeoutError:
-        message = f"the body did not come within {timeout_s:g} s"
-        raise RequestFailed(408, "body_too_slow", message) from None
+        return await json_body.read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
+    except json_body.BodyRefused as refused:
+        raise RequestFailed(refused.status, refused.kind, str(refused)) from None
 
 
 def parsed(raw: bytes) -> Any:
@@ -56,21 +54,6 @@ def _is_deeper(value: Any, bound: int) -> bool:
         level = [inner for part in parts for inner in part if type(inner) in _NESTED]
         bound -= 1
     return bool(level)
-
-
-async def _whole(receive: Receive, bound: int) -> bytes:
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestFailed(499, "disconnected", "the client left before its request came")
-        part = message.get("body", b"")
-        size, more = size + len(part), message.get("more_body", False)
-        if size > bound:
-            raise RequestFailed(413, "body_too_large", f"the body is larger than {bound} bytes")
-        parts.append(part)
-    return b"".join(parts)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -1,13 +1,13 @@
 """`/v1/sessions`: make, read, finish, list and delete recorded sessions."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
+from services.http.openapi import ERRORS, json_body
 from services.protocol.session import (
     SessionDeleted,
     SessionFields,
@@ -18,8 +18,8 @@ from services.protocol.session import (
 )
 from services.protocol.strict import StrictModel, first_problem
 from services.router.errors import bad_request
-from services.router.http.openapi import ERRORS, json_body, query
-from services.router.http.request_body import read_body
+from services.router.http.openapi import query
+from services.router.http.request_body import parsed, read_body
 from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.sessions import SessionRecords
 
@@ -143,10 +143,7 @@ def interrupt_route(interruptions: Interruptions, *, read_s: float) -> APIRouter
 async def _body(request: Request, timeout_s: float) -> Any:
     """The parsed body; none at all means no fields."""
     raw = await read_body(request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=timeout_s)
-    try:
-        return json.loads(raw) if raw else {}
-    except (ValueError, RecursionError):
-        raise bad_request("the body is not JSON") from None
+    return parsed(raw) if raw else {}
 
 
 def _checked(model: type[_Model], data: Any) -> _Model:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from services.http.error_answer import error_body
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.router import error_body
 
 ACCEPTED_AT_ONCE = 16
 """The `backlog` for asyncio, which accepts as many before it looks at the first of them: so

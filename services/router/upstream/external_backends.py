@@ -5,7 +5,6 @@ With it everything that chooses, counts, ejects and retries works for them uncha
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +12,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from services.http.api_key import key_header, key_in
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.errors import InvalidInput
 from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import BackendConfig, RouterConfig
@@ -35,7 +34,7 @@ class ExternalBackends:
     A backend counts as up until it has been asked, so that the first requests need not wait.
     """
 
-    def __init__(self, config: RouterConfig, keys: Mapping[str, str]) -> None:
+    def __init__(self, config: RouterConfig, keys: Mapping[str, str | None]) -> None:
         self._config, self._keys = config, keys
         self._up = dict.fromkeys(_names(config), True)
         self._revision = 0
@@ -80,7 +79,7 @@ class ExternalBackends:
     ) -> str | None:
         try:
             async with asyncio.timeout(self._config.probe_timeout_s):
-                url, headers = f"{backend.url}/v1/models", _authorization(self._keys.get(name))
+                url, headers = f"{backend.url}/v1/models", key_header(self._keys.get(name))
                 async with http.get(url, headers=headers, allow_redirects=False) as response:
                     if response.status != 200:
                         return f"{url} answers {response.status}"
@@ -96,14 +95,12 @@ class ExternalBackends:
 class _ExternalUpstream(Upstream):
     """Shows each backend the key that it wants."""
 
-    def __init__(self, config: RouterConfig, keys: Mapping[str, str]) -> None:
+    def __init__(self, config: RouterConfig, keys: Mapping[str, str | None]) -> None:
         super().__init__(config)
         self._keys = keys
 
     def _headers(self, reservation: Reservation) -> dict[str, str]:
-        return super()._headers(reservation) | _authorization(
-            self._keys.get(reservation.replica_id)
-        )
+        return super()._headers(reservation) | key_header(self._keys.get(reservation.replica_id))
 
     async def _post(
         self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
@@ -124,9 +121,8 @@ def external_replicas(config: RouterConfig) -> Replicas:
         InvalidInput: an environment variable that shall hold a key is not set.
     """
     keys = {
-        name: _key(backend.api_key_env)
+        name: key_in(backend.api_key_env, field="router.backends.api_key_env")
         for name, backend in _names(config).items()
-        if backend.api_key_env is not None
     }
     return Replicas(
         config=config,
@@ -170,14 +166,3 @@ def _member(name: str, backend: BackendConfig, *, up: bool) -> Member:
         max_model_len=backend.max_model_len or 0,
         pid=0,
     )
-
-
-def _key(variable: str) -> str:
-    if not (key := os.environ.get(variable)):
-        fix = "Set that variable where the router runs."
-        raise InvalidInput("router.backends.api_key_env", variable, fix)
-    return key
-
-
-def _authorization(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"authorization": f"Bearer {key}"}

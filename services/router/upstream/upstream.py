@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from services.http.event_stream import END, EventStream, EventTooLong
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
@@ -18,11 +19,7 @@ from services.router.placement.reservation import Reservation
 from services.router.request.json_bytes import json_bytes
 from services.router.request.trace_context import TRACE
 from services.router.upstream.connections import socket_factory
-from services.router.upstream.event_stream import EventStream
 from services.router.upstream.stall_timer import StallTimer
-
-END = b"[DONE]"
-"""The data of a stream's last event."""
 
 _END_OF_EVENT = b"\n\n"
 _EVENTS = "text/event-stream"
@@ -168,6 +165,8 @@ class Upstream:
                 yield event
         except (aiohttp.ClientError, OSError) as error:
             raise UpstreamBroken("connection", repr(error)) from None
+        except EventTooLong as error:
+            raise UpstreamBroken("malformed", str(error)) from None
         finally:
             stall_timer.close()
             response.close()

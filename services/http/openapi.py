@@ -12,28 +12,35 @@ _ERROR_SCHEMA = {
         "error": {
             "type": "object",
             "properties": {
-                "field": {"type": "string"},
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "integer"},
                 "value": {},
                 "fix": {"type": "string"},
-                "message": {"type": "string"},
             },
-            "required": ["field", "value", "fix", "message"],
+            "required": ["message", "type"],
         }
     },
     "required": ["error"],
 }
 _ERROR = {"content": {"application/json": {"schema": _ERROR_SCHEMA}}}
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "It cannot be used; the body names the field and the fix."} | _ERROR,
-    "5XX": {"description": "It cannot be answered now."} | _ERROR,
+    "4XX": {"description": "It cannot be served; the message names the field."} | _ERROR,
+    "5XX": {"description": "It could not be served now, but may be later."} | _ERROR,
 }
-"""Of every operation that answers in the shape of `services.protocol.errors.InvalidInput`."""
+"""Of every operation; see `services.http.error_answer`."""
 
 
-def json_body(model: type[BaseModel], *, required: bool = False) -> dict[str, Any]:
-    """The body of an operation that reads it by itself; `describe_bodies` says what it is."""
-    content = {"application/json": {"schema": {"$ref": _COMPONENTS.format(model=model.__name__)}}}
+def json_body(schema: dict[str, Any], *, required: bool = False) -> dict[str, Any]:
+    """The body of an operation that reads it by itself."""
+    content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": required, "content": content}}
+
+
+def component(model: type[BaseModel]) -> dict[str, Any]:
+    """A reference to a model that `describe_bodies` adds."""
+    return {"$ref": _COMPONENTS.format(model=model.__name__)}
 
 
 def describe_bodies(app: FastAPI, *models: type[BaseModel]) -> None:

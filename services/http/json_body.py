@@ -8,20 +8,23 @@ import asyncio
 import json
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import JSONResponse
+from starlette.responses import JSONResponse
+from starlette.types import Receive
 
 from services.protocol.errors import InvalidInput
 
-_MIB = 1 << 20
 
+class BodyRefused(ValueError):
+    """A body that is too large or too slow, or whose client has disconnected.
 
-class BodyTooLarge(ValueError):
-    """The body is longer than the service takes."""
+    Attributes:
+        status: HTTP status.
+        kind: `body_too_large`, `body_too_slow` or `disconnected`.
+    """
 
-
-class BodyTooSlow(RuntimeError):
-    """The body did not arrive in time."""
+    def __init__(self, status: int, kind: str, message: str) -> None:
+        self.status, self.kind = status, kind
+        super().__init__(message)
 
 
 class AsciiJson(JSONResponse):
@@ -33,23 +36,30 @@ class AsciiJson(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-async def read_body(request: Request, *, most_mb: int, timeout_s: float) -> bytes:
-    """The body of a request.
+async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The body of a request; what follows `max_bytes` is not read.
 
     Raises:
-        BodyTooLarge: it has more than `most_mb` MiB; the rest is not read.
-        BodyTooSlow: it has not come within so many seconds.
+        BodyRefused: 413 for too large, 408 for too slow, 499 if the client has disconnected.
     """
-    parts, size = [], 0
+    parts: list[bytes] = []
+    size, more = 0, True
     try:
         async with asyncio.timeout(timeout_s):
-            async for part in request.stream():
-                size += len(part)
-                if size > most_mb * _MIB:
-                    raise BodyTooLarge(f"more than {most_mb} MiB")
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    problem = "the client left before its request came"
+                    raise BodyRefused(499, "disconnected", problem)
+                part = message.get("body", b"")
+                size, more = size + len(part), message.get("more_body", False)
+                if size > max_bytes:
+                    problem = f"the body is larger than {max_bytes} bytes"
+                    raise BodyRefused(413, "body_too_large", problem)
                 parts.append(part)
     except TimeoutError:
-        raise BodyTooSlow(f"{size} bytes in {timeout_s:g} s") from None
+        problem = f"the body did not come within {timeout_s:g} s"
+        raise BodyRefused(408, "body_too_slow", problem) from None
     return b"".join(parts)
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from services.router.errors import UpstreamBroken
-from services.router.upstream import event_stream
-from services.router.upstream.event_stream import EventStream
+from services.http import event_stream
+from services.http.event_stream import EventStream, EventTooLong
 
 SPELLINGS = {
     "vLLM": b'data: {"a": 1}\n\ndata: [DONE]\n\n',
@@ -30,7 +29,7 @@ def test_an_event_that_has_no_end_is_not_kept(monkeypatch, part):
     monkeypatch.setattr(event_stream, "_LONGEST", 100)
     stream = EventStream()
     assert stream.feed(b"data: fits\n\n" * 50)[-1] == b"fits"
-    with pytest.raises(UpstreamBroken, match="more than 100 bytes"):
+    with pytest.raises(EventTooLong, match="more than 100 bytes"):
         _feed(stream, part)
 
 

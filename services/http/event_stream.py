@@ -1,9 +1,14 @@
 """Server-sent events, in every spelling that servers use."""
 
-from services.router.errors import UpstreamBroken
+END = b"[DONE]"
+"""The data of the last event of a stream of OpenAI's API."""
 
 _LONGEST = 1 << 26
 """Bytes of one event: a long prompt's logprobs fit, and no server can fill our memory."""
+
+
+class EventTooLong(ValueError):
+    """An event has no end."""
 
 
 class EventStream:
@@ -18,7 +23,7 @@ class EventStream:
         """The data of the events that are whole with these bytes.
 
         Raises:
-            UpstreamBroken: an event has no end.
+            EventTooLong: an event has no end.
         """
         events: list[bytes] = []
         first, *others = received.split(b"\n")
@@ -28,7 +33,7 @@ class EventStream:
             self._line = [begin]
         self._size = 0 if events else self._size + len(received)
         if self._size > _LONGEST:
-            raise UpstreamBroken("malformed", f"an event of more than {_LONGEST} bytes")
+            raise EventTooLong(f"an event of more than {_LONGEST} bytes")
         return events
 
     def _end_line(self, events: list[bytes]) -> None:
