@@ -1,6 +1,5 @@
 """The middleware that asks for a key."""
 
-import asyncio
 import math
 import time
 from collections.abc import Collection
@@ -16,6 +15,7 @@ from services.access.key_source import KeySource
 from services.http.error_answer import error_body
 from services.http.json_body import AsciiJson
 from services.observability.metrics import AccessMetrics
+from services.side_by_side import running
 
 KEY_NAME = "millrace.key"
 """Where the scope of an admitted request holds the name of its key; absent without keys."""
@@ -53,12 +53,8 @@ class AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or the application's life, during which the keys are followed."""
         if scope["type"] == "lifespan":
-            follower = asyncio.create_task(self._source.follow(self._replace), name="api_keys")
-            try:
+            async with running(self._source.follow(self._replace), name="api_keys"):
                 await self._app(scope, receive, send)
-            finally:
-                follower.cancel()
-                await asyncio.gather(follower, return_exceptions=True)
             return
         if scope["type"] != "http":  # a websocket: no service has one, and none shows a key
             await send({"type": "websocket.close", "code": _REFUSED})

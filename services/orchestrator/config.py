@@ -1,11 +1,14 @@
 """Configuration of the orchestrator service."""
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from services.access.config import AccessConfig
 from services.http.api_key import key_in
 from services.observability.tracing import TracingConfig
 from services.protocol.strict import StrictModel
+from services.retry import doubling
 
 
 class OrchestratorConfig(StrictModel):
@@ -82,6 +85,11 @@ class OrchestratorConfig(StrictModel):
     disk_full_timeout_s: float = Field(default=3600.0, gt=0)
     stop_timeout_s: float = Field(default=60.0, gt=0)
     sample_trajectories: int = Field(default=2, ge=0)
+
+    @property
+    def pauses(self) -> Iterator[float]:
+        """Pauses between calls of a peer that is not ready, seconds."""
+        return doubling(self.backoff_s, self.backoff_max_s)
 
     @property
     def router_key(self) -> str | None:

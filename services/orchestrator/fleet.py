@@ -7,6 +7,7 @@ from services.observability.log import Log
 from services.orchestrator.changes import Changes
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState, WeightBus
+from services.retry import retrying
 
 _WATCH_S = 10.0
 _RETRY_S = 0.5
@@ -77,17 +78,13 @@ class Fleet:
             NotReady: the bus is still away after `timeout_s`; says how.
         """
         self._max_lag = max_lag
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                await self._bus.bound_lag(max_lag)
-            except NotReady as error:
-                if time.monotonic() + _RETRY_S > deadline:
-                    problem = f"the weight bus did not answer in {timeout_s:g} s: {error}"
-                    raise NotReady(problem) from error
-                await asyncio.sleep(_RETRY_S)
-            else:
-                return
+        try:
+            await retrying(
+                lambda: self._bus.bound_lag(max_lag), pauses=[_RETRY_S], timeout_s=timeout_s
+            )
+        except NotReady as error:
+            problem = f"the weight bus did not answer in {timeout_s:g} s: {error}"
+            raise NotReady(problem) from error
 
     async def want_replicas(self, replicas: int) -> None:
         """Report the number of replicas that the run has work for; the bus forgets it in a minute.

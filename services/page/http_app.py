@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path as FilePath
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from services.page.reading.timeline_reading import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import NoSuchRun, RunGone, RunStore
 from services.protocol.strict import StrictModel
+from services.side_by_side import running
 
 STATIC = FilePath(__file__).parent / "static"
 _Number = Annotated[int, Path(ge=0, le=LARGEST)]
@@ -82,11 +83,8 @@ def page_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(follow(), name="cluster")] if follow is not None else []
-        yield
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with running(follow(), name="cluster") if follow else nullcontext():
+            yield
 
     app = FastAPI(
         title="Millrace page",

@@ -18,6 +18,7 @@ from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox
 from services.reward_service.sandbox.sandbox_uses import noted_uses
+from services.side_by_side import cancel
 
 _log = Log("reward_service")
 
@@ -66,9 +67,7 @@ class Scoring:
             for task in asyncio.as_completed(tasks):
                 yield await task
         finally:
-            for one in tasks:
-                one.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*tasks)
 
     def close(self) -> None:
         """End all processes."""

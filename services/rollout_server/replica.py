@@ -24,6 +24,7 @@ from services.rollout_server.engine.vllm_patches.version_spans import put_spans_
 from services.rollout_server.http.http_server import HttpServer
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
+from services.side_by_side import cancel
 from services.transport.base_digest import base_digest
 from services.transport.shared_memory import memory_domain
 
@@ -149,9 +150,8 @@ class RolloutReplica:
     async def stop(self) -> None:
         """Leave the bus, close the server, end the engine's processes."""
         watch, self._watch_task = self._watch_task, None
-        if watch is not None and watch is not asyncio.current_task():
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+        if watch is not asyncio.current_task():
+            await cancel(watch)
         if self._member is not None:
             await self._member.stop()
         await self._server.stop()

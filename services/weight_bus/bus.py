@@ -25,6 +25,7 @@ from services.protocol.weights.weight_bus import (
     TrainerHello,
 )
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier
 from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
@@ -227,9 +228,7 @@ class Bus:
         """End every task."""
         for replica_id in list(self._deliveries):
             await self._end_delivery(replica_id)
-        if self._tick_task is not None:
-            self._tick_task.cancel()
-            await asyncio.gather(self._tick_task, return_exceptions=True)
+        await cancel(self._tick_task)
 
     def start(self) -> None:
         """Begin to notice silence; calling it again does nothing."""
@@ -272,8 +271,7 @@ class Bus:
         delivery = self._deliveries.pop(replica_id, None)
         if delivery is not None:
             self._control.forget(replica_id)
-            delivery[1].cancel()
-            await asyncio.gather(delivery[1], return_exceptions=True)
+            await cancel(delivery[1])
 
     def _update(self) -> None:
         """Have everybody who waits look again."""

@@ -9,11 +9,11 @@ from services.observability.metrics import RunMetrics
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.evaluation.evaluation import Evaluator
 from services.orchestrator.observers.run_record import RunRecord
-from services.orchestrator.side_by_side import cancel
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.run.evaluation import Evaluation, EvaluationConfig
 from services.protocol.run.orchestrator import RunState
 from services.protocol.run.task import Task
+from services.side_by_side import cancel
 
 _log = Log("orchestrator")
 
@@ -42,7 +42,7 @@ class HeldOut:
 
     async def __aexit__(self, *exc: object) -> None:
         """Cancel evaluations that still run."""
-        await cancel(self._running.values())
+        await cancel(*self._running.values())
 
     def start_due(self) -> None:
         """Start the evaluations that are due after the newest train step, without waiting."""

@@ -17,9 +17,9 @@ from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.loop.disk_guard import LEDGER, DiskGuard
-from services.orchestrator.side_by_side import race
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
+from services.side_by_side import race
 
 _log = Log("orchestrator")
 

@@ -36,13 +36,13 @@ from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.run_folder.run_log import run_log
-from services.orchestrator.side_by_side import cancel, race
 from services.orchestrator.tasks.curriculum import PassRates
 from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.trackers import Trackers
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
+from services.side_by_side import cancel, race
 
 
 class Run:
@@ -156,7 +156,7 @@ class Run:
                 if not work.done():
                     await self._interrupt(work)
             finally:
-                await cancel([work, stop])
+                await cancel(work, stop)
                 await self._ending.release_replicas()
             await self._ending.close_record()
             self._rates.close()

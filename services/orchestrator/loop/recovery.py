@@ -1,6 +1,5 @@
 """Starting the trainer, and bringing it back after a loss."""
 
-import asyncio
 import time
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -10,6 +9,7 @@ from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
 from services.protocol.errors import NotReady
 from services.protocol.trainer import TrainerState
+from services.retry import retrying
 
 T = TypeVar("T")
 _log = Log("orchestrator")
@@ -50,27 +50,28 @@ async def start_trainer(context: RunContext) -> TrainerState:
     """
     config, trainer, start = context.config, context.peers.trainer, context.start
     waited = f"{config.trainer_timeout_s:g} s"
-    deadline = time.monotonic() + config.trainer_timeout_s
-    pause = config.backoff_s
-    while True:
-        try:
-            if (await trainer.state()).ready:
-                state = await trainer.start_run(start)
-                for why in state.refused_checkpoints:
-                    _log.warning("checkpoint_refused", run=start.run_id, why=why)
-                return state
-            problem = "its ranks are not all up"
-        except NotReady as error:
-            problem = str(error)
-        if time.monotonic() + pause > deadline:
-            raise NotReady(
-                f"the trainer was not ready in {waited}: {problem.rstrip('.')}; `serve status` "
-                "shows whether its application is deployed and healthy"
-            )
-        context.progress.detail = f"waiting for the trainer, {waited} at most: {problem}"
-        _log.info("waiting_for_trainer", run=start.run_id, problem=problem)
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, config.backoff_max_s)
+
+    async def started() -> TrainerState:
+        if not (await trainer.state()).ready:
+            raise NotReady("its ranks are not all up")
+        return await trainer.start_run(start)
+
+    def waits(error: NotReady, _: float) -> None:
+        context.progress.detail = f"waiting for the trainer, {waited} at most: {error}"
+        _log.info("waiting_for_trainer", run=start.run_id, problem=str(error))
+
+    try:
+        state = await retrying(
+            started, pauses=config.pauses, timeout_s=config.trainer_timeout_s, failed=waits
+        )
+    except NotReady as error:
+        raise NotReady(
+            f"the trainer was not ready in {waited}: {str(error).rstrip('.')}; `serve status` "
+            "shows whether its application is deployed and healthy"
+        ) from error
+    for why in state.refused_checkpoints:
+        _log.warning("checkpoint_refused", run=start.run_id, why=why)
+    return state
 
 
 def adopt(context: RunContext, book: GroupBook, state: TrainerState) -> int:

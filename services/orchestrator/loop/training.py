@@ -22,9 +22,9 @@ from services.orchestrator.loop.recovery import RunFailed, TrainerLost, ask, sta
 from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
-from services.orchestrator.side_by_side import cancel
 from services.protocol.run.orchestrator import RunState
 from services.protocol.trainer import TrainBatch, TrainReport
+from services.side_by_side import cancel
 
 _log = Log("orchestrator")
 
@@ -136,7 +136,7 @@ class TrainingLoop:
         try:
             ending = await self._train_all_steps(admission)
         finally:
-            await cancel([admission])
+            await cancel(admission)
             await self._groups.cancel_all()
         if self._progress.step < self._run.steps:
             await self._steps.checkpoints.last()

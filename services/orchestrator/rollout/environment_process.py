@@ -10,8 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from services.observability.log import Log
-from services.orchestrator.side_by_side import cancel
 from services.protocol.errors import InvalidInput
+from services.side_by_side import cancel
 
 _START_S = 60.0
 _GRACE_S = 5.0
@@ -149,7 +149,7 @@ class EnvironmentProcess:
     async def close(self) -> None:
         """End the process and all processes that it started."""
         if self._reader is not None:
-            await cancel([self._reader])
+            await cancel(self._reader)
 
 
 def _send(process: asyncio.subprocess.Process, message: dict[str, Any]) -> None:

@@ -22,9 +22,9 @@ from services.orchestrator.rollout.rollout import (
 )
 from services.orchestrator.rollout.router_calls import interrupt_session
 from services.orchestrator.rollout.session_client import Recorded, SessionClient
-from services.orchestrator.side_by_side import cancel
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.router import SESSION_HEADER
+from services.side_by_side import cancel
 
 _log = Log("orchestrator")
 
@@ -61,7 +61,7 @@ class EpisodeSampler:
 
     async def __aexit__(self, *exc: object) -> None:
         """End it, once the sessions of open episodes are closed."""
-        await cancel(self._running)
+        await cancel(*self._running)
         await self._process.close()
         if self._http is not None:
             await self._http.close()

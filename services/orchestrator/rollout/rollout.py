@@ -26,6 +26,7 @@ from services.protocol.router import (
 )
 from services.protocol.run.task import Task
 from services.protocol.trajectory import Trajectory
+from services.retry import retrying
 
 _UNAVAILABLE = (429, 502, 503, 504)
 WHOLE_DISTRIBUTION = {
@@ -165,15 +166,21 @@ class RolloutClient:
         Raises:
             RolloutFailed: the group is not whole; the choices that arrived are.
         """
-        away: _Unavailable | None = None
+        last = ""
+
+        def failed(error: _Unavailable, _: float) -> None:
+            nonlocal last
+            last = f", last: {error}"
+
         try:
             async with asyncio.timeout(request.timeout_s):
-                pause = self._config.backoff_s
-                while away := await self._unavailable(request, arrived):
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, self._config.backoff_max_s)
+                await retrying(
+                    lambda: self._attempt(request, arrived),
+                    on=_Unavailable,
+                    pauses=self._config.pauses,
+                    failed=failed,
+                )
         except TimeoutError:
-            last = f", last: {away}" if away else ""
             problem = f"not answered in {request.timeout_s:g} s{last}"
             raise RolloutFailed("deadline", problem) from None
 
@@ -185,20 +192,8 @@ class RolloutClient:
             self._http, url, request.session, min_version=min_version, headers=self._key
         )
 
-    async def _unavailable(
-        self, request: RolloutRequest, arrived: Arrived
-    ) -> "_Unavailable | None":
-        """One attempt; the error when the router was unavailable from the start."""
+    async def _attempt(self, request: RolloutRequest, arrived: Arrived) -> None:
         seen: set[int] = set()
-        try:
-            await self._attempt(request, arrived, seen)
-        except _Unavailable as away:
-            if seen:
-                raise
-            return away
-        return None
-
-    async def _attempt(self, request: RolloutRequest, arrived: Arrived, seen: set[int]) -> None:
         assert self._http is not None, "use the client as an async context"
         url = f"{self._config.router_url}/v1/chat/completions"
         headers = {SESSION_HEADER: request.session, **request.routing, **self._key}
@@ -213,7 +208,9 @@ class RolloutClient:
                     seen.add(index)
                     arrived(index, trajectory)
         except aiohttp.ClientError as error:  # away, or what answers there is no HTTP
-            raise _Unavailable("connection", repr(error)) from error
+            # A choice that has arrived is the caller's: the group cannot begin again.
+            failure = RolloutFailed if seen else _Unavailable
+            raise failure("connection", repr(error)) from error
         if len(seen) != request.n:
             raise RolloutFailed("incomplete", f"{len(seen)} of {request.n} choices came")
 

@@ -1,14 +1,14 @@
 """Scores of finished trajectories, in few calls to the reward service."""
 
 import asyncio
-import time
 from collections import deque
 
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.side_by_side import cancel
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.reward_service import RewardService, Score, ScoreJob, Verdict
+from services.retry import retrying
+from services.side_by_side import cancel
 
 _log = Log("orchestrator")
 
@@ -47,7 +47,7 @@ class Scorer:
                 await self._slots.acquire()
                 self._launch()
         finally:
-            await cancel(self._calls)
+            await cancel(*self._calls)
 
     def _launch(self) -> None:
         size = min(len(self._waiting), self._config.score_batch)
@@ -73,30 +73,29 @@ class Scorer:
 
         Jobs with which a replica died are given to another once: they may be why it died.
         """
-        deadline = time.monotonic() + self._config.score_timeout_s
-        pause = self._config.backoff_s
-        problem, lost = "no answer", 0
-        while True:
-            left = deadline - time.monotonic()
-            try:
-                scores = await asyncio.wait_for(self._reward.score(jobs), left)
+        timeout_s, problem, lost = self._config.score_timeout_s, "no answer", 0
+
+        def failed(error: NotReady, _: float) -> None:
+            nonlocal problem, lost
+            problem, lost = str(error), lost + isinstance(error, ReplicaLost)
+            if lost > 1:
+                raise error
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                scores = await retrying(
+                    lambda: self._reward.score(jobs),
+                    pauses=self._config.pauses,
+                    timeout_s=timeout_s,
+                    failed=failed,
+                )
                 return {score.job_id: score for score in scores}
-            except TimeoutError:
-                problem = f"not scored in {self._config.score_timeout_s:g} s: {problem}"
-                break
-            except ReplicaLost as error:
-                problem, lost = str(error), lost + 1
-                if lost > 1:
-                    break
-            except NotReady as error:
-                problem = str(error)
-            except Exception as error:  # noqa: BLE001  the service broke its contract
-                problem = repr(error)
-                break
-            if time.monotonic() + pause > deadline:
-                break
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, self._config.backoff_max_s)
+        except TimeoutError:
+            problem = f"not scored in {timeout_s:g} s: {problem}"
+        except NotReady as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001  the service broke its contract
+            problem = repr(error)
         _log.warning("scoring_failed", jobs=len(jobs), error=problem)
         return {job.job_id: _ungraded(job, problem) for job in jobs}
 

@@ -23,14 +23,16 @@ from services.protocol.weights.weight_bus import (
     WeightBus,
 )
 from services.protocol.weights.weights import WeightManifest
+from services.retry import retrying
 from services.rollout_server.control.replica_control import EngineControl
 from services.rollout_server.control.start_up import StartPhase
 from services.rollout_server.weights.canary import CanaryProver, Proof
 from services.rollout_server.weights.engine_loader import EngineLoader
+from services.side_by_side import cancel
 
 _POLL_WAIT_S = 2.0
 _RETRY_S = 0.25
-_REPORT_TRIES = 20
+_REPORT_TIMEOUT_S = 30.0
 _MAX_WAITING_ORDERS = 256
 _STOP_TIMEOUT_S = 2.0
 
@@ -94,10 +96,7 @@ class BusMember:
         """End the tasks, then leave the bus: a poll under way would register again."""
         await self._end_proof()
         staging = [self._staging[1]] if self._staging else []
-        tasks = [*self._tasks, *self._sends.values(), *staging]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks, *self._sends.values(), *staging)
         with contextlib.suppress(NotReady, TimeoutError):
             await asyncio.wait_for(self._bus.leave(self._id), _STOP_TIMEOUT_S)
 
@@ -118,18 +117,15 @@ class BusMember:
             self.wanted_replicas = orders.wanted_replicas
 
     async def _register(self) -> None:
-        while True:
-            try:
-                await self._bus.register_replica(
-                    self._hello(self._loader.committed, self._loader.copy)
-                )
-            except NotReady:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            self._acknowledged = 0
-            self._reached(StartPhase.REGISTRATION)
-            log.info("registered", replica=self._id, version=self._loader.committed_version)
-            return
+        await retrying(
+            lambda: self._bus.register_replica(
+                self._hello(self._loader.committed, self._loader.copy)
+            ),
+            pauses=[_RETRY_S],
+        )
+        self._acknowledged = 0
+        self._reached(StartPhase.REGISTRATION)
+        log.info("registered", replica=self._id, version=self._loader.committed_version)
 
     async def _carry_out(self) -> None:
         while True:
@@ -156,9 +152,7 @@ class BusMember:
 
     async def _end_staging(self) -> None:
         if self._staging is not None:
-            task = self._staging[1]
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(self._staging[1])
             self._staging = None
 
     async def _stage(self, order: StageWeights) -> None:
@@ -210,10 +204,8 @@ class BusMember:
         )
 
     async def _end_proof(self) -> None:
-        if self._proving is not None:
-            self._proving.cancel()
-            await asyncio.gather(self._proving, return_exceptions=True)
-            self._proving = None
+        await cancel(self._proving)
+        self._proving = None
 
     def _start_send(self, order: SendWeights) -> None:
         prefix = order.link.prefix
@@ -288,15 +280,11 @@ class BusMember:
         await self._tell(lambda: self._bus.report(report))
 
     async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        for _ in range(_REPORT_TRIES):
-            try:
-                await call()
-            except NotReady:
-                await asyncio.sleep(_RETRY_S)
-                continue
-            return
-        # The bus has forgotten what it asked for; registering again tells it our version.
-        self._count("report", "failed")
+        try:
+            await retrying(call, pauses=[_RETRY_S], timeout_s=_REPORT_TIMEOUT_S)
+        except NotReady:
+            # The bus has forgotten what it asked for; registering again tells it our version.
+            self._count("report", "failed")
 
     def _count(self, order: str, result: str) -> None:
         RolloutMetrics.orders.inc(tags={"replica": self._id, "order": order, "result": result})

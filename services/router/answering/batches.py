@@ -6,6 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeVar
 
+from services.side_by_side import cancel
+
 T = TypeVar("T")
 _BOUND = 256
 
@@ -52,5 +54,4 @@ async def batched(
         if end.error is not None:
             raise end.error
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)

@@ -3,6 +3,7 @@
 import asyncio
 
 from services.observability.metrics import RouterMetrics
+from services.side_by_side import cancel
 
 _PERIOD_S = 0.5
 
@@ -19,10 +20,8 @@ class LoopLag:
 
     async def stop(self) -> None:
         """Stop and wait until the task has ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await cancel(self._task)
+        self._task = None
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()

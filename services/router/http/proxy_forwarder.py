@@ -13,6 +13,7 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.endpoints import Gate
 from services.router.http.request_body import disconnected, read_body
+from services.side_by_side import cancel, running
 
 OWN_PORT = "millrace.own_port"
 """In the scope of a request that came to the router's own port."""
@@ -79,12 +80,8 @@ class ProxyForwarder:
             skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as self._client:
-            follower = asyncio.create_task(self._follow_routes(), name="serve_routes")
-            try:
+            async with running(self._follow_routes(), name="serve_routes"):
                 await self._app(scope, receive, send)
-            finally:
-                follower.cancel()
-                await asyncio.gather(follower, return_exceptions=True)
 
     async def _follow_routes(self) -> None:
         """Learn which paths other applications have, from Serve's own list."""
@@ -130,8 +127,8 @@ class ProxyForwarder:
             if began:
                 return  # uvicorn closes the connection, so the client sees that a piece is missing
             message = f"{scope['path']:.200} cannot be reached now; try again"
-            failure = RequestFailed(502, "unreachable", message, retry_after_s=1)
-            await failure.response()(scope, receive, send)
+            unreachable = RequestFailed(502, "unreachable", message, retry_after_s=1)
+            await unreachable.response()(scope, receive, send)
 
     async def _answer(
         self, scope: Scope, asked: list[tuple[bytes, bytes]], body: bytes, send: Send
@@ -166,6 +163,4 @@ async def _first_of(answering: asyncio.Task[None], *ends: Coroutine[Any, Any, ob
         if answering.done():
             await answering
     finally:
-        for task in (answering, *over):
-            task.cancel()
-        await asyncio.gather(answering, *over, return_exceptions=True)
+        await cancel(answering, *over)

@@ -14,6 +14,7 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
+from services.side_by_side import cancel
 
 _LOG = Log("router")
 _RETRY_S = 0.2
@@ -66,10 +67,8 @@ class Membership:
 
     async def stop(self) -> None:
         """Stop watching and wait until the task has ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await cancel(self._task)
+        self._task = None
 
     def leased(self, model: str | None) -> Mapping[str, Member]:
         """Replicas that may be given work now and serve `model` (None: any), by id."""

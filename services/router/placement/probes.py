@@ -17,6 +17,7 @@ from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.placement.reservations import Reservations
 from services.router.placement.sequence_cap import Pressure
+from services.side_by_side import cancel
 
 _LOG = Log("router")
 _RUNNING = "vllm:num_requests_running"
@@ -39,9 +40,7 @@ class Probes:
 
     async def stop(self) -> None:
         """Stop looking and wait until the tasks have ended."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     async def _run(self) -> None:
         # Of its own, so that looks never wait for a connection behind requests.
@@ -54,10 +53,7 @@ class Probes:
                     for member in self._reservations.membership.leased(None).values():
                         self._begin(session, member)
             finally:
-                looks = list(self._looks.values())
-                for look in looks:
-                    look.cancel()
-                await asyncio.gather(*looks, return_exceptions=True)
+                await cancel(*self._looks.values())
 
     def _begin(self, session: aiohttp.ClientSession, member: Member) -> None:
         """Look at a replica, unless the last look at it still waits: nobody waits for that."""

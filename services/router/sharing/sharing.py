@@ -11,6 +11,7 @@ from services.protocol.errors import NotReady
 from services.router.config import RouterConfig
 from services.router.placement.reservations import Reservations
 from services.router.sharing.shared_table import SyncRequest, SyncResponse
+from services.side_by_side import cancel
 
 _LOG = Log("router")
 _MOST_HOMES = 10_000
@@ -48,9 +49,7 @@ class Sharing:
 
     async def stop(self) -> None:
         """Stop and wait until the task has ended; the counts of this router expire."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel(self._task)
 
     async def _run(self) -> None:
         while True:

@@ -12,6 +12,7 @@ from services.observability.log import Log
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import RANK_PREFIX
 from services.protocol.weights.weight_bus import NAMESPACE
+from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.rank_placement import RankPlacement
 from services.trainer.rank.rank import TrainerRank
@@ -103,9 +104,7 @@ class RankGroup:
     async def close(self) -> None:
         """Kill the ranks and end the watch."""
         self.kill("closed")
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await cancel(self._watch)
 
     async def _gather(self, calls: Sequence[Any], timeout_s: float, method: str) -> list[Any]:
         tasks = [asyncio.ensure_future(_answer(call)) for call in calls]

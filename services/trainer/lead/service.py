@@ -21,6 +21,8 @@ from services.protocol.trainer import (
 )
 from services.protocol.weights.weight_bus import WeightBus
 from services.protocol.weights.weights import WeightManifest
+from services.retry import retrying
+from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.group import Group
 from services.trainer.lead.notes import note_checkpoint, note_refused, note_step
@@ -29,6 +31,7 @@ from services.trainer.snapshot.canary import CanaryScorer, by_sequence
 from services.trainer.snapshot.publisher import Publisher
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
+_RESTARTABLE = (NotReady, InvalidInput, RuntimeError)
 
 T = TypeVar("T")
 _log = Log("trainer")
@@ -86,10 +89,7 @@ class TrainerService:
 
     async def close(self) -> None:
         """End the ranks and everything in flight."""
-        tasks = [*self._tasks, *self._loops]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(*self._tasks, *self._loops)
         if self._group is not None:
             await self._group.close()
 
@@ -266,37 +266,36 @@ class TrainerService:
             assert self._group is not None, "open() installed a group"
             await self._group.lost.wait()
             self._run = None
-            if self._first_publish is not None:
-                self._first_publish.cancel()
-                await asyncio.gather(self._first_publish, return_exceptions=True)
+            await cancel(self._first_publish)
             await self._group.close()
             TrainerMetrics.restarts.inc()
             self._install(await self._restart())
 
     async def _restart(self) -> Group:
-        pauses = iter(RESTART_PAUSES_S)
-        pause = next(pauses)
-        while True:
-            try:
-                return await self._start_group(self._config)
-            except (NotReady, InvalidInput, RuntimeError) as error:
-                _log.warning("restart_failed", why=str(error), again_in_s=pause)
-                await asyncio.sleep(pause)
-                pause = next(pauses, pause)
+        return await retrying(
+            lambda: self._start_group(self._config),
+            on=_RESTARTABLE,
+            pauses=RESTART_PAUSES_S,
+            failed=lambda error, pause_s: _log.warning(
+                "restart_failed", why=str(error), again_in_s=pause_s
+            ),
+        )
 
     async def _publish_first(self) -> None:
         """Give rollout servers weights as soon as there are ranks, however often it takes."""
-        pauses = iter(RESTART_PAUSES_S)
-        pause = next(pauses)
-        while True:
-            try:
-                async with self._turn:
-                    await self._publish_unless_published()
-                return
-            except (NotReady, InvalidInput, RuntimeError) as error:
-                _log.warning("first_publish_failed", why=str(error), again_in_s=pause)
-            await asyncio.sleep(pause)
-            pause = next(pauses, pause)
+
+        async def publish() -> None:
+            async with self._turn:
+                await self._publish_unless_published()
+
+        await retrying(
+            publish,
+            on=_RESTARTABLE,
+            pauses=RESTART_PAUSES_S,
+            failed=lambda error, pause_s: _log.warning(
+                "first_publish_failed", why=str(error), again_in_s=pause_s
+            ),
+        )
 
     async def _publish_unless_published(self) -> None:
         """Publish what new ranks should hold: the last run's newest checkpoint, else the

@@ -17,6 +17,8 @@ from services.protocol.weights.weight_bus import (
     TrainerHello,
     WeightBus,
 )
+from services.retry import retrying
+from services.side_by_side import cancel
 from services.trainer.snapshot.snapshot import SnapshotShelf
 from services.transport.ends import end_of
 from services.transport.gloo import GlooLink, LinkBroken
@@ -158,21 +160,15 @@ class BusMember:
             _log.warning(
                 "send_failed", replica=report.replica_id, version=report.version, why=report.error
             )
-        deadline = time.monotonic() + REPORT_DEADLINE_S
-        while True:
-            try:
-                await self._bus.report(report)
-                return
-            except NotReady as error:
-                if time.monotonic() > deadline:
-                    _log.warning("report_lost", replica=report.replica_id, why=str(error))
-                    return
-                await asyncio.sleep(RETRY_S)
+        try:
+            await retrying(
+                lambda: self._bus.report(report), pauses=[RETRY_S], timeout_s=REPORT_DEADLINE_S
+            )
+        except NotReady as error:
+            _log.warning("report_lost", replica=report.replica_id, why=str(error))
 
     async def _close(self) -> None:
         for outlet in self._outlets.values():
             outlet.drop()
         self._outlets.clear()
-        for task in list(self._sends):
-            task.cancel()
-        await asyncio.gather(*self._sends, return_exceptions=True)
+        await cancel(*self._sends)

@@ -9,6 +9,7 @@ from services.observability.log import Log
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.retry import retrying
 
 RETRY_S = 0.2
 WATCH_S = 10.0
@@ -141,11 +142,4 @@ class Publisher:
         return await self._repeat(lambda: self._bus.watch(-1, 0.0))
 
     async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return await call()
-            except NotReady:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_S)
+        return await retrying(call, pauses=[RETRY_S], timeout_s=self._timeout_s)

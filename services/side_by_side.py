@@ -1,16 +1,27 @@
 """Calls side by side on one event loop."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 
-async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks, and wait until they have ended, whatever their result."""
-    ending = list(tasks)
+    ending = [task for task in tasks if task is not None]
     for task in ending:
         task.cancel()
     await asyncio.gather(*ending, return_exceptions=True)
+
+
+@asynccontextmanager
+async def running(call: Coroutine[Any, Any, Any], *, name: str) -> AsyncIterator[None]:
+    """Run a call beside the block, and cancel it at the block's end."""
+    task = asyncio.create_task(call, name=name)
+    try:
+        yield
+    finally:
+        await cancel(task)
 
 
 async def race(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
@@ -22,4 +33,4 @@ async def race(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
             if task.done():
                 task.result()
     finally:
-        await cancel(tasks)
+        await cancel(*tasks)
