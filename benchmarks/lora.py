@@ -78,7 +78,7 @@ def train(way: str, model: str) -> dict[str, float]:
         steps = [learner.train(batch(step), step - 1, step) for step in range(1, ROUNDS + 1)]
         learner.save(ROUNDS)
         saved = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-    sent = learner.shelf.get(ROUNDS)
+    sent = learner.snapshots.get(ROUNDS)
     assert sent is not None
     return {
         "wire_mb": sum(bucket.numel() for bucket in sent.buckets) / 1e6,

@@ -47,8 +47,8 @@ class Rank(TrainerRank):
 
     async def delta_bytes(self, version: int) -> int:
         """Payload bytes of this rank for a receiver that holds the version before."""
-        source = self._loaded().shelf.source(version)
-        assert source is not None, "the newest version is on the shelf"
+        source = self._loaded().snapshots.source(version)
+        assert source is not None, "the newest version is in the store"
         sizes = [
             source.encoded(bucket, version - 1).payload.numel()
             for bucket in range(source.bucket_count)

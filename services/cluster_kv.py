@@ -1,7 +1,7 @@
-"""A note that outlives the process that wrote it: in the key-value store of Ray's head.
+"""A value in the key-value store of Ray's head, which outlives the process that wrote it.
 
 The store is private to Ray (`ray.experimental.internal_kv`); Serve keeps what it has deployed
-in it. `tests/cluster/test_notes.py` fails when upstream changes it.
+in it. `tests/cluster/test_cluster_kv.py` fails when upstream changes it.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ T = TypeVar("T")
 _TIMEOUT_S = 20.0
 
 
-class ClusterNote:
-    """A text under a name, the same for every process of the cluster.
+class ClusterValue:
+    """A text under a name that every process of the cluster reads and writes.
 
     Every method raises `NotReady` where the head does not answer in time.
     """
@@ -28,16 +28,16 @@ class ClusterNote:
         self._name = name
 
     async def write(self, text: str) -> None:
-        """Put it in the place of what was there."""
+        """Replace the text."""
         await _called(lambda: internal_kv._internal_kv_put(self._name, text, namespace=NAMESPACE))
 
     async def read(self) -> str | None:
-        """What was written last, None if nothing or after `erase`."""
+        """The text that was written last; None if there is none."""
         found = await _called(lambda: internal_kv._internal_kv_get(self._name, namespace=NAMESPACE))
         return None if found is None else found.decode()
 
     async def erase(self) -> None:
-        """Forget it; also if nothing is there."""
+        """Remove the text, if there is one."""
         await _called(lambda: internal_kv._internal_kv_del(self._name, namespace=NAMESPACE))
 
 

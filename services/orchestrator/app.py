@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from services.access.access_control import protect
-from services.cluster_kv import ClusterNote
+from services.cluster_kv import ClusterValue
 from services.observability import tracing
 from services.open_files import raise_open_files
 from services.orchestrator.api import http_api
@@ -26,7 +26,7 @@ class Orchestrator:
         config.access.check(http_host(), service="orchestrator")
         tracing.start(config.tracing, service="orchestrator")
         self._access = config.access
-        open_run = OpenRun(ClusterNote("open_run"), returns=config.recoveries_in_row)
+        open_run = OpenRun(ClusterValue("open_run"), returns=config.recoveries_in_row)
         self._runs = Runs(config, lambda: _peers(config), open_run)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:

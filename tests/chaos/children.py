@@ -67,7 +67,7 @@ def run_rank(
 ) -> None:
     ray.util.get_node_ip_address = lambda: HOST  # type: ignore[assignment, misc]
     mock.patch.object(rank_module, "bus_peer", partial(BusOverSocket, bus)).start()
-    mock.patch.object(fault_injector, "end_of", FaultyLink).start()
+    mock.patch.object(fault_injector, "make_link", FaultyLink).start()
     mock.patch.object(learner, "Learner", partial(RecordingLearner, Path(weights))).start()
     asyncio.run(_rank(path, config, group, rank))
 

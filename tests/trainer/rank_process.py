@@ -43,7 +43,7 @@ class RankProcess:
 
     def snapshot_bytes(self, version: int) -> list[bytes]:
         """None of a rank that has nothing to send."""
-        taken = self._learner.shelf.get(version)
+        taken = self._learner.snapshots.get(version)
         return [bucket.numpy().tobytes() for bucket in taken.buckets] if taken else []
 
     def full_tensors(self) -> dict[str, Any]:

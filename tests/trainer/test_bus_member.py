@@ -20,7 +20,7 @@ from services.protocol.weights.weight_bus import (
     TrainerHello,
 )
 from services.trainer.snapshot.bus_member import SUPERSEDED, BusMember
-from services.trainer.snapshot.snapshot import Snapshot, SnapshotShelf, SnapshotSource
+from services.trainer.snapshot.snapshot import Snapshot, SnapshotSource, SnapshotStore
 from services.transport.gloo import LinkBroken
 from services.transport.shared_memory import Place
 
@@ -130,17 +130,17 @@ async def bus() -> FakeBus:
 
 
 @pytest.fixture
-def shelf() -> SnapshotShelf:
-    shelf = SnapshotShelf()
-    shelf.put(snapshot_of(1))
-    shelf.put(snapshot_of(2))
-    return shelf
+def store() -> SnapshotStore:
+    store = SnapshotStore()
+    store.put(snapshot_of(1))
+    store.put(snapshot_of(2))
+    return store
 
 
 @pytest.fixture
-async def member(bus: FakeBus, shelf: SnapshotShelf) -> AsyncIterator["asyncio.Task[None]"]:
+async def member(bus: FakeBus, store: SnapshotStore) -> AsyncIterator["asyncio.Task[None]"]:
     FakeLink.made = []
-    member = BusMember(HELLO, bus, shelf, "127.0.0.1", make_end=FakeLink)  # type: ignore[arg-type]
+    member = BusMember(HELLO, bus, store, "127.0.0.1", make_link=FakeLink)  # type: ignore[arg-type]
     task = asyncio.create_task(member.run())
     yield task
     task.cancel()

@@ -11,8 +11,7 @@ from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
 from services.trainer.checkpoints import names
 from services.trainer.checkpoints.names import CheckpointNames
-from services.trainer.snapshot.snapshot import tensor_specs
-from services.trainer.snapshot.wire_layout import WireLayout
+from services.trainer.snapshot.snapshot import WireLayout, tensor_specs
 
 SMALL = {
     "vocab_size": 32,

@@ -2,7 +2,7 @@
 
 import torch
 
-from services.trainer.snapshot.snapshot import Snapshot, SnapshotShelf
+from services.trainer.snapshot.snapshot import Snapshot, SnapshotStore
 from services.transport.bucket import Kind, apply_changes
 from services.transport.shared_memory import Place
 
@@ -20,25 +20,25 @@ def make_snapshot(version: int, *values: list[float]) -> Snapshot:
     )
 
 
-def test_the_shelf_keeps_the_newest_two_and_replaces_a_version_in_place() -> None:
-    shelf = SnapshotShelf(kept=2)
+def test_the_store_keeps_the_newest_two_and_replaces_a_version_in_place() -> None:
+    store = SnapshotStore(kept=2)
     for version in (1, 2, 3):
-        shelf.put(make_snapshot(version, [4.0]))
+        store.put(make_snapshot(version, [4.0]))
     again = make_snapshot(3, [8.0])
-    shelf.put(again)
-    assert shelf.get(1) is None
-    assert shelf.get(2) is not None
-    assert shelf.get(3) is again
-    assert shelf.source(1) is None
+    store.put(again)
+    assert store.get(1) is None
+    assert store.get(2) is not None
+    assert store.get(3) is again
+    assert store.source(1) is None
 
 
-def test_a_receiver_that_holds_a_version_of_the_shelf_gets_what_changed() -> None:
-    shelf = SnapshotShelf()
+def test_a_receiver_that_holds_a_version_of_the_store_gets_what_changed() -> None:
+    store = SnapshotStore()
     old, new = [float(i) for i in range(100)], [float(i) for i in range(100)]
     new[7] = -1.0
-    shelf.put(make_snapshot(1, old, old))
-    shelf.put(make_snapshot(2, new, old))
-    source = shelf.source(2)
+    store.put(make_snapshot(1, old, old))
+    store.put(make_snapshot(2, new, old))
+    source = store.source(2)
     assert source is not None
     assert (source.version, source.bucket_count) == (2, 2)
     changed, same = source.encoded(0, 1), source.encoded(1, 1)
@@ -51,9 +51,9 @@ def test_a_receiver_that_holds_a_version_of_the_shelf_gets_what_changed() -> Non
 
 
 def test_a_receiver_of_an_unknown_base_or_of_none_gets_everything() -> None:
-    shelf = SnapshotShelf()
-    shelf.put(make_snapshot(1, [1.0] * 50))
-    shelf.put(make_snapshot(2, [1.0] * 50))
-    source = shelf.source(2)
+    store = SnapshotStore()
+    store.put(make_snapshot(1, [1.0] * 50))
+    store.put(make_snapshot(2, [1.0] * 50))
+    source = store.source(2)
     assert source is not None
     assert {source.encoded(0, base).kind for base in (None, 0, 7)} == {Kind.FULL}

@@ -11,7 +11,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.protocol.weights.weight_bus import Link, Transport
-from services.transport import ends
+from services.transport import links
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
 from services.transport.nccl import NcclLink
 
@@ -119,7 +119,7 @@ def test_the_bus_chooses_the_kind_of_an_end(monkeypatch: pytest.MonkeyPatch) -> 
     )
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     link = make_link(store)
-    ends.end_of(replace(link, transport=Transport.NCCL), HOST)
+    links.make_link(replace(link, transport=Transport.NCCL), HOST)
     assert made == [Transport.NCCL]
     for transport in (Transport.GLOO, Transport.SHARED_MEMORY):
-        assert type(ends.end_of(replace(link, transport=transport), HOST)) is GlooLink
+        assert type(links.make_link(replace(link, transport=transport), HOST)) is GlooLink

@@ -216,7 +216,7 @@ class EngineLoader:
                 self._adapter.there = True
         finally:
             if not self.torn:
-                await self._go_on()
+                await self._unpause()
         return time.monotonic() - started
 
     async def _load(self, staged: WeightManifest) -> None:
@@ -230,7 +230,7 @@ class EngineLoader:
         """The weights are gone: nothing is served until everything was sent again."""
         self.committed, self._staged, self.torn = None, None, True
 
-    async def _go_on(self) -> None:
+    async def _unpause(self) -> None:
         if self.wake is not None:
             await self._step(self.wake())
             self.wake = None

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from services.protocol.weights.weight_bus import SendWeights
 from services.rollout_server.weights.weight_staging import CopySource, StagedVersion
-from services.transport.ends import end_of
 from services.transport.gloo import LinkBroken
+from services.transport.links import make_link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class PeerSender:
         self._cancelled = True
 
     def _send(self, source: CopySource) -> None:
-        link = end_of(self._order.link, self._address)
+        link = make_link(self._order.link, self._address)
         try:
             link.open()
             sent = link.send(source, None, cancelled=lambda: self._cancelled)

@@ -27,8 +27,8 @@ from services.rollout_server.engine.vllm_patches import adapter_load, layerwise_
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.weights.peer_sender import PeerSender
 from services.rollout_server.weights.weight_staging import StagedVersion
-from services.transport.ends import end_of
 from services.transport.gloo import GlooLink
+from services.transport.links import make_link
 
 BACKEND = "millrace_staged"
 """Name under which the engine is registered with vLLM."""
@@ -183,7 +183,7 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         """Called by receiving threads; each has a prefix of its own."""
         opened = self._links.get(link.prefix)
         if opened is None:
-            opened = end_of(link, self._host, member=1 + self.parallel_config.rank)
+            opened = make_link(link, self._host, member=1 + self.parallel_config.rank)
             opened.open()
             self._links[link.prefix] = opened
         return opened

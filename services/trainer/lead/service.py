@@ -25,7 +25,7 @@ from services.retry import retrying
 from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.group import Group
-from services.trainer.lead.notes import note_checkpoint, note_refused, note_step
+from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.rank.rank_messages import RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot.canary import CanaryScorer, by_sequence
 from services.trainer.snapshot.publisher import Publisher
@@ -156,7 +156,7 @@ class TrainerService:
         self._run = None
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
-        note_refused(start.run_id, runs[0].refused)
+        record_refused(start.run_id, runs[0].refused)
         manifest = self._manifest(version, runs[0].step, [run.snapshot for run in runs])
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
@@ -181,7 +181,7 @@ class TrainerService:
         with tracing.span("publish", version=version) as publishing:
             await self._publish(replace(manifest, trace=publishing.traceparent))
         checkpoint = steps[0].checkpoint
-        saved_step = note_checkpoint(batch.run_id, run.saved_step, checkpoint)
+        saved_step = record_checkpoint(batch.run_id, run.saved_step, checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
         self._unsettled = False
         total = time.perf_counter() - started
@@ -197,7 +197,7 @@ class TrainerService:
             advantages=steps[0].advantages,
             details=tuple(detail for one in steps for detail in one.details),
         )
-        note_step(batch.run_id, report)
+        record_step(batch.run_id, report)
         return report
 
     async def _step_of_ranks(
@@ -218,7 +218,7 @@ class TrainerService:
         run = self._running("run_id", run_id)
         version = self._publisher.version
         reports: list[CheckpointReport] = await self._call("save", version, frontier, wait)
-        self._run = replace(run, saved_step=note_checkpoint(run_id, run.saved_step, reports[0]))
+        self._run = replace(run, saved_step=record_checkpoint(run_id, run.saved_step, reports[0]))
         return reports[0]
 
     async def _logprobs(self, sequences: list[list[int]]) -> list[list[float]]:

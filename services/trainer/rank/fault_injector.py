@@ -7,8 +7,8 @@ from typing import Literal
 
 from services.protocol.weights.weight_bus import Link
 from services.transport.bucket import BucketSource, Encoded
-from services.transport.ends import end_of
 from services.transport.gloo import GlooLink, LinkBroken
+from services.transport.links import make_link
 
 Spoiling = Literal["corrupt", "drop"]
 
@@ -35,9 +35,9 @@ class FaultInjector:
                     return _Spoilt(source, how, at)
         return source
 
-    def end_of(self, link: Link, address: str) -> GlooLink:
+    def make_link(self, link: Link, address: str) -> GlooLink:
         """The real end of a link, under sources that can go wrong."""
-        end = end_of(link, address)
+        end = make_link(link, address)
         send = end.send
 
         def spoilt(source: BucketSource, base: int | None, *, cancelled: Callable[[], bool]) -> int:

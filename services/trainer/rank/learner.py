@@ -34,9 +34,14 @@ from services.trainer.model.model import Policy, load_policy
 from services.trainer.rank.network import interface_of
 from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
 from services.trainer.snapshot.canary import canary_sequences
-from services.trainer.snapshot.outgoing import describe_adapter, outgoing
-from services.trainer.snapshot.snapshot import SnapshotShelf, take_snapshot, tensor_specs
-from services.trainer.snapshot.wire_layout import WireLayout
+from services.trainer.snapshot.snapshot import (
+    SnapshotStore,
+    WireLayout,
+    describe_adapter,
+    exported_tensors,
+    take_snapshot,
+    tensor_specs,
+)
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.step import TrainStep
 from services.transport.shared_memory import BufferPool
@@ -78,7 +83,7 @@ class Learner:
     """
 
     def __init__(self, config: TrainerConfig) -> None:
-        self.shelf = SnapshotShelf()
+        self.snapshots = SnapshotStore()
         self._pool = BufferPool()
         self._config = config
         self._device = torch.device(config.device)
@@ -113,10 +118,10 @@ class Learner:
         self._policy.reshard_all()
         if dist.get_rank() >= self._config.shards:
             return RankSnapshot(digests=())
-        shards = (one.shard() for one in outgoing(self._policy, self._config.lora))
+        shards = (one.shard() for one in exported_tensors(self._policy, self._config.lora))
         dtype = getattr(torch, self._dtype.value)
         taken = take_snapshot(version, shards, self._layout.parameters, dtype, self._pool)
-        self.shelf.put(taken)
+        self.snapshots.put(taken)
         return RankSnapshot(digests=taken.digests)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
@@ -286,7 +291,7 @@ class Learner:
         )
 
     def _describe(self) -> list[tuple[TensorSpec, ...]]:
-        tensors = outgoing(self._policy, self._config.lora)
+        tensors = exported_tensors(self._policy, self._config.lora)
         numels = all_gather([one.parameter.to_local().numel() for one in tensors])
         shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
         names = CheckpointNames(self._policy.model_type)

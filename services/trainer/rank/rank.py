@@ -71,7 +71,7 @@ class TrainerRank:
         """Follow the bus."""
         from services.trainer.rank.fault_injector import FaultInjector
         from services.trainer.snapshot.bus_member import BusMember  # imports torch
-        from services.transport.ends import end_of
+        from services.transport.links import make_link
         from services.transport.shared_memory import memory_domain
 
         hello = TrainerHello(
@@ -82,12 +82,13 @@ class TrainerRank:
             memory_domain=memory_domain(),
             has_gpu=self._config.device == "cuda",
         )
-        make_end: Callable[[Link, str], GlooLink] = end_of
+        link_factory: Callable[[Link, str], GlooLink] = make_link
         if self._config.allow_fault_injection:
             self._fault_injector = FaultInjector()
-            make_end = self._fault_injector.end_of
-        shelf = self._loaded().shelf
-        await BusMember(hello, bus_peer(), shelf, self._address, make_end=make_end).run()
+            link_factory = self._fault_injector.make_link
+        snapshots = self._loaded().snapshots
+        member = BusMember(hello, bus_peer(), snapshots, self._address, make_link=link_factory)
+        await member.run()
 
     async def spoil(self, how: "Spoiling", replica_id: str = "", bucket: int | None = None) -> None:
         """See `services.trainer.rank.fault_injector.FaultInjector`.

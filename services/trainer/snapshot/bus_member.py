@@ -19,9 +19,9 @@ from services.protocol.weights.weight_bus import (
 )
 from services.retry import retrying
 from services.side_by_side import cancel
-from services.trainer.snapshot.snapshot import SnapshotShelf
-from services.transport.ends import end_of
+from services.trainer.snapshot.snapshot import SnapshotStore
 from services.transport.gloo import GlooLink, LinkBroken
+from services.transport.links import make_link
 
 POLL_S = 10.0
 RETRY_S = 0.2
@@ -32,7 +32,7 @@ _log = Log("trainer")
 
 
 class _Outlet:
-    """A link with the one thread that uses it, and the versions it was told to send."""
+    """A link, the one thread that uses it, and the versions that the bus ordered it to send."""
 
     def __init__(self, link: GlooLink) -> None:
         self.link = link
@@ -41,20 +41,20 @@ class _Outlet:
         self._opened = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"link-{link.link.replica_id}")
 
-    async def send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
+    async def send(self, order: SendWeights, store: SnapshotStore) -> int:
         """Open if need be and send, in the link's own thread; returns payload bytes."""
         if self.dropped:
             raise LinkBroken("dropped")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._send, order, shelf)
+        return await loop.run_in_executor(self._thread, self._send, order, store)
 
-    def _send(self, order: SendWeights, shelf: SnapshotShelf) -> int:
+    def _send(self, order: SendWeights, store: SnapshotStore) -> int:
         if self.dropped:
             raise LinkBroken("dropped")
         if not self._opened:
             self._opened = True
             self.link.open()
-        source = shelf.source(order.version)
+        source = store.source(order.version)
         if source is None:
             self.link.close()
             raise LinkBroken(SUPERSEDED)
@@ -74,13 +74,13 @@ class BusMember:
         self,
         hello: TrainerHello,
         bus: WeightBus,
-        shelf: SnapshotShelf,
+        store: SnapshotStore,
         address: str,
         *,
-        make_end: Callable[[Link, str], GlooLink] = end_of,
+        make_link: Callable[[Link, str], GlooLink] = make_link,
     ) -> None:
-        self._hello, self._bus, self._shelf = hello, bus, shelf
-        self._address, self._make_end = address, make_end
+        self._hello, self._bus, self._store = hello, bus, store
+        self._address, self._make_link = address, make_link
         self._outlets: dict[str, _Outlet] = {}
         self._sends: set[asyncio.Task[None]] = set()
 
@@ -119,7 +119,7 @@ class BusMember:
         outlet = self._outlets.get(order.link.prefix)
         if outlet is None:
             self._drop_earlier(order.link.replica_id)
-            outlet = _Outlet(self._make_end(order.link, self._address))
+            outlet = _Outlet(self._make_link(order.link, self._address))
             self._outlets[order.link.prefix] = outlet
         if order.version in outlet.versions:
             return  # delivered again
@@ -138,7 +138,7 @@ class BusMember:
         started = time.perf_counter()
         error, sent = None, 0
         try:
-            sent = await outlet.send(order, self._shelf)
+            sent = await outlet.send(order, self._store)
         except LinkBroken as broken:
             error = str(broken)
         await self._report(

@@ -1,17 +1,21 @@
-"""Host copies of this rank's shards, one per policy version, and their digests."""
+"""The tensors of a policy version that leave the rank: which ones, their layout, host copies."""
 
 import math
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from services.protocol.weights.weights import Dtype, TensorSpec
+from services.protocol.weights.weights import Adapter, Dtype, TensorSpec, plan_buckets
 from services.trainer.checkpoints.names import CheckpointNames, Part
+from services.trainer.config import LoraConfig
+from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
+from services.trainer.model.model import Policy
 from services.transport.bucket import Encoded, changes, digest, whole
 from services.transport.shared_memory import BufferPool, Place
 
@@ -43,7 +47,7 @@ class Snapshot:
         return whole(self.buckets[bucket], self.places[bucket])
 
 
-class SnapshotShelf:
+class SnapshotStore:
     """The newest snapshots; the training thread puts, link threads get."""
 
     def __init__(self, kept: int = SNAPSHOTS_KEPT) -> None:
@@ -88,10 +92,10 @@ class SnapshotShelf:
 
 
 class SnapshotSource:
-    """Implements `services.transport.bucket.BucketSource` with one snapshot of a shelf."""
+    """Implements `services.transport.bucket.BucketSource` with one snapshot of a store."""
 
-    def __init__(self, snapshot: Snapshot, shelf: SnapshotShelf) -> None:
-        self._snapshot, self._shelf = snapshot, shelf
+    def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
+        self._snapshot, self._store = snapshot, store
 
     @property
     def version(self) -> int:
@@ -107,7 +111,7 @@ class SnapshotSource:
         """See `BucketSource`."""
         if base is None:
             return self._snapshot.whole(bucket)
-        return self._shelf.changes(self._snapshot, bucket, base)
+        return self._store.changes(self._snapshot, bucket, base)
 
 
 def take_snapshot(
@@ -143,13 +147,65 @@ def take_snapshot(
     return snapshot
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExportedTensor:
+    """One tensor of a version.
+
+    Attributes:
+        name: in the checkpoint, or in the PEFT format.
+        parameter: has its shape, and lies on the ranks as it does.
+        merged: the layer whose difference is to be added; None: nothing is.
+    """
+
+    name: str
+    parameter: DTensor
+    merged: LoraLinear | None = None
+
+    def shard(self) -> Tensor:
+        """This rank's part, on its device. Collective where a difference is added."""
+        if self.merged is not None:
+            return self.merged.merged_shard()
+        return self.parameter.to_local().detach()
+
+
+def describe_adapter(config: LoraConfig | None, base: str | None) -> Adapter | None:
+    """The adapter, if only its tensors are exported; None if the whole model's are."""
+    if config is None or base is None or config.push != "adapter":
+        return None
+    return Adapter(rank=config.rank, alpha=config.alpha, base=base)
+
+
+def exported_tensors(policy: Policy, config: LoraConfig | None) -> list[ExportedTensor]:
+    """The tensors of a version in wire order: the adapter's, or the model's with it merged."""
+    if config is not None and config.push == "adapter":
+        return list(_adapter(policy))
+    layers = dict(lora_layers(policy.causal))
+    return [
+        ExportedTensor(name=name, parameter=parameter, merged=_merged(name, layers))
+        for name, parameter in policy.checkpoint_parameters()
+    ]
+
+
+def _merged(name: str, layers: dict[str, LoraLinear]) -> LoraLinear | None:
+    layer, _, kind = name.rpartition(".")
+    return layers.get(layer) if kind == "weight" else None
+
+
+def _adapter(policy: Policy) -> Iterator[ExportedTensor]:
+    for name, layer in lora_layers(policy.causal):
+        for kind in ADAPTER_PARAMETERS:
+            parameter = getattr(layer, kind)
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            yield ExportedTensor(name=f"{PEFT_PREFIX}{name}.{kind}.weight", parameter=parameter)
+
+
 def tensor_specs(
     parameters: Sequence[tuple[str, tuple[int, ...]]],
     numels: Sequence[Sequence[int]],
     names: CheckpointNames,
     dtype: Dtype,
 ) -> list[tuple[TensorSpec, ...]]:
-    """What travels of each parameter, given as name and shape: the tensors that it holds.
+    """The checkpoint's tensors in each parameter, which is given as name and shape.
 
     `numels[rank][i]` elements of parameter i are on that rank, and ranks hold consecutive
     parts of it.
@@ -175,3 +231,26 @@ def _specs(parts: Sequence[Part], held: Sequence[int], dtype: Dtype) -> Iterator
             ),
         )
         start = end
+
+
+class WireLayout:
+    """Which parameters, and which tensors of the checkpoint, make each bucket.
+
+    A bucket holds whole parameters, each with all tensors of the checkpoint that it contains.
+
+    Attributes:
+        tensors: every tensor of the checkpoint, in the order in which they travel.
+        buckets: half-open ranges of indexes into `tensors`.
+        parameters: the same buckets as ranges of indexes into the model's parameters.
+    """
+
+    def __init__(self, held: Sequence[tuple[TensorSpec, ...]], target_bytes: int) -> None:
+        """`held[i]` are the tensors in parameter i."""
+        self.tensors = tuple(chain.from_iterable(held))
+        firsts = [0, *accumulate(len(specs) for specs in held)]
+        of_first = {first: index for index, first in enumerate(firsts)}
+        # Only a bucket that ends where a parameter ends can be copied from parameters.
+        ends = [last for _, last in plan_buckets(self.tensors, target_bytes) if last in of_first]
+        starts = [0, *ends[:-1]]
+        self.buckets = tuple(zip(starts, ends, strict=True))
+        self.parameters = tuple((of_first[first], of_first[last]) for first, last in self.buckets)

@@ -1,4 +1,4 @@
-"""What the trainer tells people of its work: metrics and warnings."""
+"""Metrics and log events of the trainer's steps and checkpoints."""
 
 from services.observability.log import Log
 from services.observability.metrics import TrainerMetrics
@@ -9,8 +9,8 @@ _SKIPPED = ("skipped_updates", "skipped_critic_updates")
 _log = Log("trainer")
 
 
-def note_checkpoint(run_id: str, saved_step: int, report: CheckpointReport) -> int:
-    """Count what became of checkpoints since the newest was `saved_step`; returns the newest."""
+def record_checkpoint(run_id: str, saved_step: int, report: CheckpointReport) -> int:
+    """Count checkpoints written or failed after `saved_step`; returns the newest's step."""
     if report.saved_step > saved_step:
         TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "written"})
         _log.info("checkpoint_written", run=run_id, step=report.saved_step)
@@ -20,15 +20,15 @@ def note_checkpoint(run_id: str, saved_step: int, report: CheckpointReport) -> i
     return report.saved_step
 
 
-def note_refused(run_id: str, refused: tuple[str, ...]) -> None:
+def record_refused(run_id: str, refused: tuple[str, ...]) -> None:
     """Warn of checkpoints that were passed over because they are not good."""
     for why in refused:
         TrainerMetrics.checkpoints.inc(tags={"run": run_id, "result": "refused"})
         _log.warning("checkpoint_refused", run=run_id, why=why, instead="the one before")
 
 
-def note_step(run_id: str, report: TrainReport) -> None:
-    """Measure a train step; warn of updates that were left out."""
+def record_step(run_id: str, report: TrainReport) -> None:
+    """Measure a train step; warn of skipped updates."""
     run = {"run": run_id}
     TrainerMetrics.steps.inc(tags=run)
     TrainerMetrics.tokens.inc(report.tokens, tags=run)
