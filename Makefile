@@ -72,7 +72,7 @@ wheel: .venv/ready  ## the wheel, in dist
 	$(BIN)/python -m hatchling build -d dist
 
 bench: .venv/ready  ## a table of first figures of this machine
-	$(BIN)/python benchmarks/first_numbers.py
+	$(BIN)/python -m benchmarks.first_numbers
 
 # uv does not read pip's find-links setting, so it is passed on. Where the default package
 # index has no CPU build of torch, the second attempt takes it from PyTorch's own. The cache

@@ -2,7 +2,7 @@
 
 Starts the laptop deployment, trains the example for a few steps, and prints one table:
 
-    python benchmarks/first_numbers.py [--steps 12] [--json FILE]
+    python -m benchmarks.first_numbers [--steps 12] [--json FILE]
 
 Every figure is of this run on this machine. Ratios compare with something that ran in the
 same minutes: plain vLLM (a replica's own OpenAI server, on the same engine), generation

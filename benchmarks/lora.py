@@ -1,6 +1,6 @@
 """What a LoRA adapter saves and costs beside full weights, in one run on this machine.
 
-    .venv/bin/python benchmarks/lora.py
+    python -m benchmarks.lora
 
 One rank trains a 29 M parameter model in float32: all of it, or an adapter. Then a vLLM
 engine is brought to the next version, as whole weights or as an adapter, and answers. Each
@@ -171,7 +171,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _own_process(kind: str, way: str, model: str) -> dict[str, float]:
-    command = [sys.executable, __file__, kind, way, "--model", model]
+    command = [sys.executable, "-m", "benchmarks.lora", kind, way, "--model", model]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
     lines = [line for line in said.stdout.splitlines() if line.startswith("{")]
     found: dict[str, float] = json.loads(lines[-1])

@@ -1,6 +1,6 @@
 """How long a page over 100,000 trajectories takes to open, beside reading their bytes once.
 
-    python benchmarks/page_open.py [--trajectories 100000] [--tokens 64]
+    python -m benchmarks.page_open [--trajectories 100000] [--tokens 64]
 
 makes a run directory, and measures what a browser waits for: the first answer of each view, and
 the same again. The limit is that of the machine: reading the same bytes once.

@@ -1,6 +1,6 @@
 """Where the seconds and the CPU-seconds of `millrace demo` go, by phase and by process.
 
-    .venv/bin/python benchmarks/start_up.py --seeds 0 1 2 --json
+    python -m benchmarks.start_up --seeds 0 1 2 --json
 
 Runs the demo as a user does and looks at its processes four times a second. On two cores the
 CPU-seconds of all processes together are a limit of their own, besides the order of the phases.

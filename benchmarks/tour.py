@@ -1,6 +1,6 @@
 """From an empty folder to a first learning curve, a changed grader and a killed replica, timed.
 
-    .venv/bin/python benchmarks/tour.py --json
+    python -m benchmarks.tour --json
 
 Types what docs/tour.md says: clones this repository, `make demo` with every package fetched
 anew, and the rest in namespaces of its own, which needs root. `--json` keeps the times and

@@ -18,10 +18,11 @@ _README_TABLE = re.compile(r"(<!-- table: performance -->\n).*?(<!-- end -->)", 
 
 HEAD = """# Performance
 
-Made from `benchmarks/baselines/*.json` by `python docs/make_performance.py`; change those by
-running the script that a section names, not this page. Everything was measured on shared CPU
-cores, without a GPU, each figure beside a peer or a limit in the same run: the ratios are what to
-read. A script prints the bars that it missed; they are here too.
+Made from `benchmarks/baselines/*.json` by `python docs/make_performance.py`. To change a figure,
+run the module that its section names with `--json`: `benchmarks/router/overhead.py` is
+`python -m benchmarks.router.overhead`. Everything was measured on shared CPU cores, without a GPU,
+each figure beside a peer or a limit in the same run: the ratios are what to read. A module prints
+the bars that it missed; they are here too.
 """
 
 
@@ -99,7 +100,7 @@ def _rewards() -> str:
     ]
     return _section(
         "Grading code",
-        "`benchmarks/reward_throughput.py`: one test after the other on one core, in "
+        "`benchmarks/reward/throughput.py`: one test after the other on one core, in "
         "Millrace's jail, in a plain subprocess without any jail, and in a bubblewrap started"
         " for each test.",
         _table("language | way | tests a second and core | CPU-ms a test", rows),
@@ -114,7 +115,7 @@ def _router() -> str:
     missed = [f"* {one}" for one in results["missed"]]
     return _section(
         "Requests through the router",
-        "`benchmarks/router_overhead.py`, by requests in flight: chats of 8 tokens, streams of "
+        "`benchmarks/router/overhead.py`, by requests in flight: chats of 8 tokens, streams of "
         "128, and streams that stay open. Millrace's router as every file ships it, at its own "
         "port; plain vLLM; the router behind Serve's Python proxy, which was the way before, and "
         "behind Serve's HAProxy. CPU-milliseconds of all processes a request:",
@@ -149,7 +150,7 @@ def _weights() -> str:
         ]
     return _section(
         "Weights to rollout servers",
-        "`benchmarks/weight_push.py`: from publish to the last commit, engines idle, median; "
+        "`benchmarks/weight_push`: from publish to the last commit, engines idle, median; "
         "the ratio is that of the way through the driver and the object store. Below it the "
         "bars that were missed.",
         _table(
@@ -188,10 +189,10 @@ def _training() -> str:
     ]
     return _section(
         "Training beside TRL",
-        "`benchmarks/train_step.py`: one train step of the example's model. Above 1 the other"
+        "`benchmarks/train_step`: one train step of the example's model. Above 1 the other"
         " takes longer.",
         _table("beside | its time over Millrace's, median | lowest and highest", steps),
-        "`benchmarks/time_to_reward.py`: until a held-out pass rate of "
+        "`benchmarks/time_to_reward`: until a held-out pass rate of "
         f"{reward['goal']['pass_rate']:.0%}, TRL's time over Millrace's. Below 1 TRL is there "
         "sooner: with a model so small, six services cost more than they overlap, and a "
         "reward without a sandbox costs nothing.",
@@ -210,7 +211,7 @@ def _schedules() -> str:
         rows.append(" | ".join([f"{one['replicas']:,}", *(f"{speed:.2f}x" for speed in speeds)]))
     return _section(
         "Schedules",
-        "`benchmarks/schedules.py`: the real orchestrator in virtual time on a simulated "
+        "`benchmarks/schedules/speed.py`: the real orchestrator in virtual time on a simulated "
         "cluster, answers of a heavy tail, grading 0.78 of the rollout. Trained tokens a "
         "second over `sync` with a barrier; the whole table and what is ideal: [How fast the "
         "schedules are](schedule-speed.md).",
@@ -219,7 +220,7 @@ def _schedules() -> str:
 
 
 def _soak() -> str:
-    soak = _read("soak")
+    soak = _read("soak_weights")
     row = (
         f"{soak['seconds'] / 60:.0f} | {soak['pushes']:,} | {soak['commits']:,}"
         f" | {soak['requests']:,} | {soak['judged']:,} | {soak['gap']:.0e} nats"
@@ -227,7 +228,7 @@ def _soak() -> str:
     )
     return _section(
         "Under faults",
-        "`benchmarks/soak.py`: a fault every 20 seconds in the midst of weight pushes.",
+        "`benchmarks/soak/weights.py`: a fault every 20 seconds in the midst of weight pushes.",
         _table(
             "minutes | pushes | commits | requests | judged by the canary | largest gap | breaches",
             [row],
@@ -236,7 +237,7 @@ def _soak() -> str:
 
 
 def _whole_runs() -> str:
-    soak = _read("whole_run_soak")
+    soak = _read("soak_runs")
     first, last = soak["minutes"][0], soak["minutes"][-1]
     faults = sum(run["totals"]["faults"] for run in soak["runs"])
     row = (
@@ -255,7 +256,7 @@ def _whole_runs() -> str:
     wrong = "".join(f"\n- {one}" for one in soak["problems"])
     return _section(
         "Whole runs under faults",
-        "`benchmarks/whole_run_soak.py`: the example trained again and again while `millrace chaos`"
+        "`benchmarks/soak/runs.py`: the example trained again and again while `millrace chaos`"
         " kills, freezes and slows its parts, outside clients ask and the ledger is audited."
         " Median and most of the seconds until things were as before.",
         _table("minutes | runs | faults | client calls | asked again | audits | problems", [row]),

@@ -2,15 +2,15 @@ from itertools import groupby
 
 import pytest
 
-from benchmarks.learning import run_config
-from benchmarks.learning_matrix import (
+from benchmarks.learning.__main__ import run_config
+from benchmarks.learning.matrix import (
     TWICE,
     Configuration,
     configurations,
     staleness_configuration,
 )
-from benchmarks.learning_page import PAGE, filled
-from benchmarks.learning_results import RESULTS, Outcome, Results
+from benchmarks.learning.page import PAGE, filled
+from benchmarks.learning.results import RESULTS, Outcome, Results
 
 BY_NAME = {one.name: one for one in configurations()}
 

@@ -44,7 +44,7 @@ NOT_RUN = {
     "pip install": "it fetches packages; that the extras exist is tested",
     "python -m venv /tmp/peers": "it makes an environment for a peer",
     "/tmp/peers/bin/pip install": "it fetches a peer's packages",
-    "python benchmarks/": "it measures, for minutes to hours; its options are tested",
+    "python -m benchmarks.": "it measures, for minutes to hours; its options are tested",
     "python -m services.orchestrator.rollout.verifiers_environment": "it needs the hub",
     "docker": "no Docker in the tests",
     "kubectl": "no Kubernetes in the tests; tests/deploy checks the files",

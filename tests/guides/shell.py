@@ -58,10 +58,11 @@ def _millrace(arguments: list[str]) -> None:
 
 def _python(arguments: list[str]) -> None:
     if arguments[0] == "-m":
-        spec = importlib.util.find_spec(arguments[1])
+        package = ROOT / arguments[1].replace(".", "/")
+        spec = importlib.util.find_spec(arguments[1] + (".__main__" if package.is_dir() else ""))
         assert spec is not None, f"no module {arguments[1]}"
         own, source = (
-            arguments[1].startswith(("services", "millrace_tools", "examples")),
+            arguments[1].startswith(("services", "millrace_tools", "examples", "benchmarks")),
             spec.origin,
         )
     else:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DIAGRAMS = ROOT / "docs" / "diagrams"
 DRAWN = sorted(DIAGRAMS.glob("*.dot"))
 SVGS = sorted(DIAGRAMS.glob("*.svg"))
-OTHER_SOURCES = {"schedules": ROOT / "benchmarks" / "schedules_picture.py"}
+OTHER_SOURCES = {"schedules": ROOT / "benchmarks" / "schedules" / "picture.py"}
 MAKER = runpy.run_path(str(DIAGRAMS / "draw.py"))
 
 

@@ -1,15 +1,9 @@
 """The benchmark's ideal schedule, on traces for which it can be worked out by hand."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-from schedules_hardware import Hardware, Trace, Work
-from schedules_oracle import ideal
-
+from benchmarks.schedules.hardware import Hardware, Trace, Work
+from benchmarks.schedules.oracle import ideal
 from services.protocol.run.schedule import ScheduleConfig
 
 

@@ -1,6 +1,6 @@
 """The real orchestrator under random schedules, times and faults, in virtual time.
 
-`benchmarks/schedules_faults.py` plays thousands of them; here are a few, and the proof that
+`benchmarks/schedules/faults.py` plays thousands of them; here are a few, and the proof that
 what watches them sees what is wrong.
 """
 

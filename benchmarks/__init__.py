@@ -1,0 +1,1 @@
+"""Measurements beside a peer or a limit; run one with `python -m benchmarks.SUBJECT`."""

@@ -1,0 +1,193 @@
+"""The tables of docs/learning.md, made from the results of `benchmarks.learning`."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.learning.matrix import (
+    ALGORITHMS,
+    CORRECTIONS,
+    REFERENCE,
+    STALENESS,
+    configurations,
+    staleness_name,
+)
+from benchmarks.learning.results import Outcome, Results
+
+PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
+LEARNED = 0.8
+LAST_STEPS = 10
+LAST_EVALUATIONS = 4
+
+
+def filled(page: str, results: Results) -> str:
+    """The page with the tables of these results between its marks."""
+    for name, table in tables(results).items():
+        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+        page, count = pattern.subn(lambda _, text=begin + table + end: text, page)
+        if count != 1:
+            raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}, not one")
+    return page
+
+
+def tables(results: Results) -> dict[str, str]:
+    """Every table by its name, in Markdown, each line with its end."""
+    return {
+        "presets": _curves_table(results, "presets"),
+        "algorithms": _curves_table(results, "algorithms"),
+        "settings": _settings_table("algorithm", ALGORITHMS),
+        "corrections": _settings_table("correction", CORRECTIONS),
+        "staleness": _staleness_table(results),
+        "measured": _measured_table(results),
+        "health": _health_table(results),
+    }
+
+
+def _curves_table(results: Results, part: str) -> str:
+    reference = results.of(REFERENCE)
+    rows = [
+        [
+            "configuration",
+            "held-out before",
+            "after, by seed",
+            "of `sync` GRPO",
+            f"mean of the last {LAST_EVALUATIONS}, by seed",
+            "of `sync` GRPO",
+            f"steps to {LEARNED:.0%}, by seed",
+            "staleness, mean and max",
+        ]
+    ]
+    names = [REFERENCE] if part != "presets" else []
+    names += [one.name for one in configurations() if one.part == part]
+    for name in names:
+        outcomes = results.of(name)
+        if outcomes:
+            rows.append(_curve_row(outcomes, reference))
+    return _markdown(rows)
+
+
+def _curve_row(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[str]:
+    name = outcomes[0].name
+    what = "sync GRPO" if name == REFERENCE else name.partition("/")[2]
+    return [
+        f"`{what}`",
+        _each(one.before for one in outcomes),
+        _each(one.after for one in outcomes),
+        _compared(outcomes, reference, lambda one: one.after),
+        _each(late_mean(one) for one in outcomes),
+        _compared(outcomes, reference, late_mean),
+        ", ".join(str(steps_to(one) or "never") for one in outcomes),
+        _staleness(outcomes),
+    ]
+
+
+def _compared(
+    outcomes: Sequence[Outcome], reference: Sequence[Outcome], rate: Callable[[Outcome], float]
+) -> str:
+    """The mean over seeds of the rate's ratio to the reference's of the same seed."""
+    ratios = [
+        rate(one) / rate(other) for one in outcomes for other in reference if one.seed == other.seed
+    ]
+    return f"{fmean(ratios):.2f}" if ratios else ""
+
+
+def late_mean(one: Outcome) -> float:
+    """Mean pass rate of the last evaluations, over which one bad train step weighs less."""
+    return fmean(rate for _, rate in one.heldout[-LAST_EVALUATIONS:])
+
+
+def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
+    """The first train step after which a pass rate of at least `rate` was measured."""
+    return next((step for step, passed in one.heldout if passed >= rate), None)
+
+
+def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+    rows = [[head, "keys of the run file"]]
+    for name, keys in settings.items():
+        said = ", ".join(f"`{key}: {value}`" for key, value in _flat(keys.get("algorithm", keys)))
+        said += "".join(
+            f", `schedule.{key}: {value}`" for key, value in _flat(keys.get("schedule", {}))
+        )
+        rows.append([f"`{name}`", said.lower() or "none"])
+    return _markdown(rows)
+
+
+def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in keys.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _staleness_table(results: Results) -> str:
+    rows = [["correction", *(f"bound {bound}" for bound in STALENESS)]]
+    for correction in CORRECTIONS:
+        cells = [_cell(results.of(staleness_name(correction, bound))) for bound in STALENESS]
+        if any(cells):
+            rows.append([f"`{correction}`", *cells])
+    return _markdown(rows)
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    """Held-out pass rate at the end and, in brackets, that of sampled answers before it."""
+    return "; ".join(
+        f"collapsed at step {len(one.reward)}"
+        if one.collapsed
+        else f"{one.after:.2f} ({last_reward(one):.2f})"
+        for one in outcomes
+    )
+
+
+def last_reward(one: Outcome) -> float:
+    """Mean reward of the last batches: the share of sampled answers that passed."""
+    return fmean(one.reward[-LAST_STEPS:])
+
+
+def _measured_table(results: Results) -> str:
+    rows = [["", *(f"bound {bound}" for bound in STALENESS)]]
+    every = [
+        [one for name in CORRECTIONS for one in results.of(staleness_name(name, bound))]
+        for bound in STALENESS
+    ]
+    rows.append(["runs", *(str(len(outcomes)) for outcomes in every)])
+    rows.append(["staleness, mean and max", *map(_staleness, every)])
+    return _markdown(rows)
+
+
+def _health_table(results: Results) -> str:
+    every = results.outcomes
+    mismatches = [value or 0.0 for one in every for value in one.diagnostics["mismatch_max"]]
+    steps = sum(len(one.reward) for one in every)
+    failures = sum(sum(one.failures.values()) for one in every)
+    return _markdown(
+        [
+            ["over all runs", ""],
+            ["runs, train steps", f"{len(every)}, {steps:,}"],
+            ["sample groups that failed", str(failures)],
+            [
+                "engine and trainer under the same version, largest gap",
+                f"{max(mismatches):.0e} nats",
+            ],
+        ]
+    )
+
+
+def _staleness(outcomes: Sequence[Outcome]) -> str:
+    """Of the groups of each batch, the first steps left out, before which nothing is stale."""
+    means = [value for one in outcomes for value in one.staleness_mean[max(STALENESS) :]]
+    largest = [value for one in outcomes for value in one.staleness_max]
+    return f"{fmean(means):.1f}, {max(largest)}" if means else ""
+
+
+def _each(rates: Iterable[float]) -> str:
+    return ", ".join(f"{rate:.2f}" for rate in rates)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

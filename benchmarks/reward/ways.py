@@ -1,0 +1,217 @@
+"""Ways to run tests: the reward service, a subprocess a test, a bubblewrap jail a test."""
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from benchmarks.reward.load import SUFFIX, TIME_LIMIT_S, Sample
+from services.protocol.reward.reward_service import Score, Verdict
+from services.reward_service.config import RewardServiceConfig, cores_here
+from services.reward_service.isolation.bubblewrap import Bubblewrap
+from services.reward_service.isolation.jail import Jail
+from services.reward_service.languages import languages
+from services.reward_service.scoring import Scoring
+
+_PR_SET_CHILD_SUBREAPER = 36
+_BUBBLEWRAP_FLAGS = [
+    *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
+    *("--ro-bind", "/usr", "/usr", "--dev", "/dev"),
+    *("--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What grading some samples took.
+
+    Attributes:
+        cpu_s: of all processes.
+        service_s: of the service's own process, or of the runner.
+        inside_s: of the tests' own processes, where somebody counted it.
+    """
+
+    tests: int
+    wall_s: float
+    cpu_s: float
+    service_s: float
+    inside_s: float | None
+
+    def per_core(self, cores: int) -> float:
+        """Tests per second and core."""
+        return self.tests / self.wall_s / cores
+
+
+Way = Callable[[Sequence[Sample]], Measured]
+
+
+class WrongVerdict(RuntimeError):
+    """A way did not find what is known of a sample, so its speed means nothing."""
+
+
+@asynccontextmanager
+async def service(cores: int) -> AsyncIterator[Scoring]:
+    """The reward service in this process, warmed up."""
+    with tempfile.TemporaryDirectory(prefix="millrace-toolchain-") as folder:
+        patient = {"answer_deadline_s": 3600, "queue_wait_s": 3600}  # the machine may be slow
+        scoring = Scoring(
+            RewardServiceConfig(slots=cores, toolchain_dir=folder).model_copy(update=patient)
+        )
+        try:
+            await scoring.start()
+            yield scoring
+        finally:
+            await scoring.tools.aclose()
+
+
+async def by_service(scoring: Scoring, samples: Sequence[Sample]) -> tuple[Measured, list[Score]]:
+    """Grade all in one call, as the orchestrator does; programs were compiled before."""
+    jobs = [sample.job(str(number)) for number, sample in enumerate(samples)]
+    own = time.process_time()
+    with _measured() as meter:
+        scores = await scoring.score(jobs)
+    own = time.process_time() - own
+    for sample, score in zip(samples, scores, strict=True):
+        expected = Verdict.ACCEPTED if sample.ends else Verdict.TIME_LIMIT
+        if score.verdict is not expected:
+            raise WrongVerdict(f"{score.verdict} for {expected}: {score.detail}")
+    measured = Measured(
+        tests=sum(score.run for score in scores),
+        wall_s=meter[0],
+        cpu_s=meter[1],
+        service_s=own,
+        inside_s=sum(score.cpu_s for score in scores),
+    )
+    return measured, scores
+
+
+async def compile_all(scoring: Scoring, samples: Sequence[Sample]) -> list[float]:
+    """Have the service compile them, and remember the programs; CPU-seconds of each."""
+    language = languages()[samples[0].language]
+    compiler = scoring.sandbox.compiler
+    if language.toolchain is None or compiler is None:
+        return []
+    found = [await compiler.compile(sample.source, language) for sample in samples]
+    return [one.record.cpu_ms / 1000 for one in found]
+
+
+@contextmanager
+def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
+    """A new process for every test, as many at a time as there are cores.
+
+    The interpreter is the one that slots run, told to leave `site` out, and the source lies in
+    a file already: as little work as this way can have. C++ is compiled once for a sample.
+    """
+    jail = Jail.here(namespaces=False)
+    python = [jail.interpreter, "-I", "-S", "-B"]
+    bubblewrap = Bubblewrap.here().path if jailed else ""
+    numbers = itertools.count()
+    folder = Path(tempfile.mkdtemp(prefix="millrace-each-"))
+
+    def grade(sample: Sample) -> None:
+        name = str(next(numbers))
+        file = folder / f"{name}{SUFFIX[sample.language]}"
+        file.write_text(sample.source)
+        command = [*python, str(file)]
+        if sample.language != "python":
+            command = [str(_compiled(sample, folder))]
+        if jailed:
+            mounts = ["--ro-bind", str(folder), str(folder)]
+            if not jail.prefix.startswith("/usr"):
+                mounts += ["--ro-bind", jail.prefix, jail.prefix]
+            command = [bubblewrap, *_BUBBLEWRAP_FLAGS, *mounts, "--", *command]
+        for stdin, expected in sample.tests:
+            done = subprocess.run(
+                command,
+                input=stdin.encode(),
+                capture_output=True,
+                timeout=4 * TIME_LIMIT_S + 10,
+                check=False,
+            )
+            if done.returncode != 0 or done.stdout.decode().rstrip() != expected.rstrip():
+                raise WrongVerdict(done.stderr.decode()[-500:])
+
+    def run(samples: Sequence[Sample]) -> Measured:
+        for sample in samples:
+            if sample.language != "python":
+                _compiled(sample, folder)
+        own = time.process_time()
+        with _measured() as meter:
+            list(pool.map(grade, samples))
+        tests = sum(len(sample.tests) for sample in samples)
+        return Measured(
+            tests=tests,
+            wall_s=meter[0],
+            cpu_s=meter[1],
+            service_s=time.process_time() - own,
+            inside_s=None,
+        )
+
+    with ThreadPoolExecutor(cores) as pool:
+        try:
+            yield run
+        finally:
+            shutil.rmtree(folder)
+
+
+def _compiled(sample: Sample, folder: Path) -> Path:
+    """One program for all samples: what compiling takes is not compared here."""
+    program = folder / "compiled"
+    if not program.exists():
+        command = ["g++", "-x", "c++", "-std=c++17", "-O2", "-static", "-o", str(program), "-"]
+        subprocess.run(command, input=sample.source.encode(), check=True)
+    return program
+
+
+@contextmanager
+def _measured() -> Iterator[list[float]]:
+    """Wall and processor seconds of this process and all that descend from it.
+
+    Those whose parents leave before they do, as in a bubblewrap jail, come to this process.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    meter: list[float] = []
+    wall, cpu = time.monotonic(), _cpu_s()
+    yield meter
+    meter += [time.monotonic() - wall, _cpu_s() - cpu]
+
+
+def _cpu_s() -> float:
+    """Of this process, of its ended children, and of the living with what they waited for."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total += sum(child.cpu_times()[:4])
+    return total
+
+
+def cores() -> int:
+    """Cores of this machine that may be used."""
+    return cores_here()
+
+
+def run_service(scoring: Scoring, loop: asyncio.AbstractEventLoop) -> Way:
+    """The service as a way among others."""
+
+    def run(samples: Sequence[Sample]) -> Measured:
+        loop.run_until_complete(compile_all(scoring, samples))
+        return loop.run_until_complete(by_service(scoring, samples))[0]
+
+    return run

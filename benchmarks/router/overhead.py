@@ -1,0 +1,218 @@
+"""What the router costs above plain vLLM: CPU and latency, on each way to it, beside peers.
+
+    python -m benchmarks.router.overhead [--peers VENV] [--json]
+
+vLLM's own server answers short chats and streams, directly and through each way, in turn and
+several times over. Then engines that cost next to nothing hold hundreds and thousands of
+streams open. CPU is that of all processes but the clients', less what they use when idle.
+"""
+
+import argparse
+import json
+import math
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.router.child_process import Usage
+from benchmarks.router.load import Load, put
+from benchmarks.router.ways import PLAIN, SHIPPED, Engine, Way, mock_engines, real_engine, ways
+
+BASELINE = Path(__file__).parents[1] / "baselines" / "router_overhead.json"
+CHAT_TOKENS, STREAM_TOKENS = 8, 128
+IDLE_S = 3.0
+CHATS = [
+    Load(name=f"chat c{c}", concurrency=c, requests=n, tokens=CHAT_TOKENS, stream=False)
+    for c, n in ((1, 60), (16, 768), (64, 1536))
+]
+STREAMS = [
+    Load(name=f"stream c{c}", concurrency=c, requests=n, tokens=STREAM_TOKENS, stream=True)
+    for c, n in ((1, 4), (16, 48), (64, 128))
+]
+OPEN = [
+    Load(name=f"open {c}", concurrency=c, requests=c, tokens=16, stream=True) for c in (512, 2048)
+]
+CHAT_BAR_MS, TOKEN_BAR_MS, P50_BAR, RATE_BAR = 1.3, 0.05, 1.2, 0.75
+
+
+Sample = dict[str, Any]
+"""Figures of one load on one way: `cpu_ms` by process and per request, and latencies."""
+
+Results = dict[str, dict[str, list[Sample]]]
+"""Samples by load and way, one each round."""
+
+
+def main() -> int:
+    """Run everything and print the tables; 1 when a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="how often each way has its turn")
+    parser.add_argument("--peers", type=Path, help="a virtual environment with other routers")
+    parser.add_argument("--only", help="leave out the ways that do not have this in their name")
+    parser.add_argument("--engines", choices=("real", "mock"), help="leave out the others")
+    parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    results: Results = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if options.engines != "mock":
+            with real_engine(folder) as engine:
+                measure(folder, [engine], CHATS + STREAMS, options, results)
+        if options.engines != "real":
+            with mock_engines(folder) as engines:
+                measure(folder, engines, OPEN, options, results)
+    _print(results)
+    missed = _missed(results)
+    for line in missed:
+        print(f"missed: {line}")
+    if options.json:
+        medians = {
+            load: {way: _median(samples) for way, samples in sorted(by_way.items(), key=_place)}
+            for load, by_way in results.items()
+        }
+        content = {"missed": missed, "medians": medians}
+        BASELINE.write_text(json.dumps(content, indent=1) + "\n")
+    return 1 if missed else 0
+
+
+def measure(
+    folder: Path,
+    engines: Sequence[Engine],
+    loads: Sequence[Load],
+    options: argparse.Namespace,
+    results: Results,
+) -> None:
+    """Put each load on each way in turn, so often as there are rounds."""
+    model = "tiny_code" if engines[0][0].name == "vLLM" else "mock"
+    with ways(folder, engines, model, options) as found:
+        for way in found:  # connections, caches and compiled templates
+            uvloop.run(put(replace(loads[-1], requests=8, concurrency=8), way.urls, model))
+        idle = {way.name: _idle(way) for way in found}
+        for number in range(options.rounds):
+            for load in loads:
+                for way in found[number % len(found) :] + found[: number % len(found)]:
+                    sample = _sample(way, load, model, idle[way.name])
+                    results.setdefault(load.name, {}).setdefault(way.name, []).append(sample)
+
+
+def _idle(way: Way) -> Usage:
+    """CPU seconds per second when nobody asks."""
+    before = way.usage()
+    time.sleep(IDLE_S)
+    return {name: (used - before.get(name, 0.0)) / IDLE_S for name, used in way.usage().items()}
+
+
+def _sample(way: Way, load: Load, model: str, idle: Usage) -> Sample:
+    before = way.usage()
+    outcome = uvloop.run(put(load, way.urls, model))
+    used = {
+        name: 1000 * (seconds - before.get(name, 0.0) - idle.get(name, 0.0) * outcome.wall_s)
+        for name, seconds in way.usage().items()
+    }
+    by_process = {name: ms / load.requests for name, ms in used.items()}
+    for error in outcome.errors[:3]:
+        print(f"{way.name}, {load.name}: {error}", file=sys.stderr)
+    return {
+        "cpu_ms": sum(by_process.values()),
+        "cpu_ms_by_process": by_process,
+        "requests_per_s": load.requests / outcome.wall_s,
+        **outcome.figures(),
+    }
+
+
+def _median(samples: list[Sample]) -> Sample:
+    """Figure by figure."""
+    merged: Sample = {}
+    for name, value in samples[0].items():
+        values = [sample[name] for sample in samples if name in sample]
+        if isinstance(value, dict):
+            merged[name] = _median(values)
+        else:
+            merged[name] = max(values) if name == "errors" else round(statistics.median(values), 4)
+    return merged
+
+
+def _above_plain(results: Results, load: str, way: str, figure: str = "cpu_ms") -> float:
+    """Median over rounds of what a way costs more than plain vLLM in the same round."""
+    pairs = zip(results[load][way], results[load][PLAIN], strict=True)
+    return statistics.median(one[figure] - plain[figure] for one, plain in pairs)
+
+
+def _ratio(results: Results, load: str, way: str, figure: str) -> float:
+    """Over plain vLLM in the same round; not a number where nothing was answered."""
+    pairs = zip(results[load][way], results[load][PLAIN], strict=True)
+    return statistics.median(one.get(figure, math.nan) / plain[figure] for one, plain in pairs)
+
+
+def _missed(results: Results) -> list[str]:
+    """The bars that the router does not reach as it is shipped."""
+    chat, stream = CHATS[-1].name, STREAMS[-1].name
+    missed = []
+    if SHIPPED in results.get(chat, {}):
+        if (above := _above_plain(results, chat, SHIPPED)) > CHAT_BAR_MS:
+            missed.append(f"{above:.2f} CPU-ms above plain vLLM a chat; bar {CHAT_BAR_MS}")
+        if (above := _above_plain(results, stream, SHIPPED) / STREAM_TOKENS) > TOKEN_BAR_MS:
+            missed.append(f"{above:.3f} CPU-ms above plain vLLM a token; bar {TOKEN_BAR_MS}")
+        for load in (chat, stream):
+            if (rate := _ratio(results, load, SHIPPED, "requests_per_s")) < RATE_BAR:
+                missed.append(f"{load}: {rate:.2f} of plain vLLM's requests/s; bar {RATE_BAR}")
+        for load in (load.name for load in CHATS + STREAMS):
+            if (ratio := _ratio(results, load, SHIPPED, "latencies_p50_ms")) > P50_BAR:
+                missed.append(f"{load}: p50 {ratio:.2f} times plain vLLM's; bar {P50_BAR}")
+    for load, by_way in results.items():
+        if errors := sum(sample["errors"] for sample in by_way.get(SHIPPED, [])):
+            missed.append(f"{load}: {errors:.0f} errors")
+    return missed
+
+
+def _place(row: tuple[str, list[Sample]]) -> tuple[bool, bool]:
+    """What users get comes first, then what it is held against."""
+    return row[0] != SHIPPED, row[0] != PLAIN
+
+
+def _print(results: Results) -> None:
+    console = Console(width=160)
+    for load in CHATS + STREAMS + OPEN:
+        if load.name not in results:
+            continue
+        title = f"{load.name}: {load.requests} answers of {load.tokens} tokens"
+        table = Table("way", "CPU-ms", "above plain", "by process", "p50 ms", "p99 ms", title=title)
+        for figure in ("p50 ratio", "requests/s", "ratio"):
+            table.add_column(figure)
+        table.add_column("gap p50 / p99")
+        table.add_column("errors")
+        for way, samples in sorted(results[load.name].items(), key=_place):
+            table.add_row(way, *_row(results, load.name, way, _median(samples)))
+        console.print(table)
+
+
+def _row(results: Results, load: str, way: str, figures: Sample) -> list[str]:
+    parts = sorted(figures["cpu_ms_by_process"].items(), key=lambda item: -item[1])
+    gaps = [figures.get(f"gaps_{name}_ms") for name in ("p50", "p99")]
+    return [
+        f"{figures['cpu_ms']:.2f}",
+        f"{_above_plain(results, load, way):+.2f}",
+        ", ".join(f"{name} {ms:.2f}" for name, ms in parts if abs(ms) >= 0.01),
+        f"{figures.get('latencies_p50_ms', 0):.1f}",
+        f"{figures.get('latencies_p99_ms', 0):.1f}",
+        f"{_ratio(results, load, way, 'latencies_p50_ms'):.2f}",
+        f"{figures['requests_per_s']:.1f}",
+        f"{_ratio(results, load, way, 'requests_per_s'):.2f}",
+        "" if None in gaps else " / ".join(f"{gap:.2f}" for gap in gaps if gap is not None),
+        f"{figures['errors']:.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

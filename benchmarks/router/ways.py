@@ -1,0 +1,170 @@
+"""Engines, and the ways to them: directly, through the router, through its peers."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.router.child_process import ROOT, Child, Usage
+from millrace_tools.capacity.machine import free_port
+
+SHIPPED, PLAIN = "as shipped", "plain vLLM"
+PROXY, HAPROXY = "Serve's proxy", "Serve's HAProxy"
+TOKEN_S = 1.0
+"""How long a mock engine takes for a token."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How clients get to the engines.
+
+    Attributes:
+        name: in tables.
+        urls: where they send requests, in turn.
+        children: processes on the way.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    children: tuple[Child, ...]
+
+    def usage(self) -> Usage:
+        """CPU seconds so far by process."""
+        total: Usage = {}
+        for child in self.children:
+            for name, seconds in child.usage().items():
+                total[name] = total.get(name, 0.0) + seconds
+        return total
+
+
+Engine = tuple[Child, str]
+
+
+@contextmanager
+def real_engine(folder: Path) -> Iterator[Engine]:
+    """vLLM with the example's model, at policy version 3."""
+    model = ROOT / "models" / "tiny_code-seed0"
+    maker = ["-m", "examples.tiny_code.make_model", "--seed", "0", "--out", str(model)]
+    subprocess.run([sys.executable, *maker], cwd=ROOT, check=True, timeout=180)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [
+        *(sys.executable, "-m", "benchmarks.router.plain_vllm", "--model", str(model)),
+        *("--served-model-name", "tiny_code", "--host", "127.0.0.1", "--port", str(port)),
+        *("--max-model-len", "512", "--max-num-seqs", "256", "--dtype", "float32"),
+        *("--kv-cache-memory-bytes", str(256 << 20), "--enforce-eager", "--enable-scale-out"),
+        *("--disable-uvicorn-access-log", "--disable-log-stats"),
+        # As rollout servers do: with a process for one worker, both would wait by spinning.
+        *(
+            "--distributed-executor-backend",
+            "services.rollout_server.engine.engine_process.OneWorker",
+        ),
+        *("--logprobs-mode", "processed_logprobs"),
+    ]
+    environment = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+    }
+    child = Child("vLLM", command, folder, **environment)
+    try:
+        child.wait_until_up(f"{url}/health")
+        yield child, url
+    finally:
+        child.end()
+
+
+@contextmanager
+def mock_engines(folder: Path) -> Iterator[list[Engine]]:
+    """Two of them, so that neither is what is measured."""
+    with ExitStack() as stack:
+        engines = []
+        for number in range(2):
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            program = [sys.executable, "-m", "benchmarks.router.mock_engine"]
+            arguments = ["--port", str(port), "--token-s", str(TOKEN_S)]
+            child = Child(f"mock {number}", program + arguments, folder)
+            stack.callback(child.end)
+            child.wait_until_up(f"{url}/health")
+            engines.append((child, url))
+        yield engines
+
+
+@contextmanager
+def ways(
+    folder: Path, engines: Sequence[Engine], model: str, options: argparse.Namespace
+) -> Iterator[list[Way]]:
+    """All ways that exist here and are wanted; what is left out says why."""
+    children, urls = tuple(child for child, _ in engines), [url for _, url in engines]
+    with ExitStack() as stack:
+        found: list[Way] = []
+        for launch in _launches(urls, model, options):
+            child = Child(launch.name, launch.command, folder, **launch.environment)
+            stack.callback(child.end)
+            try:
+                for url in launch.ways.values():
+                    child.wait_until_up(f"{url}/v1/models")
+            except RuntimeError as failure:
+                print(f"{launch.name} is left out: {failure}", file=sys.stderr)
+                continue
+            found += [Way(name, (url,), (child, *children)) for name, url in launch.ways.items()]
+        found.insert(1, Way(PLAIN, tuple(urls), children))
+        yield [way for way in found if way.name == PLAIN or (options.only or "") in way.name]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A process to start, and the addresses that it opens."""
+
+    name: str
+    command: list[str]
+    ways: dict[str, str]
+    environment: dict[str, str]
+
+
+def _launches(engines: list[str], model: str, options: argparse.Namespace) -> Iterator[_Launch]:
+    program = [sys.executable, "-m", "benchmarks.router.fixed_router", "--serve"]
+    program += ["--model", model, "--engines", *engines]
+    port, own = free_port(), free_port()
+    ways = {SHIPPED: _local(own), PROXY: _local(port)}
+    command = [*program, "--port", str(port), "--own-port", str(own)]
+    yield _Launch("Serve", command, ways, {})
+    if not options.only or options.only in HAPROXY:
+        port = free_port()
+        command = [*program, "--port", str(port)]
+        yield _Launch("HAProxy", command, {HAPROXY: _local(port)}, _haproxy_environment())
+    if options.peers is None:
+        print("other routers are left out: no --peers", file=sys.stderr)
+        return
+    yield from _peers(engines, options.peers)
+
+
+def _peers(engines: list[str], environment: Path) -> Iterator[_Launch]:
+    for peer in ("vllm-router", "sglang-router"):
+        executable = environment / "bin" / peer
+        if not executable.exists():
+            print(f"{peer} is left out: not in {environment}", file=sys.stderr)
+            continue
+        port = free_port()
+        launch = ["launch"] if peer == "sglang-router" else []
+        command = [str(executable), *launch, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--policy", "round_robin", "--worker-urls", *engines]
+        command += ["--prometheus-port", str(free_port())]
+        yield _Launch(peer, command, {peer: _local(port)}, {})
+    print("ray.serve.llm is left out: it needs ray[llm], with a vLLM of its own", file=sys.stderr)
+
+
+def _local(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _haproxy_environment() -> dict[str, str]:
+    """Serve's switches for HAProxy, and ports that another cluster does not have."""
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+    }

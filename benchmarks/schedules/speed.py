@@ -1,0 +1,362 @@
+"""How fast each schedule trains, beside `sync` with a batch barrier and beside its ideal.
+
+    python -m benchmarks.schedules.speed [--replicas 8 64] [--tails heavy] [--rewards 0.78]
+        [--json FILE]
+
+The orchestrator is the real one, in virtual time, on a simulated cluster
+(`cluster.py`). Answers are from log-normal traces, light to very heavy tails; grading
+a batch alone takes none, half or 0.78 of the time of its rollout (140 s against 180 s), or all
+of it. Speed is trained tokens, and unique prompts, per second over the middle of the run, as a
+ratio to `sync` with `batch_barrier`, on the same hardware and trace. In brackets: the share of the
+speed of the ideal schedule with the same parameters (`oracle.py`), and how far the whole
+is from what no schedule could beat at all, by the scarcest thing (`ideal.py`).
+
+CPU is that of this process less what the simulated cluster took, per trajectory. With `--json`
+the figures of the cases that were played replace those in the file. Ends with 1 unless
+every schedule reaches 95 % of its ideal, `partial` and `async` are above 2.0 times on heavy tails
+with reward time, and CPU is below 2 ms and no more than 1.5 times as much with most replicas
+as with fewest.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.schedules.cluster import Cluster, cluster, unused
+from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Simulated, Trace
+from benchmarks.schedules.ideal import bounds
+from benchmarks.schedules.oracle import ideal
+from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.core.context import Peers
+from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
+from tests.orchestrator.fakes import no_load, write_tasks
+from tests.orchestrator.virtual_clock import run_virtually
+
+BASELINE = Path(__file__).parents[1] / "baselines" / "schedules.json"
+GROUP_SIZE = 8
+WARM = 5
+POINTS: dict[str, dict[str, Any]] = {
+    "sync, barrier": {"preset": "sync", "batch_barrier": True},
+    "sync": {"preset": "sync"},
+    "one_step_off": {"preset": "one_step_off"},
+    "stream": {"preset": "stream"},
+    "partial": {"preset": "partial", "max_staleness": 4},
+    "async": {"preset": "async", "max_staleness": 4},
+}
+TAILS = {"light": 0.3, "middling": 0.6, "heavy": 0.9, "very heavy": 1.2}
+HEAVY = ("heavy", "very heavy")
+SHARES = (0.0, 0.5, 0.78, 1.0)
+OF_IDEAL, SPEEDUP, CPU_MS, GROWTH = 0.95, 2.0, 2.0, 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Hardware and trace.
+
+    Attributes:
+        share: time to grade a batch alone, as a share of the time to roll it out.
+        steps: train steps of the run.
+    """
+
+    replicas: int
+    slots: int
+    tail: str
+    share: float
+    steps: int
+
+    @property
+    def batch_groups(self) -> int:
+        """A batch fills every slot of every replica once."""
+        return self.replicas * self.slots // GROUP_SIZE
+
+    def equipment(self) -> tuple[Hardware, Trace]:
+        """Training takes a third of the time that sampling a batch needs on full replicas."""
+        trace = Trace(sigma=TAILS[self.tail], score_s=0.0, group_size=GROUP_SIZE, seed=1)
+        batches = [
+            max(max(trace.group(step * self.batch_groups + place).tokens)
+                for place in range(1, self.batch_groups + 1))
+            for step in range(self.steps)
+        ]  # fmt: skip
+        rollout_s = sum(batches) / len(batches)
+        sequences = self.replicas * self.slots
+        sandboxes = max(1, sequences // 16)
+        score_s = self.share * rollout_s * sandboxes / sequences
+        hardware = Hardware(
+            replicas=self.replicas,
+            slots=self.slots,
+            sandboxes=sandboxes,
+            score_s=score_s,
+            train_s=MEAN_TOKENS / 3,
+            push_s=MEAN_TOKENS / 60,
+        )
+        trace = Trace(sigma=TAILS[self.tail], score_s=score_s, group_size=GROUP_SIZE, seed=1)
+        return hardware, trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What a schedule did on a case.
+
+    Attributes:
+        tokens_per_s: trained tokens a second.
+        prompts_per_s: prompts trained a second; none is trained twice.
+        of_ideal: trained tokens a second of the whole run over those of the ideal schedule.
+        of_blind: the same, of the ideal that does not know lengths beforehand.
+        ideal: the order in which that one serves waiting answers.
+        of_bound: the largest lower bound on the time of the same steps over the time taken.
+        scarce: of what there is least, by that bound.
+        length: mean tokens of trained answers over those of the trace.
+        cpu_ms: CPU of the orchestrator per trajectory, milliseconds, its event loop included.
+        simulated_ms: CPU of the simulated cluster per trajectory, milliseconds.
+    """
+
+    tokens_per_s: float
+    prompts_per_s: float
+    of_ideal: float
+    of_blind: float
+    ideal: str
+    of_bound: float
+    scarce: str
+    length: float
+    cpu_ms: float
+    simulated_ms: float
+
+
+def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
+    """A whole run."""
+    hardware, trace = case.equipment()
+    shape = {"steps": case.steps, "batch_groups": case.batch_groups, "group_size": GROUP_SIZE}
+    run = run_file(folder, schedule=point, **shape)
+    peers = cluster(hardware, trace)
+    gc.collect()
+    began, Simulated.cpu_s = time.process_time(), 0.0
+    live(run, hardware, peers)
+    cpu_s = time.process_time() - began
+    return _figures(case, run, peers, cpu_s)
+
+
+def run_file(folder: Path, **keys: Any) -> RunConfig:
+    """A run whose tasks and run directory are in a new folder."""
+    folder.mkdir()
+    tasks = max(64, keys["batch_groups"])
+    return RunConfig.model_validate(
+        {
+            "name": "benchmark",
+            "task_file": str(write_tasks(folder / "tasks.jsonl", train=tasks, heldout=1)),
+            "run_root": str(folder),
+            "model": "tiny",
+            "rollout_timeout_s": 2e4,
+            "checkpoint": {"every": 1000},
+        }
+        | keys
+    )
+
+
+def live(run: RunConfig, hardware: Hardware, peers: Cluster) -> None:
+    """Have the orchestrator do the run, in virtual time.
+
+    Raises:
+        RuntimeError: the run did not finish.
+    """
+    config = OrchestratorConfig(
+        score_concurrency=4 * hardware.sandboxes,
+        score_batch=1,
+        score_timeout_s=2e4,
+        replicas_timeout_s=2e4,
+    )
+
+    async def to_its_end() -> None:
+        runs = Runs(
+            config,
+            lambda: Peers(
+                trainer=peers.trainer,
+                reward=peers.reward,
+                bus=peers.bus,
+                rollouts=lambda run, config, run_id: peers.rollouts,
+                load=no_load,
+            ),
+        )
+        status = await runs.ended((await runs.start(RunRequest(config=run))).run_id)
+        if status.state is not RunState.FINISHED:
+            raise RuntimeError(f"{run.batch_groups} groups, {run.schedule}: {status.detail}")
+
+    run_virtually(to_its_end, limit_s=1e6)
+
+
+def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figures:
+    """Speed over the middle of the run: while it fills up and ends, no schedule is itself.
+
+    The ideal has the same beginning and end, so that the whole runs are compared.
+    """
+    hardware, trace = case.equipment()
+    steps = peers.trainer.steps
+    last = case.steps - run.schedule.max_staleness - 2
+    middle = steps[WARM + 1 : last + 1]
+    took_s = steps[last].ended - steps[WARM].ended
+    groups = [trace.group(group) for step in middle for group in step.groups]
+    tokens = sum(sum(work.tokens) for work in groups)
+    least = bounds(
+        middle,
+        schedule=run.schedule,
+        batch_groups=case.batch_groups,
+        hardware=hardware,
+        trace=trace,
+    )
+    best, blind = ideal(
+        schedule=run.schedule,
+        batch_groups=case.batch_groups,
+        steps=case.steps,
+        hardware=hardware,
+        trace=trace,
+    )
+    trained = [group for step in steps for group in step.groups]
+    all_tokens = sum(sum(trace.group(group).tokens) for group in trained)
+    speed = all_tokens / (steps[-1].ended - (peers.rollouts.began or 0.0))
+    everything = [trace.group(n + 1) for n in range(case.steps * case.batch_groups)]
+    mean = sum(sum(work.tokens) for work in everything) / len(everything)
+    answers = GROUP_SIZE * len(trained)
+    return Figures(
+        tokens_per_s=tokens / took_s,
+        prompts_per_s=len(groups) / took_s,
+        of_ideal=speed / best.tokens_per_s,
+        of_blind=speed / blind.tokens_per_s,
+        ideal=best.order,
+        of_bound=max(least.values()) / took_s,
+        scarce=max(least, key=least.__getitem__),
+        length=tokens / len(groups) / mean,
+        cpu_ms=1e3 * (cpu_s - Simulated.cpu_s) / answers,
+        simulated_ms=1e3 * Simulated.cpu_s / answers,
+    )
+
+
+Results = list[tuple[Case, dict[str, Figures]]]
+
+
+def _read(path: Path) -> Results:
+    """What was played before; none of a file in another form."""
+    known: Results = []
+    if path.exists():
+        for row in json.loads(path.read_text())["cases"]:
+            schedules = row.pop("schedules")
+            try:
+                figures = {name: Figures(**one) for name, one in schedules.items()}
+            except TypeError:
+                continue
+            known.append((Case(**row), figures))
+    return known
+
+
+def _write(path: Path, results: Results) -> None:
+    """What is done so far: the rest may take minutes."""
+    played = {case for case, _ in results}
+    every = [one for one in _read(path) if one[0] not in played] + results
+    tails = list(TAILS)
+    every.sort(key=lambda one: (one[0].replicas, tails.index(one[0].tail), one[0].share))
+    rows = [
+        asdict(case) | {"schedules": {name: asdict(one) for name, one in figures.items()}}
+        for case, figures in every
+    ]
+    path.write_text(json.dumps({"cases": rows, "missed": judge(every)}, indent=1) + "\n")
+
+
+def cases(
+    replicas: Sequence[int], tails: Sequence[str] | None, rewards: Sequence[float] | None
+) -> list[Case]:
+    """Every trace with up to 8 replicas, heavy tails with reward time with more, if not told."""
+    return [
+        Case(
+            replicas=count,
+            slots=8 if count <= 64 else 1,
+            tail=tail,
+            share=share,
+            steps=40 if count <= 64 else 16,
+        )
+        for count in sorted(replicas)
+        for tail in tails or (TAILS if count <= 8 else ("heavy",))
+        for share in rewards or (SHARES if count <= 8 else (0.78,))
+    ]
+
+
+def _show(results: Results) -> Table:
+    table = Table(box=None)
+    for column in ("replicas", "tail", "reward", *POINTS, "CPU ms"):
+        table.add_column(column, justify="right")
+    for case, figures in results:
+        base = figures["sync, barrier"].tokens_per_s
+        cells = [
+            f"{one.tokens_per_s / base:.2f} ({one.of_ideal:.0%}, {one.of_bound:.0%} "
+            f"{one.scarce[:4]})"
+            for one in figures.values()
+        ]
+        cpu = max(one.cpu_ms for one in figures.values())
+        table.add_row(str(case.replicas), case.tail, f"{case.share:g}", *cells, f"{cpu:.2f}")
+    return table
+
+
+def judge(results: Results) -> list[str]:
+    """What is not reached."""
+    missed = []
+    for case, figures in results:
+        where = f"{case.replicas} replicas, {case.tail} tail, reward {case.share:g}"
+        base = figures["sync, barrier"].tokens_per_s
+        for name, one in figures.items():
+            if one.of_ideal < OF_IDEAL:
+                missed.append(f"{where}: {name} reaches {one.of_ideal:.1%} of its ideal")
+            if one.cpu_ms > CPU_MS:
+                missed.append(f"{where}: {name} takes {one.cpu_ms:.2f} ms CPU per trajectory")
+            timed = case.tail in HEAVY and case.share
+            if name in ("partial", "async") and timed and one.tokens_per_s / base < SPEEDUP:
+                missed.append(f"{where}: {name} is {one.tokens_per_s / base:.2f} times sync")
+    fewest, most = results[0][0].replicas, results[-1][0].replicas
+    for name in POINTS:
+        cpu = {
+            count: min(f[name].cpu_ms for case, f in results if case.replicas == count)
+            for count in (fewest, most)
+        }
+        if cpu[most] > GROWTH * cpu[fewest]:
+            missed.append(f"{name}: {cpu[most]:.2f} ms CPU with {most}, {cpu[fewest]:.2f} at least")
+    return missed
+
+
+def main() -> None:
+    """Play all, print, and write the figures if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512, 4096])
+    parser.add_argument("--tails", nargs="+", choices=tuple(TAILS))
+    parser.add_argument("--rewards", type=float, nargs="+")
+    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
+    options = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    RunDirectory.draw_learning_curve = unused  # type: ignore[method-assign]
+    results = []
+    for case in cases(options.replicas, options.tails, options.rewards):
+        with tempfile.TemporaryDirectory() as folder:
+            figures = {
+                name: play(case, point, Path(folder) / str(place))
+                for place, (name, point) in enumerate(POINTS.items())
+            }
+        results.append((case, figures))
+        Console(width=170).print(_show([results[-1]]))
+        if options.json:
+            _write(options.json, results)
+    Console(width=170).print(_show(results))
+    missed = judge(results)
+    print("\n".join(missed) or "every bar is met")
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()

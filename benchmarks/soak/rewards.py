@@ -1,0 +1,200 @@
+"""Grades thousands of answers while sandboxes and compilers are killed at random.
+
+    python -m benchmarks.soak.rewards [--jobs 20000] [--json]
+
+Every job must come back exactly once, with the verdict that is known of it, or as what a loss may
+make of it: `crashed_sandbox` if it lost two sandboxes, `infra_error` if none could be had. Memory,
+descriptors and processes of the service must not grow.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from benchmarks.soak.reward_jobs import KINDS, draw
+from services.protocol.reward.reward_service import Score, Verdict
+from services.reward_service.config import RewardServiceConfig, cores_here
+from services.reward_service.scoring import Scoring
+
+BASELINE = Path(__file__).parents[1] / "baselines" / "soak_rewards.json"
+BATCH, CALLERS = 40, 4
+LOOK_EVERY = 200
+LOST = (Verdict.CRASHED_SANDBOX, Verdict.INFRA_ERROR)
+MOST_LOST = 0.05
+"""Part of all jobs; more would mean that losses are not made good."""
+ROOM_MB, ROOM_FILES = 32.0, 8
+
+
+@dataclass
+class Soak:
+    """What was seen.
+
+    Attributes:
+        looks: jobs done, MiB held, descriptors and processes, now and then.
+        lost: verdicts of jobs whose sandboxes were killed.
+        problems: everything that must not be.
+    """
+
+    done: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
+    lost: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)
+    looks: list[tuple[int, float, int, int]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def take(self, kind: str, score: Score) -> None:
+        """Count a score, and look at ourselves now and then."""
+        self.done[score.job_id] += 1
+        self.kinds[kind] += 1
+        if score.verdict in LOST:
+            self.lost[str(score.verdict)] += 1
+        elif score.verdict is not KINDS[kind].verdict:
+            self.problems.append(f"{kind}: {score.verdict}: {score.detail}")
+        if (score.reward is None) != (score.verdict is Verdict.INFRA_ERROR):
+            self.problems.append(f"{kind}: reward {score.reward} with {score.verdict}")
+        if len(self.done) % LOOK_EVERY == 0:
+            here = psutil.Process()
+            held, files = here.memory_info().rss / 2**20, here.num_fds()
+            self.looks.append((len(self.done), held, files, len(here.children(recursive=True))))
+
+    def judge(self, jobs: int) -> None:
+        """Look at the whole."""
+        if missing := jobs - len(self.done):
+            self.problems.append(f"{missing} jobs without a score")
+        self.problems += [f"job {job}: {n} scores" for job, n in self.done.items() if n > 1]
+        if sum(self.lost.values()) > MOST_LOST * jobs:
+            self.problems.append(f"too many losses: {dict(self.lost)}")
+        early, late = self._part(0.25, 0.5), self._part(0.75, 1.0)
+        for name, at, room in (("MiB", 1, ROOM_MB), ("descriptors", 2, ROOM_FILES)):
+            before, after = (max(look[at] for look in part) for part in (early, late))
+            if after > before + room:
+                self.problems.append(f"{name} grew from {before:.0f} to {after:.0f}")
+
+    def _part(self, start: float, end: float) -> list[tuple[int, float, int, int]]:
+        found = self.looks[int(start * len(self.looks)) : int(end * len(self.looks))]
+        return found or self.looks[-1:]
+
+
+async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
+    """Grade while killing."""
+    seen, numbers = Soak(), iter(range(jobs))
+    scoring = Scoring(
+        RewardServiceConfig(slots=cores_here(), cache_entries=500, program_cache_mb=8)
+    )
+    await scoring.start()
+    names = frozenset(seat.answers.name for seat in scoring.sandbox._seats)
+    killer = asyncio.create_task(_kill(random.Random(seed), kill_every, names, seen), name="killer")
+    try:
+        draws = random.Random(seed + 1)
+        await asyncio.gather(*(_caller(scoring, numbers, draws, seen) for _ in range(CALLERS)))
+    finally:
+        killer.cancel()
+        (ended,) = await asyncio.gather(killer, return_exceptions=True)
+        await scoring.tools.aclose()
+    seen.judge(jobs)
+    if not isinstance(ended, asyncio.CancelledError):
+        seen.problems.append(f"nothing was killed any more: {ended!r}")
+    children = [child.pid for child in psutil.Process().children(recursive=True)]
+    if left := {*children, *itertools.chain(*_victims(names).values())}:
+        seen.problems.append(f"processes left: {sorted(left)}")
+    return seen
+
+
+async def _caller(
+    scoring: Scoring, numbers: Iterator[int], draws: random.Random, seen: Soak
+) -> None:
+    """One batch after the other until there are no more jobs."""
+    while True:
+        drawn = [draw(draws, number) for number in itertools.islice(numbers, BATCH)]
+        if not drawn:
+            return
+        kinds = {job.job_id: kind for kind, job in drawn}
+        async for score in scoring.stream([job for _, job in drawn]):
+            seen.take(kinds[score.job_id], score)
+
+
+def _victims(names: frozenset[str]) -> dict[str, list[int]]:
+    """Processes of the sandboxes with these names, wherever they are, and of compilers.
+
+    What was behind a bubblewrap that is gone lives on as a child of nobody's. Forks are
+    spared, as they are answers or compilers: their end by SIGKILL is a verdict, too much memory.
+    """
+    own = {child.pid for child in psutil.Process().children(recursive=True)}
+    found: dict[str, list[int]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            line, parent = process.cmdline(), process.parent()
+            if parent is not None and parent.cmdline() == line:
+                continue
+            if not names.isdisjoint(line):
+                found.setdefault("slot", []).append(process.pid)
+            elif process.pid in own and "millrace-build" in line:
+                found.setdefault("compiler", []).append(process.pid)
+    return found
+
+
+async def _kill(chance: random.Random, every: float, names: frozenset[str], seen: Soak) -> None:
+    """Kill a process of a sandbox or of a compiler, as likely, after so many jobs, about."""
+    due = every
+    while True:
+        await asyncio.sleep(0.02)
+        if len(seen.done) < due:
+            continue
+        found = _victims(names)
+        if not found:
+            continue  # every sandbox is just being started again
+        due = len(seen.done) + chance.uniform(0.5, 1.5) * every
+        kind = chance.choice(sorted(found))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(chance.choice(found[kind]), signal.SIGKILL)
+            seen.kills[kind] += 1
+
+
+def main() -> int:
+    """Run it and say what was seen; 1 when something must not be."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=20_000)
+    parser.add_argument("--kill-every", type=float, default=50, help="jobs, about")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
+    options = parser.parse_args()
+    started = time.monotonic()
+    seen = uvloop.run(soak(options.jobs, options.seed, options.kill_every))
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    result = {
+        "jobs": options.jobs,
+        "cores": cores_here(),
+        "seconds": round(time.monotonic() - started, 1),
+        "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in spent), 1),
+        "kinds": dict(seen.kinds),
+        "kills": dict(seen.kills),
+        "lost": dict(seen.lost),
+        "looks": [[n, round(held, 1), files, count] for n, held, files, count in seen.looks],
+        "problems": seen.problems[:50],
+    }
+    if options.json:
+        text = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in result.items())
+        BASELINE.write_text(f"{{\n{text}\n}}\n")
+    for name, value in result.items():
+        shown = value if name != "looks" else [result["looks"][0], result["looks"][-1]]
+        print(f"{name}: {shown}")
+    return 1 if seen.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Wall time to a held-out pass rate: Millrace's whole stack beside TRL's GRPO trainer.
+
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install trl==1.16.0
+    python -m benchmarks.time_to_reward --peers /tmp/peers
+
+Both learn examples/tiny_code from the same initial model, one after the other on the same cores,
+with the run file's batch, minibatches, learning rate, clip distances and length limit, until
+the greedy pass rate on the same held-out tasks is reached. Ours are the real services of
+deploy/laptop.yaml: router, engines, sandboxes, trainer ranks and weight bus.
+
+TRL runs twice, with each of the gradings of `grading.py`: `process` isolates
+answers a little, and the bar is over that; `inline` not at all. Our sandboxes do more than both.
+
+What else favours TRL: its evaluations stop its clock, while ours run beside training and slow it,
+and it keeps no checkpoints. It generates with transformers: TRL 1.16 supports vLLM 0.22 to
+0.31, and the CPU build that we run with is 0.32. Other settings are TRL's defaults, but for
+activation checkpointing, bfloat16 and the falling learning rate, which are off on both sides.
+
+Our time at a pass rate is that of the newest weights that any answer of the evaluation came from.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.time_to_reward import ours, peer
+from benchmarks.time_to_reward.goal import Goal, Side
+from benchmarks.time_to_reward.grading import GRADINGS
+from examples.tiny_code.make_model import TASK_FILE, make_model, write_tasks
+from millrace_tools.demo.demo import ROOT, RUN_FILE
+from millrace_tools.deploy.run_file import read_run_file
+from services.protocol.run.orchestrator import RunConfig
+
+BASELINE = Path(__file__).parents[1] / "baselines" / "time_to_reward.json"
+BAR = 2.0
+
+
+def main() -> None:
+    """Measure, print, and write the figures if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--target", type=float, default=0.8, help="held-out pass rate")
+    parser.add_argument("--every", type=int, default=2, help="train steps between evaluations")
+    parser.add_argument("--steps", type=int, default=80, help="most train steps of a side")
+    parser.add_argument("--seconds", type=float, default=150.0, help="longest training of a side")
+    parser.add_argument("--threads", type=int, default=2, help="of TRL's process")
+    parser.add_argument("--port", type=int, default=8000, help="of our HTTP API")
+    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
+    options = parser.parse_args()
+    console = Console(width=110)
+    result = measure(options, console)
+    show(result, console)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Both sides for every seed."""
+    goal = Goal(
+        pass_rate=options.target, every=options.every, steps=options.steps, seconds=options.seconds
+    )
+    sides: dict[str, list[Side]] = {"millrace": []}
+    for seed in options.seeds:
+        model = ROOT / "models" / f"tiny_code-seed{seed}"
+        write_tasks(TASK_FILE)
+        make_model(model, seed)
+        run = read_run_file(RUN_FILE, seed=seed, steps=goal.steps)
+        for grading in GRADINGS if options.peers else ():
+            python = options.peers / "bin" / "python"
+            how = {"threads": options.threads, "grading": grading}
+            trl = peer.reach(goal, run, model, python, **how)
+            sides.setdefault(f"trl {grading}", []).append(trl)
+        sides["millrace"].append(ours.reach(goal, run, options.port, console))
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": len(os.sched_getaffinity(0)),
+        "goal": vars(goal),
+        "run": settings(run),
+        "seeds": options.seeds,
+        "sides": {name: [vars(one) for one in several] for name, several in sides.items()},
+        "ratios": {
+            name: ratios(sides["millrace"], several)
+            for name, several in sides.items()
+            if name != "millrace"
+        },
+        "bar": BAR,
+    }
+
+
+def settings(run: RunConfig) -> dict[str, Any]:
+    """What both sides share."""
+    return {
+        "batch_groups": run.batch_groups,
+        "group_size": run.group_size,
+        "minibatches": run.algorithm.minibatches,
+        "learning_rate": run.algorithm.learning_rate,
+        "max_tokens": run.sampling.max_tokens,
+        "heldout_tasks": run.evaluation.tasks,
+    }
+
+
+def ratios(ours: list[Side], theirs: list[Side]) -> dict[str, float]:
+    """Medians over seeds of TRL's over ours; a side that did not get there counts what it spent."""
+    pairs = list(zip(ours, theirs, strict=True))
+    quotients = {
+        "wall": [b.train_s / a.train_s for a, b in pairs],
+        "wall with start-up": [b.whole_s / a.whole_s for a, b in pairs],
+        "CPU": [b.train_cpu_s / a.train_cpu_s for a, b in pairs],
+        "wall of a step": [b.step_s / a.step_s for a, b in pairs],
+    }
+    return {name: statistics.median(several) for name, several in quotients.items()}
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print both sides, seed by seed, and the ratios."""
+    rate = result["goal"]["pass_rate"]
+    table = Table(title=f"To a held-out pass rate of {rate:.0%} on {result['cores']} cores")
+    for column in (
+        "side",
+        "seed",
+        "reached",
+        "steps",
+        "training s",
+        "CPU s",
+        "start-up s",
+        "rates",
+    ):
+        table.add_column(column, justify="right")
+    for name, several in result["sides"].items():
+        for seed, one in zip(result["seeds"], several, strict=True):
+            rates = " ".join(f"{100 * value:.0f}" for _, value in one["rates"])
+            seconds = [one["train_s"], one["train_cpu_s"], one["startup_s"]]
+            reached = "yes" if one["reached"] else "NO"
+            figures = [f"{value:.1f}" for value in seconds]
+            table.add_row(name, str(seed), reached, str(one["steps"]), *figures, rates)
+    console.print(table)
+    for side, several in result["ratios"].items():
+        for name, ratio in several.items():
+            judged = (side, name) == ("trl process", "wall")
+            bar = f"  (bar {BAR:g}: {'met' if ratio >= BAR else 'MISSED'})" if judged else ""
+            console.print(f"{side}, {name}: {ratio:.2f} times as much as Millrace{bar}")
+
+
+if __name__ == "__main__":
+    main()

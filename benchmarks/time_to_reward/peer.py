@@ -1,0 +1,87 @@
+"""TRL's side of `time_to_reward`: starts `trl_side.py` and reads what it says."""
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.time_to_reward.goal import Goal, Side
+from services.protocol.run.orchestrator import RunConfig
+
+ROOT = Path(__file__).parents[2]
+_STARTUP_S = 300.0
+
+
+def reach(goal: Goal, run: RunConfig, model: Path, python: Path, **how: Any) -> Side:
+    """Train to the goal in TRL's own environment; `how`: its `threads` and its `grading`."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        job = _job(goal, run, model, folder) | how
+        (Path(folder) / "job.json").write_text(json.dumps(job))
+        process = subprocess.Popen(
+            [str(python), "-m", "benchmarks.time_to_reward.trl_side", folder],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"},
+        )
+        # It stops itself in time; this is for one that hangs.
+        watchdog = threading.Timer(_STARTUP_S + 2 * goal.seconds, process.kill)
+        watchdog.start()
+        try:
+            return _read(process, began)
+        finally:
+            watchdog.cancel()
+            process.kill()
+            process.wait()
+
+
+def _job(goal: Goal, run: RunConfig, model: Path, folder: str) -> dict[str, Any]:
+    algorithm = run.algorithm
+    return {
+        "goal": vars(goal),
+        "model": str(model),
+        "folder": folder,
+        "task_file": run.task_file,
+        "heldout_tasks": run.evaluation.tasks,
+        "seed": run.seed,
+        "groups": run.batch_groups,
+        "group_size": run.group_size,
+        "minibatches": algorithm.minibatches,
+        "learning_rate": algorithm.learning_rate,
+        "clip_low": algorithm.clip_low,
+        "clip_high": algorithm.clip_high,
+        "grad_clip": algorithm.grad_clip,
+        "max_tokens": run.sampling.max_tokens,
+        "temperature": run.sampling.temperature,
+    }
+
+
+def _read(process: subprocess.Popen[str], began: float) -> Side:
+    """It prints a line of JSON when training begins and after each evaluation."""
+    assert process.stdout is not None
+    startup_s = startup_cpu_s = 0.0
+    rates: list[tuple[int, float]] = []
+    for line in process.stdout:
+        if not line.startswith('{"said"'):
+            continue
+        told = json.loads(line)
+        if told["said"] == "training begins":
+            startup_s, startup_cpu_s = time.monotonic() - began, told["cpu_s"]
+            continue
+        rates.append((told["step"], told["pass_rate"]))
+        if told["said"] == "end":
+            return Side(
+                reached=told["reached"],
+                steps=told["step"],
+                train_s=told["train_s"],
+                train_cpu_s=told["cpu_s"],
+                startup_s=startup_s,
+                startup_cpu_s=startup_cpu_s,
+                rates=rates,
+            )
+    raise RuntimeError("TRL ended early or hung; its error, if any, is above")

@@ -1,0 +1,101 @@
+"""The model and the batch that every way of `benchmarks.train_step` gets, and its talk with them.
+
+Imported in the environments of the rivals too, so it needs torch, transformers and
+tokenizers, and nothing of Millrace.
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 2048
+GROUP_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt and one sampled answer to it, as token ids, and the answer's advantage."""
+
+    prompt: list[int]
+    response: list[int]
+    reward: float
+
+
+def make(folder: Path, *, groups: int, longest: int, seed: int) -> None:
+    """Write a random Qwen3, its tokenizer and a batch of uneven answers into a folder."""
+    import torch
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t0"
+    ).save_pretrained(folder)
+    (folder / "batch.json").write_text(
+        json.dumps([asdict(a) for a in _batch(groups, longest, seed)])
+    )
+
+
+def read(folder: Path) -> list[Answer]:
+    """The batch, group after group."""
+    return [Answer(**one) for one in json.loads((folder / "batch.json").read_text())]
+
+
+def _batch(groups: int, longest: int, seed: int) -> list[Answer]:
+    """Lengths as in RL: most answers short, a few at the limit."""
+    draw = random.Random(seed)
+    answers = []
+    for _ in range(groups):
+        prompt = _tokens(draw, draw.randint(16, 64))
+        for _ in range(GROUP_SIZE):
+            length = min(longest, max(8, int(draw.lognormvariate(4.2, 0.8))))
+            answers.append(Answer(prompt, _tokens(draw, length), draw.random()))
+    return answers
+
+
+def _tokens(draw: random.Random, count: int) -> list[int]:
+    return [draw.randrange(2, VOCABULARY) for _ in range(count)]
+
+
+class Watch:
+    """Wall and CPU seconds since it was made; CPU of this process, all threads."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        """The seconds so far."""
+        return {
+            "wall": time.perf_counter() - self._wall,
+            "cpu": time.process_time() - self._cpu,
+        }
+
+
+def tell(found: Any) -> None:
+    """Answer with a line of JSON."""
+    print(json.dumps({"found": found}), flush=True)
+
+
+def answer_calls(ways: dict[str, Callable[[], Any]]) -> None:
+    """Do what is asked on stdin, a way a line, and tell what it found."""
+    tell("ready")
+    for line in sys.stdin:
+        tell(ways[line.strip()]())

@@ -1,0 +1,186 @@
+"""Train steps of one rank of Millrace, and the bare passes that they are measured against."""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from benchmarks.train_step.batch import GROUP_SIZE, VOCABULARY, Answer, Watch, answer_calls, read
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trajectory import PolicySpan, Trajectory
+from services.trainer.batch.batching import plan_minibatches, rows_of
+from services.trainer.batch.collate import MicroBatch, collate
+from services.trainer.config import MIB, TrainerConfig
+from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
+from services.trainer.model.token_logprobs import token_logprobs
+from services.trainer.rank.learner import Learner, join_group, open_store
+
+TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
+
+
+class Steps:
+    """Whole train steps as a rank does them: plan, passes, update, diagnostics, snapshot."""
+
+    def __init__(self, folder: Path, answers: list[Answer], threads: int, tokens: int) -> None:
+        self._config = TrainerConfig(
+            model=str(folder),
+            world_size=1,
+            threads_per_rank=threads,
+            micro_batch_tokens=tokens,
+            canary_sequences=0,
+        )
+        join_group(self._config, 0, open_store("127.0.0.1"), "127.0.0.1")
+        self._learner = Learner(self._config)
+        self._folder, self._groups, self._step = folder, groups_of(answers), 0
+
+    def start(self, **algorithm: Any) -> None:
+        """Begin a run under an algorithm; the next steps are its first ones."""
+        self._step = 0
+        settings = AlgorithmConfig(learning_rate=1e-6, **algorithm)
+        folder = str(self._folder / "checkpoints")
+        start = RunStart(
+            run_id="run", checkpoint_dir=folder, algorithm=settings, temperature=1.0, seed=0
+        )
+        self._learner.start_run(start, 0)
+
+    def take(self) -> dict[str, float]:
+        """Seconds of one train step."""
+        self._step += 1
+        batch = TrainBatch(run_id="run", step=self._step, groups=self._groups)
+        watch = Watch()
+        self._learner.train(batch, self._step - 1, self._step)
+        return watch.read()
+
+
+def groups_of(answers: list[Answer]) -> tuple[TrainGroup, ...]:
+    """The answers as sample groups."""
+    scored = [ScoredTrajectory(trajectory=_trajectory(one), reward=one.reward) for one in answers]
+    return tuple(
+        TrainGroup(group_id=start, trajectories=tuple(scored[start : start + GROUP_SIZE]))
+        for start in range(0, len(scored), GROUP_SIZE)
+    )
+
+
+def _trajectory(one: Answer) -> Trajectory:
+    length = len(one.response)
+    return Trajectory(
+        prompt_token_ids=tuple(one.prompt),
+        response_token_ids=tuple(one.response),
+        behaviour_logprobs=(TRUE_LOGPROB,) * length,
+        loss_mask=(1,) * length,
+        spans=(PolicySpan(version=0, start=0, end=length, replica_id="none"),),
+        finish_reason="stop",
+        text="",
+    )
+
+
+class Bare:
+    """Nothing but forward and backward of the same tokens by transformers and torch.
+
+    No FSDP, no loss but the mean logprob of the trained tokens, no diagnostics, no optimizer,
+    and micro-batches that were laid out before the clock starts.
+    """
+
+    def __init__(self, folder: Path, answers: list[Answer], tokens: int) -> None:
+        self._causal: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        batch = TrainBatch(run_id="run", step=1, groups=groups_of(answers))
+        self._rows = rows_of(batch, AlgorithmConfig())
+        self._tokens = tokens
+        self._padded, self._packed = self._layout(padded=True), self._layout(padded=False)
+
+    def _layout(self, *, padded: bool) -> list[MicroBatch]:
+        (plan,) = plan_minibatches(
+            self._rows, count=1, world_size=1, max_tokens=self._tokens, seed="", padded=padded
+        )
+        return [collate([self._rows[i] for i in micro], 0) for micro in plan.ranks[0]]
+
+    def pass_over(self, *, packed: bool, backward: bool = True) -> dict[str, float]:
+        """Seconds of a forward pass over all rows, and of the backward one."""
+        hidden = packed_hidden if packed else padded_hidden
+        self._causal.set_attn_implementation(PACKED if packed else "sdpa")
+        watch = Watch()
+        with torch.set_grad_enabled(backward):
+            for micro in self._packed if packed else self._padded:
+                states = hidden(self._causal, micro.input_ids, micro.rows)[micro.position]
+                logits = self._causal.get_output_embeddings()(states)
+                loss = functional.cross_entropy(logits, micro.target)
+                if backward:
+                    loss.backward()
+        seconds = watch.read()
+        self._causal.zero_grad()
+        return seconds
+
+
+def peak_memory(vocabulary: int = 32768, hidden: int = 256, tokens: int = 2048) -> dict[str, float]:
+    """MiB that scoring takes at its peak, forward and backward, above what it is given."""
+    head = torch.nn.Linear(hidden, vocabulary, bias=False)
+    states = torch.randn(tokens, hidden, requires_grad=True)
+    target = torch.randint(vocabulary, (tokens,))
+
+    def plain() -> None:
+        logs = head(states).log_softmax(-1)
+        entropy = -(logs.detach().exp() * logs.detach()).sum(-1)
+        (logs.gather(-1, target[:, None]).sum() + 0 * entropy.sum()).backward()
+
+    def ours(limit: int) -> None:
+        logprobs, _ = token_logprobs(
+            states, head, target, temperature=1.0, logits_bytes=limit, entropy="value"
+        )
+        logprobs.sum().backward()
+
+    ways: dict[str, Callable[[], None]] = {
+        "plain": plain,
+        "in one piece": lambda: ours(4 * vocabulary * tokens),
+        "logits_mb: 32": lambda: ours(32 * MIB),
+        "logits_mb: 8": lambda: ours(8 * MIB),
+    }
+    return {name: _peak(way) for name, way in ways.items()}
+
+
+def _peak(way: Callable[[], None]) -> float:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        way()
+    held = peak = 0
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak / MIB
+
+
+def main() -> None:
+    """Do one thing for every line on stdin."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=4096, help="of a micro-batch")
+    options = parser.parse_args()
+    answers = read(options.folder)
+    steps = Steps(options.folder, answers, options.threads, options.tokens)
+    bare = Bare(options.folder, answers, options.tokens)
+
+    answer_calls(
+        {
+            "begin behaviour": steps.start,
+            "begin proximal": lambda: steps.start(ratio_anchor="proximal", minibatches=2),
+            "step": steps.take,
+            "bare": lambda: bare.pass_over(packed=True),
+            "bare padded": lambda: bare.pass_over(packed=False),
+            "bare forward": lambda: bare.pass_over(packed=True, backward=False),
+            "memory": peak_memory,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

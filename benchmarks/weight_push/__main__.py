@@ -1,0 +1,318 @@
+"""Ways to bring new weights into running engines, all in one run, beside the machine's limits.
+
+    python -m benchmarks.weight_push --sizes 3,150 --replicas 2
+
+Two FSDP2 trainer ranks, the weight bus and vLLM replicas run as they are deployed, but
+without Serve. Each round takes the ways in turn, each with new weights, and afterwards asks
+every replica for logprobs, which must be the trainer's. Rounds are done on idle replicas
+and again with answers under way; the first of each is dropped.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.weight_push.world import SHAPES, World
+from millrace_tools.cluster.private_cluster import PrivateCluster
+from services.protocol.weights.weight_bus import NAMESPACE
+
+WAYS = {
+    "driver": "through the driver",
+    "checkpoint": "safetensors, reload",
+    "ours": "ours",
+    "deltas": "ours, changes only",
+}
+ORDER = ("ours", "deltas", "driver", "checkpoint")  # changes are onto the version before
+CHANGED = 0.02  # share of elements; a train step of real RL moves about so many in bfloat16
+STREAMS = 4
+QUIET_S = 1.0
+TRAIN_TOKENS = {3: 2048, 150: 512, 600: 512}
+EXACT = 1e-3  # nats, in float32; a layer left out is off by far more
+MIB = 1 << 20
+BARS_FROM_MB = 150
+BASELINE = Path(__file__).parents[1] / "baselines" / "weight_push.json"
+# At least, or at most if negative. Answers are compared with a pause in which only the load
+# happens, and train steps by the CPU of the training thread: where ranks, engines and answers
+# share two cores, whatever else runs takes wall time from both.
+BARS = {
+    "total against through the driver, idle": 4.0,
+    "total against through the driver, generating": 4.0,
+    "worst token gap against a pause with nothing but the load": -1.5,
+    "staging against one loopback stream": 0.4,
+    "CPU of a train step beside a push against one alone": -1.05,
+}
+
+
+def main() -> None:
+    """Measure, print, and write the figures if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="3,150", help=f"MB in float32, of {list(SHAPES)}")
+    parser.add_argument("--replicas", default="2", help="rollout servers, e.g. 1,2,3")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each way")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--no-proof", action="store_true", help="ours without its canary")
+    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
+    options = parser.parse_args()
+    for size in map(int, options.sizes.split(",")):
+        for replicas in map(int, options.replicas.split(",")):
+            result = run(size, replicas, options)
+            show(result, Console(width=120))
+            if options.json:
+                write(result, options.json)
+
+
+def write(result: dict[str, Any], path: Path) -> None:
+    """Put one result among those of other sizes, in the place of an older one of its own."""
+
+    def kind(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["size_mb"], one["replicas"], one["dtype"], one["proof"]
+
+    before = json.loads(path.read_text()) if path.exists() else []
+    results = [one for one in before if kind(one) != kind(result)] + [result]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(sorted(results, key=kind), indent=1) + "\n")
+
+
+def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one size with one number of replicas, in a Ray of its own."""
+    with PrivateCluster(num_cpus=2) as cluster, tempfile.TemporaryDirectory() as folder:
+        # With room for several copies: a rival whose objects spill to disk would be none.
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=2,
+            num_gpus=0,
+            object_store_memory=max(256, 3 * size) * MIB,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            _temp_dir=str(cluster.folder),
+        )
+        return asyncio.run(measure(size, replicas, options, Path(folder)))
+
+
+async def measure(
+    size: int, replicas: int, options: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
+    """All rounds of one size; every list holds one figure a round, in seconds."""
+    rounds, proof = options.rounds, not options.no_proof
+    world = await World.open(size, replicas, options.dtype, folder, proof=proof)
+    try:
+        result: dict[str, Any] = {
+            "size_mb": size,
+            "replicas": replicas,
+            "dtype": options.dtype,
+            "proof": proof,
+            "bytes": world.nbytes,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cores": len(os.sched_getaffinity(0)),
+        }
+        before = _cpu_seconds()
+        result["idle"] = await push_rounds(world, rounds, generating=False)
+        await world.on_replicas("begin_answers", STREAMS)
+        result["generating"] = await push_rounds(world, rounds, generating=True)
+        await world.on_replicas("end_answers")
+        result["training"] = await train_steps(world, rounds, TRAIN_TOKENS[size])
+        everybody, ours = (now - then for now, then in zip(_cpu_seconds(), before, strict=True))
+        result["cpu_of_others"] = (everybody - ours) / everybody
+        result["bars"] = bars(result)
+        return result
+    finally:
+        await world.close()
+
+
+async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[str, list[Any]]:
+    """Pushes by every way in turn, and what they are compared with."""
+    taken = []
+    for _ in range(rounds + 1):
+        one: dict[str, Any] = {}
+        if generating:
+            one["quiet_gap"] = await quiet_gap(world)
+            one["empty_pause"] = await gap_of(world, "pause_only")
+            one["loaded_gap"] = await gap_of(world, "load_only")
+        else:
+            one["loopback"] = await asyncio.to_thread(loopback_rate)
+            one["memory_copy"] = await asyncio.to_thread(copy_rate)
+        for way in ORDER:
+            one[way] = await one_push(world, way, generating=generating)
+            if way == "deltas" and not generating:
+                one["delta_share"] = await world.delta_share()
+                one["pure_load"] = max(await world.on_replicas("load_again"))
+        taken.append(one)
+    return {name: [one[name] for one in taken[1:]] for name in taken[0]}
+
+
+async def one_push(world: World, way: str, *, generating: bool) -> dict[str, Any]:
+    """New weights, one delivery, and the proof that it arrived.
+
+    Raises:
+        RuntimeError: a replica serves other weights than the trainer's.
+    """
+    await world.change(CHANGED)
+    push = await getattr(world, way)()
+    figures = {"total": push.total, "snapshot": push.snapshot, "staged": push.staged}
+    if generating:
+        gaps = await world.on_replicas("largest_gap", push.started, push.ended)
+        figures["gap"] = max(gaps)
+    off = figures["off"] = await world.worst_difference()
+    if world.itemsize == 4 and off > EXACT:
+        raise RuntimeError(f"{way}: a replica is {off:.2g} nats off")
+    return figures
+
+
+async def gap_of(world: World, method: str) -> float:
+    """The largest token gap while every replica does something at once."""
+    began = time.monotonic()
+    await world.on_replicas(method)
+    return max(await world.on_replicas("largest_gap", began, time.monotonic()))
+
+
+async def quiet_gap(world: World) -> float:
+    """The largest token gap while nothing is pushed."""
+    began = time.monotonic()
+    await asyncio.sleep(QUIET_S)
+    return max(await world.on_replicas("largest_gap", began, time.monotonic()))
+
+
+async def train_steps(world: World, rounds: int, tokens: int) -> dict[str, list[float]]:
+    """Train steps alone, each followed by one beside the delivery of what it made."""
+    taken = []
+    for _ in range(rounds + 1):
+        one = {"proof": await world.prove()}
+        alone, one["alone_cpu"], manifest = await world.train_step(tokens)
+        began = time.monotonic()
+        delivery = asyncio.create_task(world.deliver(manifest))
+        pushed, one["pushed_cpu"], _ = await world.train_step(tokens)
+        one["push"] = (await delivery)[1] - began
+        for name, step in {"alone": alone, "pushed": pushed}.items():
+            one[name] = step.seconds["forward_backward"] + step.seconds["optimizer"]
+        one["snapshot"] = alone.seconds["snapshot"]
+        taken.append(one)
+    return {name: [one[name] for one in taken[1:]] for name in taken[0]}
+
+
+def loopback_rate(nbytes: int = 512 * MIB) -> float:
+    """Bytes a second through one TCP stream of this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sender = threading.Thread(target=_send, args=(listener.getsockname(), nbytes))
+        sender.start()
+        connection, _ = listener.accept()
+        with connection:
+            buffer, received, began = bytearray(MIB), 0, time.perf_counter()
+            while got := connection.recv_into(buffer):
+                received += got
+            seconds = time.perf_counter() - began
+        sender.join()
+    assert received == nbytes, "the stream ended early"
+    return nbytes / seconds
+
+
+def _send(address: tuple[str, int], nbytes: int) -> None:
+    block = bytes(MIB)
+    with socket.create_connection(address) as connection:
+        for _ in range(nbytes // MIB):
+            connection.sendall(block)
+
+
+def copy_rate(nbytes: int = 256 * MIB) -> float:
+    """Bytes a second of one thread that copies memory it has touched before."""
+    source, target = np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8)
+    began = time.perf_counter()
+    np.copyto(target, source)
+    return nbytes / (time.perf_counter() - began)
+
+
+def _cpu_seconds() -> tuple[float, float]:
+    """CPU seconds so far of all processes of the machine, and of this one's tree."""
+    machine = psutil.cpu_times()
+    ours = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        times = process.cpu_times()
+        ours += times.user + times.system
+    return machine.user + machine.nice + machine.system, ours
+
+
+def _median(rounds: Sequence[dict[str, Any]], what: str) -> float:
+    return statistics.median(one[what] for one in rounds)
+
+
+def bars(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each bar: the ratio of medians that was reached, what is asked, whether it is met."""
+    idle, busy, training = result["idle"], result["generating"], result["training"]
+    staged = result["replicas"] * result["bytes"] / _median(idle["ours"], "staged")
+    reached = (
+        _median(idle["driver"], "total") / _median(idle["ours"], "total"),
+        _median(busy["driver"], "total") / _median(busy["ours"], "total"),
+        _median(busy["ours"], "gap") / statistics.median(busy["loaded_gap"]),
+        staged / statistics.median(idle["loopback"]),
+        statistics.median(training["pushed_cpu"]) / statistics.median(training["alone_cpu"]),
+    )
+    return {
+        name: {"reached": ratio, "bar": bar, "met": ratio >= bar if bar > 0 else ratio <= -bar}
+        for (name, bar), ratio in zip(BARS.items(), reached, strict=True)
+    }
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """The ways, what stands beside them, and the bars."""
+    idle, busy, training = result["idle"], result["generating"], result["training"]
+    title = f"{result['bytes'] / 1e6:.1f} MB {result['dtype']}, {result['replicas']} replicas, "
+    title += f"{result['cores']} cores of which others used {result['cpu_of_others']:.0%}: "
+    title += f"median (minimum) ms of {len(idle['ours'])} rounds"
+    table = Table("way", "total, idle", "driver /", "snapshot", "staged", title=title)
+    for heading in ("total, generating", "driver /", "token gap", "/ only load"):
+        table.add_column(heading)
+    loaded = statistics.median(busy["loaded_gap"])
+    for way, name in WAYS.items():
+        cells = [name]
+        for rounds, rival in ((idle[way], idle["driver"]), (busy[way], busy["driver"])):
+            faster = _median(rival, "total") / _median(rounds, "total")
+            cells += [_ms([one["total"] for one in rounds]), f"{faster:.1f}x"]
+        staged = _ms([one["staged"] for one in idle[way]]) if idle[way][0]["staged"] else ""
+        cells[3:3] = [_ms([one["snapshot"] for one in idle[way]]), staged]
+        ratio = _median(busy[way], "gap") / loaded
+        table.add_row(*cells, _ms([one["gap"] for one in busy[way]]), f"{ratio:.2f}x")
+    console.print(table)
+    for name, value in {
+        "memory copy, one thread": f"{statistics.median(idle['memory_copy']) / 1e9:.1f} GB/s",
+        "loopback, one stream": f"{statistics.median(idle['loopback']) / 1e9:.2f} GB/s",
+        "pure load, all replicas at once": _ms(idle["pure_load"]),
+        "token gap without a push": _ms(busy["quiet_gap"]),
+        "token gap of a pause that loads nothing": _ms(busy["empty_pause"]),
+        "token gap of a pause with nothing but the load": _ms(busy["loaded_gap"]),
+        "sent as changes": f"{statistics.median(idle['delta_share']):.1%} of the bytes",
+        "forward of the proof, once the version is delivered": _ms(training["proof"]),
+        "train step alone": f"{_ms(training['alone'])}, CPU {_ms(training['alone_cpu'])}",
+        "beside a push": f"{_ms(training['pushed'])}, CPU {_ms(training['pushed_cpu'])}",
+    }.items():
+        console.print(f"  {name}: {value}")
+    if result["size_mb"] < BARS_FROM_MB:
+        return  # what is fixed in every update, some 50 ms, weighs more than the bytes
+    for name, bar in result["bars"].items():
+        verdict = "met" if bar["met"] else "NOT MET"
+        asked = f"at {'least' if bar['bar'] > 0 else 'most'} {abs(bar['bar']):g}x"
+        console.print(f"  bar: {name}: {bar['reached']:.2f}x, {asked}: {verdict}")
+
+
+def _ms(values: Sequence[float]) -> str:
+    return f"{1000 * statistics.median(values):.0f} ({1000 * min(values):.0f})"
+
+
+if __name__ == "__main__":
+    main()

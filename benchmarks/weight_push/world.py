@@ -1,0 +1,307 @@
+"""One weight bus, two trainer ranks and some replicas of one size, and the four ways to push."""
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+
+from benchmarks.weight_push.actors import Rank, Replica
+from services.peers import bus_peer
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.trajectory import PolicySpan, Trajectory
+from services.protocol.weights.weight_bus import ReplicaState, WeightBus
+from services.protocol.weights.weights import WeightManifest
+from services.rollout_server.config import RolloutServerConfig
+from services.trainer.config import TrainerConfig
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.snapshot.canary import by_sequence
+from services.weight_bus.app import WeightBusSupervisor
+from services.weight_bus.config import WeightBusConfig
+
+RANKS = 2
+DEADLINE_S = 120.0
+VOCABULARY = {3: 512, 150: 8192, 600: 8192}
+SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, head size
+    3: (128, 384, 3, 4, 2, 32),
+    150: (512, 1536, 9, 8, 4, 64),
+    600: (1024, 3072, 11, 16, 8, 64),
+}
+"""Sizes in MB of float32."""
+
+
+@dataclass
+class Push:
+    """One delivery to all replicas, seconds.
+
+    Attributes:
+        started: when the trainer began to take the weights out, by the monotonic clock.
+        ended: when the last replica served them.
+        snapshot: until training could have gone on.
+        staged: from then until the last replica held all bytes; ours only.
+    """
+
+    started: float
+    ended: float
+    snapshot: float
+    staged: float | None = None
+
+    @property
+    def total(self) -> float:
+        """From the weights on the ranks to all replicas serving them."""
+        return self.ended - self.started
+
+
+@dataclass
+class World:
+    """What runs while one size is measured."""
+
+    group: RankGroup
+    replicas: list[Any]
+    keeper: WeightBusSupervisor
+    folder: Path
+    bus: WeightBus = field(default_factory=bus_peer)
+    version: int = -1
+    seed: int = 0
+    steps: int = 0
+
+    @classmethod
+    async def open(cls, size: int, replicas: int, dtype: str, folder: Path, *, proof: bool) -> Self:
+        """Start everything and deliver the first version."""
+        model = str(make_model(folder, size))
+        # Every second version is sent whole and the others as changes: two ways, one bus.
+        keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
+        trainer = TrainerConfig(model=model, world_size=RANKS, dtype=dtype)
+        if not proof:
+            trainer = trainer.model_copy(update={"canary_sequences": 0})
+        server = RolloutServerConfig(
+            model=model,
+            replicas=replicas,
+            dtype=dtype,
+            max_model_len=256,
+            max_num_seqs=32,
+            kv_cache_gb=0.25,
+            keep_copy=True,
+        )
+        ranks = [
+            ray.remote(Rank).options(num_cpus=0).remote(trainer, "bench", rank)
+            for rank in range(RANKS)
+        ]
+        group = RankGroup("bench", ranks)
+        made = [ray.remote(Replica).options(num_cpus=0).remote() for _ in range(replicas)]
+        place = ranks[0].meet.remote()
+        models = asyncio.gather(*(rank.join.remote(place) for rank in ranks))
+        starts = (one.start.remote(server, number) for number, one in enumerate(made))
+        await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
+        group.model = (await models)[0]
+        world = cls(group=group, replicas=made, keeper=keeper, folder=folder)
+        await world.call("start_run", _run_start(folder), 0)
+        revision, members = -1, 0
+        while members < replicas:
+            table = await world.bus.watch(revision, DEADLINE_S)
+            revision, members = table.revision, len(table.members)
+        await world._first()
+        return world
+
+    async def close(self) -> None:
+        """End the replicas in good order; the cluster ends the rest."""
+        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
+            await self.on_replicas("stop")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one version."""
+        return self.group.model.parameters * self.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element on the wire."""
+        return self.group.model.tensors[0].dtype.itemsize
+
+    async def call(self, method: str, *args: Any) -> list[Any]:
+        """Call every rank."""
+        return await self.group.call(method, *args, timeout_s=DEADLINE_S)
+
+    async def on_replicas(self, method: str, *args: Any) -> list[Any]:
+        """Call every replica at once."""
+        calls = [getattr(replica, method).remote(*args) for replica in self.replicas]
+        return await asyncio.wait_for(asyncio.gather(*calls), DEADLINE_S)
+
+    async def change(self, share: float) -> None:
+        """New weights on the ranks: a random `share` of all elements moved."""
+        self.seed += 1
+        await self.call("change", share, self.seed)
+
+    async def ours(self) -> Push:
+        """Snapshot, publish, and wait until every replica has committed; everything is sent."""
+        return await self._publish(self.version + 1 + (self.version + 1) % 2)
+
+    async def deltas(self) -> Push:
+        """As `ours`, but only what changed since the version before is sent."""
+        return await self._publish(self.version + 1 + self.version % 2)
+
+    async def driver(self) -> Push:
+        """Gather on rank 0, fetch into the driver, put into the object store, load."""
+        started = time.monotonic()
+        arrays = (await self.call("gather"))[0]
+        fetched = time.monotonic()
+        await self.on_replicas("load_arrays", ray.put(arrays))
+        return Push(started=started, ended=time.monotonic(), snapshot=fetched - started)
+
+    async def checkpoint(self) -> Push:
+        """Gather on rank 0, write one safetensors file into the page cache, load it."""
+        started = time.monotonic()
+        await self.call("write", str(self.folder))
+        written = time.monotonic()
+        await self.on_replicas("load_checkpoint", str(self.folder))
+        return Push(started=started, ended=time.monotonic(), snapshot=written - started)
+
+    async def worst_difference(self) -> float:
+        """Largest difference of a logprob on any replica from the trainer's, nats."""
+        sequence = [(7 * position) % 300 + 3 for position in range(24)]
+        (expected,) = by_sequence(await self.call("logprobs", [sequence]))
+        served = await self.on_replicas("logprobs", sequence)
+        return max(abs(a - b) for one in served for a, b in zip(one, expected, strict=True))
+
+    async def delta_share(self) -> float:
+        """Bytes of the newest version as changes, beside its whole size."""
+        return sum(await self.call("delta_bytes", self.version)) / self.nbytes
+
+    async def train_step(self, batch_tokens: int) -> tuple[Any, float, WeightManifest]:
+        """One train step, not published: its report, CPU seconds of rank 0, the manifest."""
+        self.steps += 1
+        version = self.version + 1 + (self.version + 1) % 2
+        answers = await self.call("timed_train", _batch(self.steps, batch_tokens), 0, version)
+        self.version = version
+        steps = [step for step, _ in answers]
+        return steps[0], answers[0][1], self._manifest(version, [s.snapshot for s in steps])
+
+    async def deliver(self, manifest: WeightManifest) -> tuple[float, float]:
+        """Publish a version that the ranks hold; when all was staged, and when committed."""
+        await self.bus.publish(manifest)
+        async with asyncio.timeout(DEADLINE_S):
+            return await self._follow(manifest.version)
+
+    async def prove(self) -> float:
+        """Score the canary of the newest version, as the trainer does when it is delivered.
+
+        Returns:
+            Seconds of the forward passes on the ranks.
+        """
+        sequences = [list(one) for one in self.group.model.canary]
+        if not sequences:
+            return 0.0
+        began = time.monotonic()
+        scored = by_sequence(await self.call("logprobs", sequences))
+        seconds = time.monotonic() - began
+        await self.bus.publish_canary(self.version, tuple(map(tuple, scored)))
+        return seconds
+
+    async def _first(self) -> None:
+        """Replicas without weights get them, and a lease once the canary is scored."""
+        self.version = 0
+        await self.bus.publish(self._manifest(0, await self.call("snapshot", 0)))
+        await self.prove()
+        async with asyncio.timeout(DEADLINE_S):
+            await self._follow(0)
+
+    async def _publish(self, version: int) -> Push:
+        self.version = version
+        started = time.monotonic()
+        snapshots = await self.call("snapshot", version)
+        taken = time.monotonic()
+        staged, committed = await self.deliver(self._manifest(version, snapshots))
+        await self.prove()
+        return Push(
+            started=started, ended=committed, snapshot=taken - started, staged=staged - taken
+        )
+
+    async def _follow(self, version: int) -> tuple[float, float]:
+        staged: dict[str, float] = {}
+        committed: dict[str, float] = {}
+        revision = -1
+        while len(committed) < len(self.replicas):
+            table = await self.bus.watch(revision, 1.0)
+            now, revision = time.monotonic(), table.revision
+            for member in table.members:
+                done = member.committed_version == version
+                if member.last_error:
+                    raise RuntimeError(f"{member.replica_id}: {member.last_error}")
+                if done or member.state is ReplicaState.COMMITTING:
+                    staged.setdefault(member.replica_id, now)
+                if done:
+                    committed.setdefault(member.replica_id, now)
+        return max(staged.values()), max(committed.values())
+
+    def _manifest(self, version: int, snapshots: list[Any]) -> WeightManifest:
+        model = self.group.model
+        return WeightManifest(
+            version=version,
+            train_step=self.steps,
+            tensors=model.tensors,
+            buckets=model.buckets,
+            digests=tuple(snapshot.digests for snapshot in snapshots),
+            canary=model.canary,
+        )
+
+
+def make_model(folder: Path, size: int) -> Path:
+    """A Qwen3 of about `size` MB in float32 with a byte tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    hidden, intermediate, layers, heads, kv_heads, head_dim = SHAPES[size]
+    config = Qwen3Config(
+        vocab_size=VOCABULARY[size],
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
+    fast.save_pretrained(folder)
+    return folder
+
+
+def _run_start(folder: Path) -> RunStart:
+    return RunStart(
+        run_id="bench",
+        checkpoint_dir=str(folder / "checkpoints"),
+        algorithm=AlgorithmConfig(),
+        temperature=1.0,
+        seed=0,
+    )
+
+
+def _batch(step: int, tokens: int) -> TrainBatch:
+    """Eight trajectories with `tokens` response tokens in all."""
+    draw, members = random.Random(step), []
+    for _ in range(8):
+        response = tuple(draw.randrange(300) for _ in range(tokens // 8))
+        trajectory = Trajectory(
+            prompt_token_ids=(1, 2, 3, 4),
+            response_token_ids=response,
+            behaviour_logprobs=(-6.0,) * len(response),
+            loss_mask=(1,) * len(response),
+            spans=(PolicySpan(version=0, start=0, end=len(response), replica_id="replica0"),),
+            finish_reason="length",
+            text="",
+        )
+        members.append(ScoredTrajectory(trajectory=trajectory, reward=draw.random()))
+    group = TrainGroup(group_id=step, trajectories=tuple(members))
+    return TrainBatch(run_id="bench", step=step, groups=(group,))
