@@ -28,8 +28,8 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from deploy.grafana.boards import DASHBOARDS
-from deploy.grafana.boards.panel import FIRING, Dashboard, Panel, Query
+from deploy.grafana.board import FIRING, Board, Panel, Query
+from deploy.grafana.boards import BOARDS
 
 FOLDER = Path(__file__).parent / "dashboards"
 RUNBOOK = "docs/runbook.md"
@@ -37,12 +37,12 @@ _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _HEIGHT = {"number": 5, "lines": 8, "stack": 8}
 
 
-def dashboard_json(board: Dashboard) -> str:
+def dashboard_json(board: Board) -> str:
     """The text of a dashboard's file."""
     made = (
         dashboard.Dashboard(f"Millrace / {board.title}")
         .uid(f"millrace-{board.name}")
-        .description(board.says)
+        .description(board.description)
         .tags(["millrace"])
         .timezone("browser")
         .refresh("10s")
@@ -141,8 +141,12 @@ def _lines(panel: Panel) -> timeseries.Panel:
 
 
 def _description(panel: Panel) -> str:
-    reasons = list(dict.fromkeys(query.empty for query in panel.queries if query.empty))
-    return f"{panel.says}\n\nWithout data: {'; '.join(reasons)}." if reasons else panel.says
+    reasons = list(dict.fromkeys(query.no_data for query in panel.queries if query.no_data))
+    return (
+        f"{panel.description}\n\nWithout data: {'; '.join(reasons)}."
+        if reasons
+        else panel.description
+    )
 
 
 def _thresholds(panel: Panel) -> dashboard.ThresholdsConfig:
@@ -180,7 +184,7 @@ def _runbook(title: str, place: str) -> dashboard.DashboardLink:
 
 def files() -> dict[str, str]:
     """What belongs into the folder: file names and texts."""
-    return {f"{board.name}.json": dashboard_json(board) for board in DASHBOARDS}
+    return {f"{board.name}.json": dashboard_json(board) for board in BOARDS}
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import yaml
 from ray.util import metrics as ray_metrics
 
 from deploy.grafana import make_dashboards
-from deploy.grafana.boards import ABSENT, DASHBOARDS
+from deploy.grafana.boards import ABSENT, BOARDS
 from services.observability import metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -37,8 +37,8 @@ def _declared() -> dict[str, tuple[str, ...]]:
 
 DECLARED = _declared()
 EXPRESSIONS = [
-    query.expr for board in DASHBOARDS for panel in board.panels for query in panel.queries
-] + [query for board in DASHBOARDS for query in board.variables.values()]
+    query.expr for board in BOARDS for panel in board.panels for query in panel.queries
+] + [query for board in BOARDS for query in board.variables.values()]
 USED = {name for expression in EXPRESSIONS for name in OURS.findall(expression)}
 
 
@@ -73,7 +73,7 @@ def test_every_metric_of_vllm_in_a_panel_is_one_of_this_vllm() -> None:
         ), name
 
 
-@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.name)
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 def test_panels_lie_beside_each_other_and_explain_themselves(board) -> None:
     dashboard = json.loads((make_dashboards.FOLDER / f"{board.name}.json").read_text())
     assert dashboard["uid"] == f"millrace-{board.name}"
@@ -96,7 +96,7 @@ def test_panels_lie_beside_each_other_and_explain_themselves(board) -> None:
         assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
 
 
-@pytest.mark.parametrize("board", DASHBOARDS, ids=lambda board: board.name)
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 def test_a_dashboard_has_the_variables_that_its_queries_use(board) -> None:
     used = {
         name

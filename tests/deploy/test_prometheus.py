@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.grafana.boards import DASHBOARDS
+from deploy.grafana.boards import BOARDS
 from tests.deploy.test_dashboards import DECLARED, OURS
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_alerts_fire_when_they_should_and_stay_silent_when_not(file: Path) -> No
 
 @needs_promtool
 def test_prometheus_understands_the_query_of_every_panel(tmp_path: Path) -> None:
-    queries = [query for board in DASHBOARDS for panel in board.panels for query in panel.queries]
+    queries = [query for board in BOARDS for panel in board.panels for query in panel.queries]
     made = [
         {"record": f"panel:query:{number}", "expr": filled_in(query.expr)}
         for number, query in enumerate(queries)

@@ -8,7 +8,7 @@ import pytest
 from ray.scripts.scripts import cli as ray_cli
 from ray.serve.scripts import cli as serve_cli
 
-from deploy.grafana.boards import DASHBOARDS
+from deploy.grafana.boards import BOARDS
 from millrace_tools.main import command_parser
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.run.orchestrator import RunConfig
@@ -44,7 +44,7 @@ def test_every_alert_has_an_entry_and_every_entry_an_alert() -> None:
 
 def test_entries_name_alerts_and_panels_that_exist() -> None:
     assert set(re.findall(r"Millrace[A-Z]\w+", RUNBOOK)) == alerts().keys()
-    linked = {panel.runbook for board in DASHBOARDS for panel in board.panels} - {""}
+    linked = {panel.runbook for board in BOARDS for panel in board.panels} - {""}
     assert linked <= alerts().keys()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.grafana.boards import DASHBOARDS
+from deploy.grafana.boards import BOARDS
 from millrace_tools.client.runs_client import RunsClient
 from tests.cluster.conftest import MODEL_NAME, Cluster, model_dir, started_cluster
 from tests.deploy.test_prometheus import filled_in, rules
@@ -24,7 +24,7 @@ pytestmark = [
 __all__ = ["model_dir"]
 READY_S, SEEN_S = 500.0, 300.0
 METRIC = re.compile(r"ray_\w+?(?=_total\b|_bucket\b|_sum\b|_count\b|\b)")
-QUERIES = [query for board in DASHBOARDS for panel in board.panels for query in panel.queries]
+QUERIES = [query for board in BOARDS for panel in board.panels for query in panel.queries]
 AFTER_A_DEATH = "ray_millrace_router_failovers_total"
 """What a killed replica gives data, whatever else it meets."""
 
@@ -51,7 +51,7 @@ def run_id(cluster: Cluster, prometheus: Prometheus) -> str:
 def test_every_query_of_a_panel_and_every_record_has_data(
     prometheus: Prometheus, run_id: str
 ) -> None:
-    wanted = {filled_in(query.expr) for query in QUERIES if not query.empty}
+    wanted = {filled_in(query.expr) for query in QUERIES if not query.no_data}
     wanted |= {rule["record"] for rule in rules() if "record" in rule and not _may_be_empty(rule)}
     assert len(wanted) > 100
 
@@ -63,7 +63,7 @@ def test_every_query_of_a_panel_and_every_record_has_data(
 
 
 def test_the_choices_of_every_dashboard_have_values(prometheus: Prometheus, run_id: str) -> None:
-    for query in {query for board in DASHBOARDS for query in board.variables.values()}:
+    for query in {query for board in BOARDS for query in board.variables.values()}:
         label_values = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
         assert label_values is not None, query
         selector, label = label_values.groups()
@@ -125,4 +125,4 @@ def _may_be_empty(rule: dict[str, str]) -> bool:
     metrics = set(METRIC.findall(rule["expr"]))
     about = [query for query in QUERIES if metrics & set(METRIC.findall(query.expr))]
     assert about, f"no panel is about {rule['record']}"
-    return all(query.empty for query in about)
+    return all(query.no_data for query in about)

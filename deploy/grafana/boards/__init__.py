@@ -1,15 +1,15 @@
-"""The dashboards, in the order in which somebody debugs."""
+"""The dashboards, in the order in which somebody debugs; each is described by a YAML file here."""
 
-from deploy.grafana.boards.engines import ENGINES
-from deploy.grafana.boards.ledger import LEDGER
-from deploy.grafana.boards.loop import LOOP
-from deploy.grafana.boards.overview import OVERVIEW
-from deploy.grafana.boards.rewards import REWARDS
-from deploy.grafana.boards.router import ROUTER
-from deploy.grafana.boards.trainer import TRAINER
-from deploy.grafana.boards.weights import WEIGHTS
+from pathlib import Path
 
-DASHBOARDS = (OVERVIEW, LOOP, LEDGER, ROUTER, ENGINES, WEIGHTS, REWARDS, TRAINER)
+from deploy.grafana.board import Board
+from services.protocol.yaml_text import load_yaml
+
+NAMES = ("overview", "loop", "ledger", "router", "engines", "weights", "rewards", "trainer")
+BOARDS = tuple(
+    Board.model_validate(load_yaml(Path(__file__).with_name(f"{name}.yaml")) | {"name": name})
+    for name in NAMES
+)
 
 ABSENT: dict[str, str] = {}
 """Metrics that no panel shows, each with the reason."""
