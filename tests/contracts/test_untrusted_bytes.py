@@ -25,10 +25,7 @@ READING = {
 }
 BETWEEN_RANKS = {
     # Inside the trainer's own process group, which is as trusted as Ray's: docs/security.md.
-    "services/trainer/checkpoints/agreement.py",
-    "services/trainer/checkpoints/frozen_base.py",
-    "services/trainer/rank/learner.py",
-    "services/trainer/step/step.py",
+    "services/trainer/collectives.py",
 }
 PICKLED_METADATA = {
     # torch.distributed.checkpoint, on folders that the trainer wrote: docs/security.md.
