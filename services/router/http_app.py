@@ -18,10 +18,9 @@ from services.observability.log import Log
 from services.open_files import open_files
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.http.access_log import AccessLog
+from services.router.http.access_log import AccessLog, LoggedApp
 from services.router.http.answer_routes import AnswerRoutes
 from services.router.http.endpoints import AnswerEndpoint, Gate
-from services.router.http.logged_app import LoggedApp
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder

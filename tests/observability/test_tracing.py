@@ -31,8 +31,7 @@ from services.protocol.reward.reward_service import (
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring
 from services.router.errors import UpstreamBroken
-from services.router.request.segment import Segment, request_span
-from services.router.request.trace_context import TRACE
+from services.router.request.trace_context import TRACE, Segment, request_span
 from tests.observability.collector import Collector, receiving
 
 SECRET = "the capital of France is"

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from services.router.answering.answer_parser import AnswerParser, _steps
-from services.router.answering.journal import ChoiceJournal
-from services.router.answering.piece import Piece
+from services.router.answering.journal import ChoiceJournal, Piece
 
 
 def _piece(journal, *texts, finished=False):

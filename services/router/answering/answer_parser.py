@@ -19,8 +19,7 @@ from typing import Any
 
 from services.router.answering.attempts import Attempts
 from services.router.answering.batches import batched
-from services.router.answering.journal import ChoiceJournal
-from services.router.answering.piece import Piece
+from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas

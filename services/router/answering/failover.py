@@ -13,12 +13,11 @@ from services.router.answering.continuation import (
     whole_again,
 )
 from services.router.answering.continued_text import ContinuedText
-from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens
-from services.router.answering.piece import Piece, take
+from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens, Piece, take
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
-from services.router.request.segment import Segment, request_span
+from services.router.request.trace_context import Segment, request_span
 from services.router.upstream.replicas import Replicas
 
 _DERENDER = "/v1/completions/derender"

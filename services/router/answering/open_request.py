@@ -9,14 +9,13 @@ from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.attempts import Attempts
 from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
-from services.router.answering.journal import ChoiceJournal
+from services.router.answering.journal import ChoiceJournal, Piece, take
 from services.router.answering.merge import merged
-from services.router.answering.piece import Piece, take
 from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.phases import Phases
-from services.router.request.segment import Segment, request_span
+from services.router.request.trace_context import Segment, request_span
 from services.router.upstream.replicas import Replicas
 
 

@@ -1,8 +1,15 @@
 """The access log: a JSON line for a request that has ended, or for some of them."""
 
+import time
+from collections.abc import Collection
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.access.access_control import KEY_NAME
 from services.observability.log import Log
+from services.router.request.trace_context import trace_headers, trace_id
 
 _LOG = Log("router")
 
@@ -33,3 +40,52 @@ class AccessLog:
     def write(self, **fields: Any) -> None:
         """Write one line; what is None is left out."""
         _LOG.info("request", **{name: value for name, value in fields.items() if value is not None})
+
+
+LOGGED = "millrace.logged"
+"""In the scope of a request whose endpoint writes a line of its own."""
+
+_MOST_PATH = 200
+
+
+class LoggedApp:
+    """Middleware, first to see a request: logs sessions, lists, refused keys and wrong paths.
+
+    Args:
+        app: what is served.
+        log: where lines are written.
+        quiet_paths: paths whose successes are not worth a line, such as a probe's.
+    """
+
+    def __init__(self, app: ASGIApp, *, log: AccessLog, quiet_paths: Collection[str] = ()) -> None:
+        self._app, self._log, self._quiet = app, log, quiet_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's life."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, code = time.monotonic(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal code
+            code = message.get("status", code)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            if not scope.get(LOGGED):
+                self._write(scope, code, time.monotonic() - began)
+
+    def _write(self, scope: Scope, code: int, seconds: float) -> None:
+        well = 0 < code < 400
+        if (well and scope["path"] in self._quiet) or not self._log.takes(well=well):
+            return
+        self._log.write(
+            endpoint=f"{scope['method']} {scope['path'][:_MOST_PATH]}",
+            status="ok" if well else f"http_{code}" if code else "disconnected",
+            key=scope.get(KEY_NAME),
+            trace=trace_id(trace_headers(Headers(scope=scope), begin=False)),
+            ms={"total": round(1000 * seconds, 1)},
+        )

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from services.router.answering.journal import ChoiceJournal
+from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.answering.piece import Piece
 from services.router.errors import RequestFailed
 from services.router.request.client_request import ClientRequest
 

@@ -17,13 +17,12 @@ from services.access.access_control import KEY_NAME
 from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
+from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
-from services.router.answering.piece import Piece
 from services.router.errors import RequestFailed, Unjournaled
-from services.router.http.access_log import AccessLog
+from services.router.http.access_log import LOGGED, AccessLog
 from services.router.http.answers import AnswerWriter
-from services.router.http.logged_app import LOGGED
 from services.router.http.request_body import disconnected, parsed, read_body
 from services.router.http.request_record import RequestRecord
 from services.router.request.client_request import ClientRequest, Endpoint

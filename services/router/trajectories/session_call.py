@@ -5,8 +5,8 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
+from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
-from services.router.answering.piece import Piece
 from services.router.trajectories.history import History
 from services.router.trajectories.sessions import SessionRecords
 from services.router.trajectories.trajectory_tree import RecordedCall
