@@ -34,6 +34,23 @@ def write_problem(folder: str | Path) -> str:
     return ""
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: beside its place first, then renamed.
+
+    It is not synced: after a crash of the machine the file may be the one before.
+
+    Raises:
+        OSError: it was not written; the one before is still there.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_bytes(content)
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+
+
 def free_bytes(folder: str | Path) -> int:
     """Bytes that are free where a folder is or will be."""
     return shutil.disk_usage(_there(folder)).free

@@ -1,11 +1,12 @@
 """The runs that the page can show."""
 
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
+
+from cachetools import LRUCache
 
 from services.page.reading.run_folder import RunFolder
 
@@ -25,8 +26,7 @@ class OpenFolders:
     """The folders opened last, by run id; each holds indexes of its files in memory."""
 
     def __init__(self, most: int = _MOST_OPEN) -> None:
-        self._most = most
-        self._open: OrderedDict[str, RunFolder] = OrderedDict()
+        self._open: LRUCache[str, RunFolder] = LRUCache(most)
         self._turn = Lock()
 
     def get(self, run_id: str, find: Callable[[], str | Path], *, field: str) -> RunFolder:
@@ -41,9 +41,6 @@ class OpenFolders:
             if not folder.is_there:
                 raise RunGone(run_id)
             self._open[run_id] = folder
-            self._open.move_to_end(run_id)
-            while len(self._open) > self._most:
-                self._open.popitem(last=False)
             return folder
 
 

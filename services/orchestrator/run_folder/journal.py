@@ -9,6 +9,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from services.disk import replace_file
 from services.json_lines import JsonLines
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -113,12 +114,9 @@ class Journal:
         kept = [line for line in lines if wanted(json.loads(line))]
         if len(kept) == len(lines):
             return False
-        beside = self._path.with_suffix(self._path.suffix + ".new")
         try:
-            beside.write_bytes(b"".join(kept))
-            os.replace(beside, self._path)
+            replace_file(self._path, b"".join(kept))
         except OSError as error:  # no space beside it: cut the file off at the first of them
-            beside.unlink(missing_ok=True)
             before = next(i for i, line in enumerate(lines) if not wanted(json.loads(line)))
             os.truncate(self._path, sum(map(len, lines[:before])))
             self._drop(len(kept) - before, "disk", error)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import yaml
 
+from services.disk import replace_file
 from services.ledger.ledger import LEDGER_FILE
 from services.orchestrator.run_folder.journal import Journal
 from services.protocol.errors import InvalidInput
@@ -134,7 +135,7 @@ class RunDirectory:
 
     def write_summary(self, summary: RunSummary) -> None:
         """Write `summary.json`, whole or not at all."""
-        _replace(self._summary, summary.model_dump_json(indent=2) + "\n")
+        replace_file(self._summary, f"{summary.model_dump_json(indent=2)}\n".encode())
 
     def write_error(self, trace: str) -> None:
         """Write `error.txt`."""
@@ -163,9 +164,3 @@ class RunDirectory:
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
         figure.savefig(self.learning_curve, dpi=120)
-
-
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_suffix(path.suffix + ".new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)

@@ -1,7 +1,8 @@
 """What the service learns of tests: how long answers take, and which tests fail."""
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
+
+from cachetools import LRUCache
 
 _WEIGHT = 0.2
 """Of the newest answer in the running mean of processor time."""
@@ -17,8 +18,7 @@ class Estimates:
     """Least recently used facts about sets of tests, by any key for a set."""
 
     def __init__(self, entries: int) -> None:
-        self._entries = entries
-        self._seen: OrderedDict[str, _Seen] = OrderedDict()
+        self._seen: LRUCache[str, _Seen] = LRUCache(entries)
         self._typical: dict[str, float] = {}
 
     def cpu_s(self, key: str, language: str, *, default: float) -> float:
@@ -43,10 +43,7 @@ class Estimates:
         typical = self._typical.get(language, cpu_s)
         self._typical[language] = typical + _WEIGHT * (cpu_s - typical)
         seen = self._seen.setdefault(key, _Seen())
-        self._seen.move_to_end(key)
         before = cpu_s if seen.cpu_s is None else seen.cpu_s
         seen.cpu_s = before + _WEIGHT * (cpu_s - before)
         if failed is not None:
             seen.failures[failed] = seen.failures.get(failed, 0) + 1
-        if len(self._seen) > self._entries:
-            self._seen.popitem(last=False)

@@ -1,11 +1,12 @@
 """Tests that were handed over once, by the hash of their text, so that jobs only name them."""
 
 import hashlib
-from collections import OrderedDict
 from pathlib import Path
 
+from cachetools import LRUCache
 from pydantic import TypeAdapter, ValidationError
 
+from services.disk import replace_file
 from services.http.json_body import strict_json
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import CodeTest
@@ -24,9 +25,11 @@ class TestSets:
     __test__ = False  # not for pytest
 
     def __init__(self, *, max_bytes: int, folder: str | None) -> None:
-        self._most_bytes = max_bytes
         self._folder = None if folder is None else Path(folder)
-        self._sets: OrderedDict[str, tuple[int, list[CodeTest]]] = OrderedDict()
+        # A set that is larger than the bound is kept alone.
+        self._sets: LRUCache[str, tuple[int, list[CodeTest]]] = LRUCache(
+            max_bytes, getsizeof=lambda kept: min(kept[0], max_bytes)
+        )
 
     def put(self, name: str, text: bytes) -> int:
         """Keep a set: a JSON list of tests; returns their number.
@@ -40,16 +43,13 @@ class TestSets:
         tests = _read(text)
         if self._folder is not None:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            part = self._folder / f".{name}.part"
-            part.write_bytes(text)
-            part.rename(self._folder / f"{name}.json")
-        self._keep(name, len(text), tests)
+            replace_file(self._folder / f"{name}.json", text)
+        self._sets[name] = len(text), tests
         return len(tests)
 
     def get(self, name: str) -> list[CodeTest] | None:
         """The tests of a set, None if nobody has handed it over."""
         if name in self._sets:
-            self._sets.move_to_end(name)
             return self._sets[name][1]
         file = None if self._folder is None else self._folder / f"{name}.json"
         if file is None or not file.is_file():
@@ -58,14 +58,8 @@ class TestSets:
         if hashlib.sha256(text).hexdigest() != name:
             return None
         tests = _read(text)
-        self._keep(name, len(text), tests)
+        self._sets[name] = len(text), tests
         return tests
-
-    def _keep(self, name: str, size: int, tests: list[CodeTest]) -> None:
-        self._sets[name] = (size, tests)
-        self._sets.move_to_end(name)
-        while len(self._sets) > 1 and sum(s for s, _ in self._sets.values()) > self._most_bytes:
-            self._sets.popitem(last=False)
 
 
 def _read(text: bytes) -> list[CodeTest]:

@@ -1,8 +1,9 @@
 """Grades remembered and shared: a sample group holds many identical answers."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+
+from cachetools import LRUCache
 
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.grading.grade import Grade
@@ -23,8 +24,7 @@ class VerdictCache:
     """Least recently used grades by key, and one computation at a time for each key."""
 
     def __init__(self, entries: int) -> None:
-        self._entries = entries
-        self._grades: OrderedDict[str, Grade] = OrderedDict()
+        self._grades: LRUCache[str, Grade] = LRUCache(entries)
         self._in_flight: dict[str, asyncio.Future[Grade | None]] = {}
 
     def __len__(self) -> int:
@@ -38,7 +38,6 @@ class VerdictCache:
         """
         while True:
             if key in self._grades:
-                self._grades.move_to_end(key)
                 return self._grades[key], True
             flight = self._in_flight.get(key)
             if flight is None:
@@ -59,6 +58,4 @@ class VerdictCache:
             flight.set_result(grade)
         if grade.verdict in REMEMBERED:
             self._grades[key] = grade
-            if len(self._grades) > self._entries:
-                self._grades.popitem(last=False)
         return grade

@@ -13,11 +13,12 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from cachetools import LRUCache
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
@@ -69,8 +70,9 @@ class Compiler:
 
     def __init__(self, config: RewardServiceConfig, jail: Jail) -> None:
         self._config, self._jail = config, jail
-        self._programs: OrderedDict[str, Compiled] = OrderedDict()
-        self._bytes = 0
+        self._programs: LRUCache[str, Compiled] = LRUCache(
+            config.program_cache_mb << 20, getsizeof=_size
+        )
         self._versions: dict[str, str] = {}
         self._header_lock = asyncio.Lock()
         kept = config.header_cache_dir
@@ -116,12 +118,12 @@ class Compiler:
         key = hashlib.sha256(self.identity(language).encode() + content).hexdigest()
         known = self._programs.get(key)
         if known is not None:
-            self._programs.move_to_end(key)
             return replace(known, record=replace(known.record, cached=True))
         compiled = await self._compile(content, language)
         result = "ok" if compiled.record.ok else "failed"
         RewardMetrics.compiles.inc(1, {"language": language.name, "result": result})
-        self._remember(key, compiled)
+        with contextlib.suppress(ValueError):  # it is larger than the whole cache
+            self._programs[key] = compiled
         return compiled
 
     async def _compile(self, content: bytes, language: Language) -> Compiled:
@@ -157,13 +159,6 @@ class Compiler:
             message="" if ok else message.strip()[:500],
         )
         return Compiled(binary=Binary(output) if ok else None, record=record)
-
-    def _remember(self, key: str, compiled: Compiled) -> None:
-        self._programs[key] = compiled
-        self._bytes += compiled.binary.size if compiled.binary else _ERROR_BYTES
-        while self._bytes > self._config.program_cache_mb << 20:
-            _, oldest = self._programs.popitem(last=False)
-            self._bytes -= oldest.binary.size if oldest.binary else _ERROR_BYTES
 
     async def _header(self, toolchain: Toolchain, identity: str) -> Path | None:
         """The folder with the precompiled header, made by the first who needs it."""
@@ -349,3 +344,7 @@ def _plain_file(path: Path, most: int) -> bytes | None:
             return file.read(most)
     finally:
         os.close(descriptor)
+
+
+def _size(compiled: Compiled) -> int:
+    return compiled.binary.size if compiled.binary else _ERROR_BYTES
