@@ -1,4 +1,4 @@
-"""Whether there is space on a disk."""
+"""Files written whole, and whether there is space for them on a disk."""
 
 import errno
 import os
