@@ -7,17 +7,12 @@ engine is brought to the next version, as whole weights or as an adapter, and an
 way has a process of its own, so that memory is its own. Ratios are against full training.
 """
 
-import argparse
 import asyncio
 import json
 import os
-import random
 import resource
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +21,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from transformers import Qwen3Config
 
+from benchmarks.processes import next_message, start
+from benchmarks.random_batch import Shape, random_batch
+from benchmarks.report import options_of, show
+
 RANK, ALPHA = 16, 32.0
+VOCABULARY = 4096
+SHAPE = Shape(groups=4, size=4, prompt=32, response=64)
 ANSWERS, TOKENS = 8, 128
 ROUNDS = 5
 WAYS = ("full", "merged", "adapter")
@@ -37,7 +38,7 @@ def make_model(folder: Path) -> None:
     from tests.rollout_server.conftest import build_model, policy
 
     config = Qwen3Config(
-        vocab_size=4096,
+        vocab_size=VOCABULARY,
         hidden_size=512,
         intermediate_size=1536,
         num_hidden_layers=8,
@@ -71,11 +72,15 @@ def train(way: str, model: str) -> dict[str, float]:
     learner = Learner(config)
     with tempfile.TemporaryDirectory() as folder:
         algorithm = AlgorithmConfig(learning_rate=1e-3)
-        start = RunStart(
-            run_id="r", checkpoint_dir=folder, algorithm=algorithm, temperature=1.0, seed=0
+        began = RunStart(
+            run_id="bench", checkpoint_dir=folder, algorithm=algorithm, temperature=1.0, seed=0
         )
-        learner.start_run(start, 0)
-        steps = [learner.train(batch(step), step - 1, step) for step in range(1, ROUNDS + 1)]
+        learner.start_run(began, 0)
+        batches = [
+            random_batch(step, SHAPE, vocabulary=VOCABULARY, version=step - 1)
+            for step in range(1, ROUNDS + 1)
+        ]
+        steps = [learner.train(one, one.step - 1, one.step) for one in batches]
         learner.save(ROUNDS)
         saved = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
     sent = learner.snapshots.get(ROUNDS)
@@ -89,32 +94,6 @@ def train(way: str, model: str) -> dict[str, float]:
         ),
         "snapshot_s": min(one.seconds["snapshot"] for one in steps[1:]),
     }
-
-
-def batch(step: int) -> Any:
-    """Random answers to random prompts."""
-    from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
-    from services.protocol.trajectory import PolicySpan, Trajectory
-
-    draw = random.Random(step)
-    groups = []
-    for group in range(4):
-        prompt = tuple(draw.randrange(4096) for _ in range(32))
-        members = []
-        for _ in range(4):
-            response = tuple(draw.randrange(4096) for _ in range(64))
-            trajectory = Trajectory(
-                prompt_token_ids=prompt,
-                response_token_ids=response,
-                behaviour_logprobs=tuple(-8.0 for _ in response),
-                loss_mask=tuple(1 for _ in response),
-                spans=(PolicySpan(version=step - 1, start=0, end=64, replica_id="r"),),
-                finish_reason="stop",
-                text="",
-            )
-            members.append(ScoredTrajectory(trajectory=trajectory, reward=draw.random()))
-        groups.append(TrainGroup(group_id=group, trajectories=tuple(members)))
-    return TrainBatch(run_id="r", step=step, groups=tuple(groups))
 
 
 async def engine(way: str, model: str) -> dict[str, float]:
@@ -143,41 +122,38 @@ async def engine(way: str, model: str) -> dict[str, float]:
     return {"commit_s": min(paused[1:]), "tokens_per_s": max(rates[1:])}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Measure every way, and print it beside full training."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options_of(__doc__)
     parser.add_argument("--train", choices=WAYS)
     parser.add_argument("--engine", choices=WAYS)
     parser.add_argument("--model")
-    arguments = parser.parse_args(argv)
-    if arguments.train:
-        print(json.dumps(train(arguments.train, arguments.model)), flush=True)
+    options = parser.parse_args()
+    if options.train or options.engine:
+        torch.set_num_threads(1)
+        found = (
+            train(options.train, options.model)
+            if options.train
+            else asyncio.run(engine(options.engine, options.model))
+        )
+        print(json.dumps(found), flush=True)
         os._exit(0)  # nothing is left to write, and vLLM's libraries complain at length
-    if arguments.engine:
-        print(json.dumps(asyncio.run(engine(arguments.engine, arguments.model))), flush=True)
-        os._exit(0)
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
-        found = {
-            way: _own_process("--train", way, folder) | _own_process("--engine", way, folder)
-            for way in WAYS
-        }
-    for name in found["full"]:
-        row = "  ".join(
-            f"{way} {values[name]:9.3f} ({values[name] / found['full'][name]:5.2f}x)"
-            for way, values in found.items()
-        )
-        print(f"{name:14} {row}")
-
-
-def _own_process(kind: str, way: str, model: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.lora", kind, way, "--model", model]
-    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300)
-    lines = [line for line in said.stdout.splitlines() if line.startswith("{")]
-    found: dict[str, float] = json.loads(lines[-1])
-    return found
+        figures: dict[str, dict[str, float]] = {way: {} for way in WAYS}
+        for way in WAYS:
+            for kind in ("--train", "--engine"):
+                process = start("lora", kind, way, "--model", folder)
+                figures[way] |= next_message(process)
+                process.wait()
+    show(
+        ("figure", *WAYS),
+        (
+            [name, *(f"{of[name]:.3f} ({of[name] / full:.2f}x)" for of in figures.values())]
+            for name, full in figures["full"].items()
+        ),
+    )
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     main()

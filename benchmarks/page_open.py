@@ -6,7 +6,6 @@ makes a run directory, and measures what a browser waits for: the first answer o
 the same again. The limit is that of the machine: reading the same bytes once.
 """
 
-import argparse
 import json
 import random
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import options_of
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import GroupQuery, Prompt
 from services.orchestrator.run_folder.run_directory import RunDirectory
@@ -80,10 +80,7 @@ def timed(ask: Callable[[], object]) -> tuple[float, float]:
 
 def main() -> None:
     """Print a line for each view, and the ratio of opening to reading the bytes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trajectories", type=int, default=100_000)
-    parser.add_argument("--tokens", type=int, default=64)
-    asked = parser.parse_args()
+    asked = options_of(__doc__, trajectories=100_000, tokens=64).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = make_run(Path(folder), asked.trajectories, asked.tokens)
         files = list(path.glob("*.jsonl"))

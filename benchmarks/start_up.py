@@ -7,24 +7,22 @@ CPU-seconds of all processes together are a limit of their own, besides the orde
 Processes that live shorter than it takes to see them are summed up as "short-lived".
 """
 
-import argparse
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).parents[1]
-BASELINE = ROOT / "benchmarks" / "baselines" / "start_up.json"
+from benchmarks.report import ROOT, machine, options_of, write
+from millrace_tools.capacity.machine import free_port
+
 _LOOK_S = 0.25
 _PHASES = (
     ("starting Ray", "Ray and the model"),
@@ -96,12 +94,10 @@ def label(command: list[str]) -> str:
     return Path(title).name
 
 
-def measured(seed: int, steps: int | None) -> dict[str, object]:
+def measured(seed: int, steps: int | None) -> dict[str, Any]:
     """One demo: seconds and CPU-seconds by phase, and when each application was up."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     command = [sys.executable, "-m", "millrace_tools.main", "demo", "--seed", str(seed)]
-    command += ["--port", str(port), *(["--steps", str(steps)] if steps else [])]
+    command += ["--port", str(free_port()), *(["--steps", str(steps)] if steps else [])]
     began = time.monotonic()
     demo = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     census, up, said = Census(demo.pid), {}, []
@@ -142,12 +138,10 @@ def _look_until(census: Census, over: threading.Event) -> None:
         census.look()
 
 
-def show(result: dict[str, object]) -> None:
+def print_demo(result: dict[str, Any]) -> None:
     """One demo as tables."""
     print(f"seed {result['seed']}: {result['seconds']} s, {result['cpu_s']} CPU-s")
     phases, cpu = result["phases"], result["cpu_by_phase"]
-    assert isinstance(phases, dict)
-    assert isinstance(cpu, dict)
     for phase in (*NAMES, "all"):
         of = cpu.get(phase, {})
         print(f"  {phase:24} {phases.get(phase, 0):6.1f} s {sum(of.values()):6.1f} CPU-s")
@@ -158,24 +152,15 @@ def show(result: dict[str, object]) -> None:
 
 def main() -> None:
     """Run demos one after the other, print and keep their figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = options_of(__doc__, "start_up", seeds=[0])
     parser.add_argument("--steps", type=int, help="train steps; the run file's by default")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     results = []
     for seed in options.seeds:
         results.append(measured(seed, options.steps))
-        show(results[-1])
-    print("median:", median(float(str(one["seconds"])) for one in results), "s")
-    if options.json:
-        kept = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": len(os.sched_getaffinity(0)),
-            "load_after": round(os.getloadavg()[0], 1),
-            "runs": results,
-        }
-        options.json.write_text(json.dumps(kept, indent=1) + "\n")
+        print_demo(results[-1])
+    print("median:", median(one["seconds"] for one in results), "s")
+    write(options.json, machine() | {"load_after": round(os.getloadavg()[0], 1), "runs": results})
 
 
 if __name__ == "__main__":

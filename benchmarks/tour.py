@@ -7,31 +7,25 @@ anew, and the rest in namespaces of its own, which needs root. `--json` keeps th
 writes the table of that page.
 """
 
-import argparse
-import json
 import os
 import re
-import socket
 import subprocess
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.report import ROOT, machine, options_of, write
+from millrace_tools.capacity.machine import free_port
 from tests.operations.shell_walk import Typed, why_no_namespaces
 from tests.operations.tour import PAGE, tour
 
-ROOT = Path(__file__).parents[1]
-BASELINE = ROOT / "benchmarks" / "baselines" / "tour.json"
 MOST_S = 1800.0
 _TABLE = re.compile(r"(<!-- table: tour -->\n).*?(<!-- end -->)", re.S)
 
 
 def main() -> None:
     """Walk, print the times, and write them if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write times here")
-    options = parser.parse_args()
+    options = options_of(__doc__, "tour").parse_args()
     if (why := why_no_namespaces()) is not None:
         raise SystemExit(f"error: no namespaces here, {why}")
     with tempfile.TemporaryDirectory(prefix="millrace-tour-") as folder:
@@ -39,12 +33,8 @@ def main() -> None:
     for stage in stages:
         print(f"{stage.seconds:8.1f} s  {stage.name}")
     if options.json:
-        result = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": len(os.sched_getaffinity(0)),
-            "stages": [{"name": one.name, "seconds": round(one.seconds, 1)} for one in stages],
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+        kept = [{"name": one.name, "seconds": round(one.seconds, 1)} for one in stages]
+        write(options.json, machine() | {"stages": kept})
         page = ROOT / PAGE
         page.write_text(
             _TABLE.sub(lambda mark: mark[1] + table(stages) + mark[2], page.read_text())
@@ -58,8 +48,7 @@ def installed(folder: Path) -> list[Typed]:
     fresh = os.environ | {"HOME": str(home), "UV_CACHE_DIR": str(home), "PIP_NO_CACHE_DIR": "1"}
     for name in ("PYTHONPATH", "VIRTUAL_ENV"):
         fresh.pop(name, None)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     clone = folder / "millrace"
     stages = []
     for name, command, where in (

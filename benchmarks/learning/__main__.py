@@ -9,47 +9,37 @@ What is finished is in the results file at once, and is not run again: Ctrl-C at
 the same command goes on. A configuration whose overrides have changed is run again.
 """
 
-import argparse
 import fnmatch
-import os
 import tempfile
-from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.deployment import deployed
 from benchmarks.learning.figures import draw
 from benchmarks.learning.matrix import Configuration, configurations
 from benchmarks.learning.page import PAGE, filled
 from benchmarks.learning.results import RESULTS, Results, outcome
+from benchmarks.report import options_of
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.cluster.private_cluster import PrivateCluster
-from millrace_tools.demo.demo import (
-    DEPLOY_FILE,
-    RUN_FILE,
-    SERVICES_S,
-    DemoOptions,
-    finish_model,
-    model_maker,
-    resolved,
-    terminated_like_interrupted,
-)
+from millrace_tools.demo.demo import DemoOptions, terminated_like_interrupted
 from millrace_tools.run.follow import follow
-from services.protocol.run.orchestrator import RunConfig
-from services.protocol.yaml_text import load_yaml
 
 STEPS = 60
 
 
 def main() -> None:
     """Run what is missing, then draw."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=STEPS, help="train steps of each run")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="results file")
+    parser = options_of(
+        __doc__,
+        "learning",
+        only=(["*"], "patterns of names"),
+        seeds=[0, 1, 2],
+        steps=(STEPS, "train steps of each run"),
+    )
     parser.add_argument("--list", action="store_true", help="say what is missing, run nothing")
-    parser.add_argument("--draw", action="store_true", help="draw what is there, run nothing")
+    parser.add_argument("--draw", action="store_true", help="draw the results, run nothing")
+    parser.set_defaults(json=RESULTS)
     options = parser.parse_args()
     console = Console()
     results = Results.read(options.json)
@@ -75,35 +65,21 @@ def run_seed(
 ) -> None:
     """Deploy once and run them all, one after another."""
     options = DemoOptions(seed=seed, port=free_port(), steps=steps)
+    # Two of each, so that every part of the way takes part in the learning.
+    two = {"trainer": {"world_size": 2}, "rollout_server": {"replicas": 2}}
     with (
         terminated_like_interrupted(),
         tempfile.TemporaryDirectory(prefix="learning-") as run_root,
-        model_maker(options) as maker,
-        PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster,
+        deployed(options, console, **two),
     ):
-        cluster.start()
-        finish_model(maker)
-        content = resolved(load_yaml(DEPLOY_FILE), options)
-        args = {application["name"]: application["args"] for application in content["applications"]}
-        # Two of each, so that every part of the way takes part in what is learned.
-        args["trainer"]["world_size"] = args["rollout_server"]["replicas"] = 2
-        replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
-        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
         with RunsClient(options.url) as client:
             for number, one in enumerate(missing, 1):
                 console.print(f"{number}/{len(missing)} {one.name} seed {seed}")
-                config = run_config(one, seed=seed, steps=steps, run_root=run_root)
+                config = one.run_config(seed=seed, steps=steps, run_root=run_root)
                 status = follow(client, client.start(config), console)
                 line = outcome(one, status, seed=seed, steps=steps)
                 results.add(line)
                 console.print(line.summary, highlight=False)
-
-
-def run_config(one: Configuration, *, seed: int, steps: int, run_root: str) -> RunConfig:
-    """What is sent to the orchestrator: as if the demo's run file held the changes."""
-    data = one.run_data(seed=seed, steps=steps, run_root=run_root)
-    data["task_file"] = str(RUN_FILE.parent / data["task_file"])
-    return RunConfig.from_data(data, source=one.name)
 
 
 if __name__ == "__main__":

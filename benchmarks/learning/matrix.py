@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from millrace_tools.demo.demo import RUN_FILE
+from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 
 Part = Literal["presets", "algorithms", "staleness"]
@@ -57,6 +58,12 @@ class Configuration:
     def run_data(self, **values: Any) -> dict[str, Any]:
         """The content of its run file; `values` are further keys at the top."""
         return _merged(_merged(load_yaml(RUN_FILE), self.overrides), values)
+
+    def run_config(self, **values: Any) -> RunConfig:
+        """The run as the orchestrator gets it: as if the demo's run file held the changes."""
+        data = self.run_data(**values)
+        data["task_file"] = str(RUN_FILE.parent / data["task_file"])
+        return RunConfig.from_data(data, source=self.name)
 
 
 GRPO = {"preset": "grpo"}

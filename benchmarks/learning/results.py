@@ -7,10 +7,11 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from benchmarks.learning.matrix import Configuration
+from benchmarks.report import BASELINES
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.run.orchestrator import RunState, RunStatus
 
-RESULTS = Path(__file__).parents[1] / "baselines" / "learning.json"
+RESULTS = BASELINES / "learning.json"
 
 
 class Outcome(BaseModel):

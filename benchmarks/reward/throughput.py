@@ -10,31 +10,19 @@ time that its tests need by themselves.
 
 import argparse
 import asyncio
-import json
-import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from statistics import median
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.report import Bar, options_of, ratio, show, write
 from benchmarks.reward.load import TIME_LIMIT_S, samples, shared_tests, with_time_outs
-from benchmarks.reward.ways import (
-    Measured,
-    Way,
-    by_service,
-    cores,
-    process_each,
-    run_service,
-    service,
-)
+from benchmarks.reward.ways import Measured, Way, by_service, process_each, run_service, service
+from services.reward_service.config import cores_here
 from services.reward_service.scoring import Scoring
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "reward_throughput.json"
 OWN, EACH, JAILED = "millrace", "subprocess a test", "bubblewrap a test"
 TIME_OUTS = 0.2
 
@@ -44,34 +32,40 @@ Rounds = dict[str, dict[str, list[Measured]]]
 
 def main() -> int:
     """Run everything and print the tables; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="how often each way has its turn")
-    parser.add_argument("--samples", type=int, default=40, help="answers of 15 tests in a turn")
-    parser.add_argument("--batch", type=int, default=1024, help="answers in the batch")
-    parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
+    parser = options_of(
+        __doc__,
+        "reward_throughput",
+        rounds=(5, "how often each way has its turn"),
+        samples=(40, "answers of 15 tests in a turn"),
+        batch=(1024, "answers in the batch"),
+    )
     options = parser.parse_args()
     loop = uvloop.new_event_loop()  # as in a Serve replica
-    running = service(cores())
+    running = service(cores_here())
     scoring = loop.run_until_complete(running.__aenter__())
     try:
         rounds = _rounds(scoring, loop, options)
         batch = loop.run_until_complete(_batch(scoring, options.batch))
     finally:
         loop.run_until_complete(running.__aexit__(None, None, None))
-    result = {
-        "cores": cores(),
-        "tier": str(scoring.sandbox.tier),
-        "bars": (bars := _bars(rounds, batch)),
-        "batch": batch,
-        "medians": {
-            language: {way: _median(found) for way, found in by_way.items()}
-            for language, by_way in rounds.items()
-        },
-    }
+    bars = _bars(rounds, batch)
     _print(rounds, bars, batch)
-    if options.json:
-        BASELINE.write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
-    return 0 if all(bar["met"] for bar in bars.values()) else 1
+    medians = {
+        language: {way: _median(found) for way, found in sorted(by_way.items())}
+        for language, by_way in sorted(rounds.items())
+    }
+    result = {
+        "bars": {
+            one.name: {"found": round(one.found, 3), "bar": one.limit, "met": one.met}
+            for one in sorted(bars, key=lambda one: one.name)
+        },
+        "batch": batch,
+        "cores": cores_here(),
+        "medians": medians,
+        "tier": str(scoring.sandbox.tier),
+    }
+    write(options.json, result)
+    return 0 if all(one.met for one in bars) else 1
 
 
 def _rounds(
@@ -79,7 +73,10 @@ def _rounds(
 ) -> Rounds:
     rounds: Rounds = {}
     shared = shared_tests()
-    with process_each(cores(), jailed=False) as each, process_each(cores(), jailed=True) as jailed:
+    with (
+        process_each(cores_here(), jailed=False) as each,
+        process_each(cores_here(), jailed=True) as jailed,
+    ):
         ways: dict[str, Way] = {OWN: run_service(scoring, loop), EACH: each, JAILED: jailed}
         for language in ("python", "cpp17"):
             count = options.samples if language == "python" else max(2, options.samples // 4)
@@ -106,7 +103,7 @@ async def _batch(scoring: Scoring, count: int) -> dict[str, float]:
         "wall_s": measured.wall_s,
         "cpu_s": measured.cpu_s,
         "work_s": work_s,
-        "wall_ratio": measured.wall_s * cores() / work_s,
+        "wall_ratio": measured.wall_s * cores_here() / work_s,
         "cpu_ratio": measured.cpu_s / work_s,
     }
 
@@ -115,25 +112,26 @@ def _paired(
     rounds: dict[str, list[Measured]], other: str, figure: Callable[[Measured], float]
 ) -> float:
     """Median over rounds of another way's figure over ours in the same round."""
-    pairs = zip(rounds[other], rounds[OWN], strict=True)
-    return statistics.median(figure(one) / figure(own) for one, own in pairs)
+    return ratio(map(figure, rounds[other]), map(figure, rounds[OWN]))
 
 
-def _bars(rounds: Rounds, batch: dict[str, float]) -> dict[str, dict[str, Any]]:
+def _bars(rounds: Rounds, batch: dict[str, float]) -> list[Bar]:
     python = rounds["python"]
-    rate = statistics.median(one.per_core(cores()) for one in python[OWN])
-    service_ms = statistics.median(1000 * one.service_s / one.tests for one in python[OWN])
-    found = {
-        "Python tests a second and core": (rate, 200.0, True),
-        "times the rate of a subprocess a test": (_paired(python, EACH, _seconds), 1.8, True),
-        "times the rate of bubblewrap a test": (_paired(python, JAILED, _seconds), 3.0, True),
-        "CPU-ms of the service a test": (service_ms, 0.5, False),
-        "time of the batch over its CPU work": (batch["wall_ratio"], 1.3, False),
-    }
-    return {
-        name: {"found": round(value, 3), "bar": bar, "met": value >= bar if least else value <= bar}
-        for name, (value, bar, least) in found.items()
-    }
+    rate = median(one.per_core(cores_here()) for one in python[OWN])
+    service_ms = median(1000 * one.service_s / one.tests for one in python[OWN])
+    each, jailed = (_paired(python, other, _seconds) for other in (EACH, JAILED))
+    return [
+        Bar(name="Python tests a second and core", found=rate, limit=200.0),
+        Bar(name="times the rate of a subprocess a test", found=each, limit=1.8),
+        Bar(name="times the rate of bubblewrap a test", found=jailed, limit=3.0),
+        Bar(name="CPU-ms of the service a test", found=service_ms, limit=0.5, at_most=True),
+        Bar(
+            name="time of the batch over its CPU work",
+            found=batch["wall_ratio"],
+            limit=1.3,
+            at_most=True,
+        ),
+    ]
 
 
 def _seconds(one: Measured) -> float:
@@ -144,36 +142,29 @@ def _median(found: list[Measured]) -> dict[str, float | None]:
     medians: dict[str, float | None] = {}
     for name in asdict(found[0]):
         values = [getattr(one, name) for one in found]
-        medians[name] = None if None in values else round(statistics.median(values), 4)
-    medians["cpu_ms_a_test"] = statistics.median(1000 * one.cpu_s / one.tests for one in found)
-    medians["tests_a_second_and_core"] = statistics.median(one.per_core(cores()) for one in found)
+        medians[name] = None if None in values else round(median(values), 4)
+    medians["cpu_ms_a_test"] = median(1000 * one.cpu_s / one.tests for one in found)
+    medians["tests_a_second_and_core"] = median(one.per_core(cores_here()) for one in found)
     return medians
 
 
-def _print(rounds: Rounds, bars: dict[str, dict[str, Any]], batch: dict[str, float]) -> None:
-    console = Console(width=120)
+def _print(rounds: Rounds, bars: Iterable[Bar], batch: dict[str, float]) -> None:
+    columns = ("way", "tests/s/core", "CPU-ms a test", "service", "slot", "test")
+    columns += ("rate, ours over it", "CPU, it over ours")
     for language, by_way in rounds.items():
-        table = Table(
-            "way", "tests/s/core", "CPU-ms a test", "service", "slot", "test", title=language
-        )
-        table.add_column("rate, ours over it")
-        table.add_column("CPU, it over ours")
-        for way, found in by_way.items():
-            table.add_row(way, *_row(by_way, way, found))
-        console.print(table)
-    console.print(
+        rows = [[way, *_row(by_way, way, found)] for way, found in by_way.items()]
+        show(columns, rows, title=language)
+    print(
         f"{batch['answers']:.0f} answers, {TIME_OUTS:.0%} without end: {batch['wall_s']:.1f} s; "
         f"{batch['cpu_s']:.1f} CPU-s for {batch['work_s']:.1f} CPU-s of work"
     )
-    for name, bar in bars.items():
-        console.print(
-            f"{'met   ' if bar['met'] else 'MISSED'} {name}: {bar['found']} (bar {bar['bar']})"
-        )
+    for bar in bars:
+        print(bar)
 
 
 def _row(by_way: dict[str, list[Measured]], way: str, found: list[Measured]) -> list[str]:
     def per_test(seconds: Callable[[Measured], float]) -> float:
-        return statistics.median(1000 * seconds(one) / one.tests for one in found)
+        return median(1000 * seconds(one) / one.tests for one in found)
 
     cpu, own = per_test(lambda one: one.cpu_s), per_test(lambda one: one.service_s)
     parts = [f"{own:.2f}", "", ""]
@@ -181,7 +172,7 @@ def _row(by_way: dict[str, list[Measured]], way: str, found: list[Measured]) -> 
         inside = per_test(lambda one: one.inside_s or 0.0)
         parts[1:] = [f"{cpu - own - inside:.2f}", f"{inside:.2f}"]
     return [
-        f"{statistics.median(one.per_core(cores()) for one in found):.0f}",
+        f"{median(one.per_core(cores_here()) for one in found):.0f}",
         f"{cpu:.2f}",
         *parts,
         f"{_paired(by_way, way, _seconds):.2f}",

@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import itertools
 import os
-import resource
 import shutil
 import subprocess
 import tempfile
@@ -16,11 +15,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
+from benchmarks.processes import tree_cpu_s
 from benchmarks.reward.load import SUFFIX, TIME_LIMIT_S, Sample
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.config import RewardServiceConfig, cores_here
+from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.bubblewrap import Bubblewrap
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import languages
@@ -190,21 +188,11 @@ def _measured() -> Iterator[list[float]]:
 
 
 def _cpu_s() -> float:
-    """Of this process, of its ended children, and of the living with what they waited for."""
+    """Of this process and its descendants, once those are waited for that came to it."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = time.process_time() + ended.ru_utime + ended.ru_stime
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(child.cpu_times()[:4])
-    return total
-
-
-def cores() -> int:
-    """Cores of this machine that may be used."""
-    return cores_here()
+    return tree_cpu_s()
 
 
 def run_service(scoring: Scoring, loop: asyncio.AbstractEventLoop) -> Way:

@@ -10,7 +10,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-ROOT = Path(__file__).parents[2]
+from benchmarks.processes import Usage
+from benchmarks.report import ROOT
+
 TITLES = {
     "ray::ServeReplica": "router",
     "ray::ProxyActor": "Serve proxy",
@@ -19,9 +21,6 @@ TITLES = {
     "VLLM::": "engine core",
 }
 """How a command line begins, and what its process is called in the table."""
-
-Usage = dict[str, float]
-"""CPU seconds by name of process."""
 
 
 class Child:

@@ -8,27 +8,24 @@ streams open. CPU is that of all processes but the clients', less what they use 
 """
 
 import argparse
-import json
 import math
 import resource
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.router.child_process import Usage
+from benchmarks.processes import Usage
+from benchmarks.report import options_of, ratio, show, write
 from benchmarks.router.load import Load, put
 from benchmarks.router.ways import PLAIN, SHIPPED, Engine, Way, mock_engines, real_engine, ways
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "router_overhead.json"
 CHAT_TOKENS, STREAM_TOKENS = 8, 128
 IDLE_S = 3.0
 CHATS = [
@@ -54,12 +51,14 @@ Results = dict[str, dict[str, list[Sample]]]
 
 def main() -> int:
     """Run everything and print the tables; 1 when a bar is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="how often each way has its turn")
+    parser = options_of(
+        __doc__,
+        "router_overhead",
+        rounds=(3, "how often each way has its turn"),
+        only=("", "leave out the ways that do not have this in their name"),
+    )
     parser.add_argument("--peers", type=Path, help="a virtual environment with other routers")
-    parser.add_argument("--only", help="leave out the ways that do not have this in their name")
     parser.add_argument("--engines", choices=("real", "mock"), help="leave out the others")
-    parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -76,13 +75,11 @@ def main() -> int:
     missed = _missed(results)
     for line in missed:
         print(f"missed: {line}")
-    if options.json:
-        medians = {
-            load: {way: _median(samples) for way, samples in sorted(by_way.items(), key=_place)}
-            for load, by_way in results.items()
-        }
-        content = {"missed": missed, "medians": medians}
-        BASELINE.write_text(json.dumps(content, indent=1) + "\n")
+    medians = {
+        load: {way: _median(samples) for way, samples in sorted(by_way.items(), key=_place)}
+        for load, by_way in results.items()
+    }
+    write(options.json, {"missed": missed, "medians": medians})
     return 1 if missed else 0
 
 
@@ -139,20 +136,20 @@ def _median(samples: list[Sample]) -> Sample:
         if isinstance(value, dict):
             merged[name] = _median(values)
         else:
-            merged[name] = max(values) if name == "errors" else round(statistics.median(values), 4)
+            merged[name] = max(values) if name == "errors" else round(median(values), 4)
     return merged
 
 
-def _above_plain(results: Results, load: str, way: str, figure: str = "cpu_ms") -> float:
-    """Median over rounds of what a way costs more than plain vLLM in the same round."""
+def _above_plain(results: Results, load: str, way: str) -> float:
+    """Median over rounds of the CPU that a way needs more than plain vLLM in the same round."""
     pairs = zip(results[load][way], results[load][PLAIN], strict=True)
-    return statistics.median(one[figure] - plain[figure] for one, plain in pairs)
+    return median(one["cpu_ms"] - plain["cpu_ms"] for one, plain in pairs)
 
 
 def _ratio(results: Results, load: str, way: str, figure: str) -> float:
     """Over plain vLLM in the same round; not a number where nothing was answered."""
-    pairs = zip(results[load][way], results[load][PLAIN], strict=True)
-    return statistics.median(one.get(figure, math.nan) / plain[figure] for one, plain in pairs)
+    above = (one.get(figure, math.nan) for one in results[load][way])
+    return ratio(above, (plain[figure] for plain in results[load][PLAIN]))
 
 
 def _missed(results: Results) -> list[str]:
@@ -182,19 +179,14 @@ def _place(row: tuple[str, list[Sample]]) -> tuple[bool, bool]:
 
 
 def _print(results: Results) -> None:
-    console = Console(width=160)
+    columns = ("way", "CPU-ms", "above plain", "by process", "p50 ms", "p99 ms", "p50 ratio")
+    columns += ("requests/s", "ratio", "gap p50 / p99", "errors")
     for load in CHATS + STREAMS + OPEN:
-        if load.name not in results:
-            continue
-        title = f"{load.name}: {load.requests} answers of {load.tokens} tokens"
-        table = Table("way", "CPU-ms", "above plain", "by process", "p50 ms", "p99 ms", title=title)
-        for figure in ("p50 ratio", "requests/s", "ratio"):
-            table.add_column(figure)
-        table.add_column("gap p50 / p99")
-        table.add_column("errors")
-        for way, samples in sorted(results[load.name].items(), key=_place):
-            table.add_row(way, *_row(results, load.name, way, _median(samples)))
-        console.print(table)
+        by_way = sorted(results.get(load.name, {}).items(), key=_place)
+        rows = [[way, *_row(results, load.name, way, _median(found))] for way, found in by_way]
+        if rows:
+            title = f"{load.name}: {load.requests} answers of {load.tokens} tokens"
+            show(columns, rows, title=title)
 
 
 def _row(results: Results, load: str, way: str, figures: Sample) -> list[str]:

@@ -7,21 +7,15 @@ than 5 % worse than the best of the others, in makespan or in the share of promp
 found in the prefix cache, or when on the whole it is not better than each of them.
 """
 
-import argparse
-import json
 import random
 import statistics
 import sys
 from abc import ABC, abstractmethod
 from bisect import bisect
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from zlib import crc32
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.report import options_of, show, write
 from benchmarks.router.simulated_engines import Call, Clock, Engine
 from benchmarks.router.traces import TRACES, Episode
 from services.router.config import RouterConfig
@@ -29,7 +23,6 @@ from services.router.placement.choice import ReplicaChooser
 
 REPLICAS = [f"replica-{number}" for number in range(8)]
 SLACK = 1.05
-BASELINE = Path(__file__).parents[1] / "baselines" / "router_policies.json"
 
 
 class Policy(ABC):
@@ -190,33 +183,34 @@ def verdict(figures: Figures) -> list[str]:
     return missed
 
 
-def show(figures: Figures, console: Console) -> None:
-    """What others need by what we need, hit rates, and our own figures."""
-    table = Table("trace", "what", *RIVALS, "ours", title="others' time by ours: above 1 is worse")
+def print_policies(figures: Figures) -> None:
+    """The others' times by ours, hit rates, and our own figures."""
+    rows = []
     for trace, by in figures.items():
         for what, name in (("makespan", "makespan"), ("call", "mean call")):
             others = [f"{times_ours(by, rival, what):.3f}" for rival in RIVALS]
-            table.add_row(trace, name, *others, f"{statistics.fmean(by['ours'][what]):.1f} s")
+            rows.append([trace, name, *others, f"{statistics.fmean(by['ours'][what]):.1f} s"])
         rates = [f"{statistics.fmean(by[policy]['hit_rate']):.1%}" for policy in POLICIES]
-        table.add_row(trace, "hit rate", *rates)
-    console.print(table)
+        rows.append([trace, "hit rate", *rates])
+    columns = ("trace", "figure", *RIVALS, "ours")
+    show(columns, rows, title="others' time by ours: above 1 is worse")
 
 
 def main() -> int:
     """Measure, print and judge."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, default=16, help="traces of each kind")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
-    parser.add_argument("--first-seed", type=int, default=0, help="for other traces")
+    parser = options_of(
+        __doc__,
+        "router_policies",
+        seeds=(16, "traces of each kind"),
+        first_seed=(0, "for other traces"),
+    )
     options = parser.parse_args()
     figures = measure(range(options.first_seed, options.first_seed + options.seeds))
-    show(figures, Console(width=120))
+    print_policies(figures)
     missed = verdict(figures)
     for line in missed:
         print("missed:", line)
-    if options.json:
-        result: dict[str, Any] = {"seeds": options.seeds, "traces": figures, "missed": missed}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    write(options.json, {"seeds": options.seeds, "traces": figures, "missed": missed})
     return 1 if missed else 0
 
 

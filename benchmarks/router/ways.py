@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.router.child_process import ROOT, Child, Usage
+from benchmarks.processes import Usage
+from benchmarks.report import ROOT
+from benchmarks.router.child_process import Child
 from millrace_tools.capacity.machine import free_port
 
 SHIPPED, PLAIN = "as shipped", "plain vLLM"

@@ -10,7 +10,6 @@ go first, and every run must end. Exit code 1 and the number of each schedule th
 `--first N --schedules 1` plays it again.
 """
 
-import argparse
 import logging
 import signal
 import sys
@@ -23,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.report import options_of
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from tests.orchestrator.random_schedule import RandomSchedule, draw, play
 
@@ -33,29 +33,26 @@ MOST_CPU_S = 60.0
 
 @dataclass
 class Findings:
-    """What some schedules showed."""
+    """Results of some schedules.
 
-    schedules: int = 0
-    kills: int = 0
-    deaths: int = 0
-    transactions: int = 0
-    virtual_s: float = 0.0
+    Attributes:
+        counts: schedules, kills, deaths, transactions and virtual seconds.
+        endings: sample groups by how they ended.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
     endings: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
     def add(self, other: "Findings") -> None:
-        """Take in what others showed."""
-        self.schedules += other.schedules
-        self.kills += other.kills
-        self.deaths += other.deaths
-        self.transactions += other.transactions
-        self.virtual_s += other.virtual_s
-        self.endings += other.endings
+        """Take in the results of others."""
+        self.counts.update(other.counts)
+        self.endings.update(other.endings)
         self.problems += other.problems
 
     def play(self, plan: RandomSchedule) -> None:
         """One schedule, to its end."""
-        self.schedules += 1
+        self.counts["schedules"] += 1
         with tempfile.TemporaryDirectory() as folder:
             try:
                 with _limited(MOST_CPU_S):
@@ -63,12 +60,11 @@ class Findings:
             except Exception as error:  # noqa: BLE001  one that breaks must not hide the others
                 self.problems.append(f"schedule {plan.seed}: {error!r}")
                 return
-        self.kills += life.kills
-        self.deaths += life.deaths
-        self.transactions += life.witness.balanced
-        self.virtual_s += life.ended_at
-        closed = status.ledger.model_dump(exclude={"admitted", "in_flight"})
-        self.endings += Counter(closed)
+        self.counts["kills"] += life.kills
+        self.counts["deaths"] += life.deaths
+        self.counts["transactions"] += life.witness.balanced
+        self.counts["virtual seconds"] += round(life.ended_at)
+        self.endings.update(status.ledger.model_dump(exclude={"admitted", "in_flight"}))
         self.problems += [f"schedule {plan.seed}: {what}" for what in life.witness.problems]
 
 
@@ -104,30 +100,30 @@ def chunks(first: int, count: int) -> Iterator[tuple[int, int]]:
 
 
 def main() -> None:
-    """Play all and say what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedules", type=int, default=10_000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    """Play all and print the findings."""
+    parser = options_of(
+        __doc__,
+        schedules=10_000,
+        first=(0, "number of the first"),
+        jobs=(1, "processes"),
+    )
     options = parser.parse_args()
-    began, all_of_them = time.monotonic(), Findings()
+    began, total = time.monotonic(), Findings()
     with ProcessPoolExecutor(options.jobs) as pool:
         parts = [pool.submit(some, *part) for part in chunks(options.first, options.schedules)]
         for part in parts:
-            all_of_them.add(part.result())
-    for problem in all_of_them.problems:
+            total.add(part.result())
+    for problem in total.problems:
         print(problem)
-    endings = ", ".join(f"{count:,} {how}" for how, count in all_of_them.endings.items())
-    days = all_of_them.virtual_s / 86400
+    counts = total.counts
     print(
-        f"{all_of_them.schedules:,} schedules, {days:,.1f} virtual days in "
-        f"{time.monotonic() - began:,.0f} s\n"
-        f"{all_of_them.kills:,} kills of the orchestrator, {all_of_them.deaths:,} of the "
-        f"trainer; sample groups: {endings}\n"
-        f"{all_of_them.transactions:,} transactions looked at; "
-        f"{len(all_of_them.problems)} rules broken"
+        f"{counts['schedules']:,} schedules, {counts['virtual seconds'] / 86400:,.1f} virtual "
+        f"days in {time.monotonic() - began:,.0f} s\n"
+        f"{counts['kills']:,} kills of the orchestrator, {counts['deaths']:,} of the trainer; "
+        f"sample groups: {', '.join(f'{n:,} {how}' for how, n in total.endings.items())}\n"
+        f"{counts['transactions']:,} transactions checked; {len(total.problems)} rules broken"
     )
-    sys.exit(bool(all_of_them.problems))
+    sys.exit(bool(total.problems))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ with reward time, and CPU is below 2 ms and no more than 1.5 times as much with 
 as with fewest.
 """
 
-import argparse
 import gc
 import json
 import logging
@@ -30,9 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.report import options_of, show, write
 from benchmarks.schedules.cluster import Cluster, cluster, unused
 from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Simulated, Trace
 from benchmarks.schedules.ideal import bounds
@@ -45,7 +42,6 @@ from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
 from tests.orchestrator.fakes import no_load, write_tasks
 from tests.orchestrator.virtual_clock import run_virtually
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "schedules.json"
 GROUP_SIZE = 8
 WARM = 5
 POINTS: dict[str, dict[str, Any]] = {
@@ -269,7 +265,7 @@ def _write(path: Path, results: Results) -> None:
         asdict(case) | {"schedules": {name: asdict(one) for name, one in figures.items()}}
         for case, figures in every
     ]
-    path.write_text(json.dumps({"cases": rows, "missed": judge(every)}, indent=1) + "\n")
+    write(path, {"cases": rows, "missed": judge(every)})
 
 
 def cases(
@@ -290,10 +286,8 @@ def cases(
     ]
 
 
-def _show(results: Results) -> Table:
-    table = Table(box=None)
-    for column in ("replicas", "tail", "reward", *POINTS, "CPU ms"):
-        table.add_column(column, justify="right")
+def _show(results: Results) -> None:
+    rows = []
     for case, figures in results:
         base = figures["sync, barrier"].tokens_per_s
         cells = [
@@ -302,8 +296,8 @@ def _show(results: Results) -> Table:
             for one in figures.values()
         ]
         cpu = max(one.cpu_ms for one in figures.values())
-        table.add_row(str(case.replicas), case.tail, f"{case.share:g}", *cells, f"{cpu:.2f}")
-    return table
+        rows.append([str(case.replicas), case.tail, f"{case.share:g}", *cells, f"{cpu:.2f}"])
+    show(("replicas", "tail", "reward", *POINTS, "CPU ms"), rows)
 
 
 def judge(results: Results) -> list[str]:
@@ -333,11 +327,9 @@ def judge(results: Results) -> list[str]:
 
 def main() -> None:
     """Play all, print, and write the figures if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64, 512, 4096])
+    parser = options_of(__doc__, "schedules", replicas=[8, 64, 512, 4096])
     parser.add_argument("--tails", nargs="+", choices=tuple(TAILS))
     parser.add_argument("--rewards", type=float, nargs="+")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     RunDirectory.draw_learning_curve = unused  # type: ignore[method-assign]
@@ -349,10 +341,10 @@ def main() -> None:
                 for place, (name, point) in enumerate(POINTS.items())
             }
         results.append((case, figures))
-        Console(width=170).print(_show([results[-1]]))
+        _show(results[-1:])
         if options.json:
             _write(options.json, results)
-    Console(width=170).print(_show(results))
+    _show(results)
     missed = judge(results)
     print("\n".join(missed) or "every bar is met")
     sys.exit(bool(missed))

@@ -1,139 +1,190 @@
-"""What every process holds, minute for minute, and whether it grows."""
+"""What processes hold, count after count, and whether any of it grows."""
 
-import asyncio
 import os
-import statistics
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
 
-from benchmarks.soak.process_holdings import Holding, holding_of, of_each
-from millrace_tools.cluster.leftovers import descendants
-from tests.chaos.scene import Scene
+MIB = 1 << 20
+HELD = ("rss_mib", "fds", "threads")
 
-WARM_S = 90.0
-"""Younger processes still fill caches and are not compared."""
 
-LEAST = 6
-"""Counts without which a process is not compared."""
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """One process at one time.
 
-TOLERANCES = {"rss_mib": (24.0, 0.0), "fds": (8.0, 0.0), "threads": (8.0, 0.0)}
-"""How much more, and which share more, a process may hold late than early."""
+    Attributes:
+        at_s: seconds since the first count.
+        name: Ray's processes call themselves by their current work.
+        began: when the process did, seconds since 1970.
+        age_s: seconds since then.
+    """
 
-GRACE_S = 10.0
-MORE_PROCESSES = 0
-SEGMENTS = Path("/dev/shm")
+    at_s: float
+    name: str
+    pid: int
+    began: float
+    age_s: float
+    rss_mib: float
+    fds: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How much growth of a process is a leak.
+
+    Attributes:
+        more: growth over the whole time in which it was counted, by name of the figure.
+        more_an_hour: growth an hour, added to `more`.
+        warm_s: younger processes still fill caches and are not judged.
+        settled: share of the time at the beginning that is not judged.
+        counts: a process with fewer counts is not judged.
+        least_s: nor is one that was counted for a shorter time,
+        least_share: or for a smaller share of the time.
+        share_an_hour: growth an hour of all processes together, of their sum, if that is more.
+    """
+
+    more: Mapping[str, float] = field(default_factory=dict)
+    more_an_hour: Mapping[str, float] = field(default_factory=dict)
+    warm_s: float = 0.0
+    settled: float = 0.0
+    counts: int = 4
+    least_s: float = 0.0
+    least_share: float = 0.0
+    share_an_hour: float | None = None
 
 
 class Census:
-    """Counted whenever everything is whole, so that counts can be compared.
+    """Counts processes, and the sizes of folders.
+
+    Args:
+        processes: the processes to count, name by pid.
+        rules: of the verdict.
+        folders: whose size on disk is counted, by name.
 
     Attributes:
         holdings: of all processes, in order of time.
-        processes: how many there were at each census.
-        forgotten: segments of shared memory that outlived all processes that mapped them.
+        totals: of all processes together, a row for each count.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(
+        self,
+        processes: Callable[[], Mapping[int, str]],
+        rules: Rules,
+        folders: Mapping[str, Path] | None = None,
+    ) -> None:
+        self._processes, self._rules, self._folders = processes, rules, folders or {}
         self._began = time.monotonic()
         self.holdings: list[Holding] = []
-        self.processes: list[int] = []
-        self.forgotten: set[str] = set()
-        self._segments: set[str] = set()
-        self._helpers: set[int] = set()  # the server that everything is forked from
+        self.totals: list[dict[str, float]] = []
 
-    def take(self) -> None:
-        """Count now."""
-        names = self._names()
-        if not self.processes:
-            self._helpers = {pid for pid, name in names.items() if name == "helper"}
-        mapped: set[str] = set()
-        for pid, name in names.items():
-            try:
-                at_s = time.monotonic() - self._began
-                self.holdings.append(holding_of(psutil.Process(pid), name=name, at_s=at_s))
-                mapped |= _segments_of(pid)
-            except (psutil.Error, OSError):
-                continue  # it ended meanwhile
-        self.processes.append(len(names))
-        self._segments |= mapped
-        self.forgotten = {one for one in self._segments - mapped if Path(one).exists()}
-
-    async def left(self) -> list[int]:
-        """Processes that outlive the scene, which is closed by now."""
-        deadline = time.monotonic() + GRACE_S
-        while left := set(descendants(os.getpid())) - self._helpers:
-            if time.monotonic() > deadline:
-                break
-            await asyncio.sleep(0.1)
-        return sorted(left)
+    def take(self) -> list[int]:
+        """Count now; the pids that were counted."""
+        at_s, now = time.monotonic() - self._began, []
+        for pid, name in self._processes().items():
+            with suppress(psutil.Error, OSError):  # it ended meanwhile
+                now.append(_holding(psutil.Process(pid), name=name, at_s=at_s))
+        total = {"minute": round(at_s / 60, 2), "processes": len(now)}
+        total |= {what: sum(getattr(one, what) for one in now) for what in HELD}
+        total |= {f"disk_mib {name}": _disk_mib(path) for name, path in self._folders.items()}
+        self.holdings += now
+        self.totals.append({what: round(figure, 1) for what, figure in total.items()})
+        return [one.pid for one in now]
 
     def growth(self) -> list[dict[str, Any]]:
-        """Early and late means of each process that lived long enough, and what is too much."""
-        rows = []
-        for holdings in of_each(self.holdings, older_s=WARM_S, least=LEAST):
-            early, late = holdings[: len(holdings) // 3], holdings[-(len(holdings) // 3) :]
-            row: dict[str, Any] = {
-                "name": holdings[-1].name,
-                "pid": holdings[-1].pid,
-                "minutes": (holdings[-1].at_s - holdings[0].at_s) / 60,
-                "grown": [],
+        """Of each process with enough counts: how much more it holds per hour."""
+        rules, last_s = self._rules, self.holdings[-1].at_s if self.holdings else 0.0
+        by_process: dict[tuple[int, float], list[Holding]] = defaultdict(list)
+        for one in self.holdings:
+            if one.age_s >= rules.warm_s and one.at_s >= rules.settled * last_s:
+                by_process[one.pid, one.began].append(one)
+        return [
+            {
+                "name": own[-1].name,
+                "pid": own[-1].pid,
+                "minutes": round((own[-1].at_s - own[0].at_s) / 60, 2),
             }
-            for what, (more, share) in TOLERANCES.items():
-                before, after = _mean(early, what), _mean(late, what)
-                row[what] = [round(before, 1), round(after, 1)]
-                if after > before * (1 + share) + more:
-                    row["grown"].append(what)
-            rows.append(row)
-        return rows
+            | {
+                what: round(per_hour((one.at_s, getattr(one, what)) for one in own), 2)
+                for what in HELD
+            }
+            for own in by_process.values()
+            if len(own) >= rules.counts
+        ]
 
     def problems(self) -> list[str]:
-        """What leaks."""
+        """What grows, and was counted for long enough to tell its slope from noise."""
+        rules = self._rules
+        last_s = self.holdings[-1].at_s if self.holdings else 0.0
+        least_s = max(rules.least_s, rules.least_share * last_s)
+        judged = [row for row in self.growth() if 60 * row["minutes"] >= least_s]
+        if not judged and least_s:
+            return [f"no process was counted for {least_s / 60:.0f} minutes: growth is not judged"]
         found = [
-            f"leak: {row['name']}: {what} {row[what][0]:g} -> {row[what][1]:g}"
-            for row in self.growth()
-            for what in row["grown"]
+            f"{row['name']} (pid {row['pid']}): {what} grows by {row[what]:g} an hour"
+            for row in judged
+            for what in HELD
+            if row[what] * row["minutes"] / 60 > self._allowed(what, row["minutes"] / 60)
         ]
-        third = max(1, len(self.processes) // 3)
-        early, late = max(self.processes[:third]), min(self.processes[-third:])
-        if late > early + MORE_PROCESSES:
-            found.append(f"leak: {early} processes when whole -> {late}")
-        if self.forgotten:
-            found.append(f"leak: shared memory that nobody maps: {sorted(self.forgotten)}")
+        settled = [one for one in self.totals if 60 * one["minute"] >= rules.warm_s]
+        if rules.share_an_hour is None or len(settled) < rules.counts:
+            return found
+        if 60 * (settled[-1]["minute"] - settled[0]["minute"]) < least_s:
+            return found
+        for what in settled[0].keys() - {"minute", "processes"}:
+            slope = per_hour((60 * one["minute"], one[what]) for one in settled)
+            shared = 0.0 if what.startswith("disk") else rules.share_an_hour * settled[0][what]
+            if slope > max(self._allowed(what.split()[0], 1.0), shared):
+                found.append(f"all together: {what} grows by {slope:.1f} an hour")
         return found
 
-    def series(self) -> dict[str, list[list[float]]]:
-        """Of each process, once a minute: minute, RSS in MiB, file descriptors, threads."""
-        rows: dict[str, dict[int, list[float]]] = defaultdict(dict)
-        for one in self.holdings:
-            minute = int(one.at_s / 60)
-            row: list[float] = [minute, round(one.rss_mib, 1), one.fds, one.threads]
-            rows[f"{one.name}, pid {one.pid}"].setdefault(minute, row)
-        return {name: list(by_minute.values()) for name, by_minute in rows.items()}
-
-    def _names(self) -> dict[int, str]:
-        names = {os.getpid(): "driver", **dict.fromkeys(descendants(os.getpid()), "helper")}
-        for pid, name in self._scene.processes().items():
-            if pid in names:
-                names[pid] = name
-            if name.startswith("replica"):
-                names |= dict.fromkeys(descendants(pid), name.replace("replica", "engine"))
-        return names
+    def _allowed(self, what: str, hours: float) -> float:
+        """Growth in so many hours that is no leak."""
+        if what not in self._rules.more.keys() | self._rules.more_an_hour.keys():
+            return float("inf")
+        return self._rules.more.get(what, 0.0) + self._rules.more_an_hour.get(what, 0.0) * hours
 
 
-def _segments_of(pid: int) -> set[str]:
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    prefix = f"{SEGMENTS}/"
-    return {
-        line[line.index(prefix) :]
-        for line in lines
-        if prefix in line and not line.endswith("(deleted)")
-    }
+def per_hour(points: Iterable[tuple[float, float]]) -> float:
+    """Slope of a line through the points (seconds, figure), by the median of the slopes of all
+    pairs (Theil and Sen): a process that is away for a minute does not bend it."""
+    slopes = [
+        (after - before) / (late - early)
+        for (early, before), (late, after) in combinations(points, 2)
+        if late > early
+    ]
+    return 3600 * median(slopes) if slopes else 0.0
 
 
-def _mean(holdings: list[Holding], what: str) -> float:
-    return statistics.mean(getattr(holding, what) for holding in holdings)
+def _holding(process: psutil.Process, *, name: str, at_s: float) -> Holding:
+    with process.oneshot():
+        began = process.create_time()
+        return Holding(
+            at_s=at_s,
+            name=name,
+            pid=process.pid,
+            began=began,
+            age_s=time.time() - began,
+            rss_mib=process.memory_info().rss / MIB,
+            fds=process.num_fds(),
+            threads=process.num_threads(),
+        )
+
+
+def _disk_mib(folder: Path) -> float:
+    """Size of the files below a folder; those that go meanwhile are left out."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return size / MIB

@@ -4,7 +4,8 @@ import asyncio
 import time
 from contextlib import suppress
 
-from benchmarks.soak.load import Findings, Load
+from benchmarks.soak.engine import Findings
+from benchmarks.soak.load import Load
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable
 from services.weight_bus.changes import Changes

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 import aiohttp
 
+from benchmarks.soak.engine import Findings
 from services.protocol.weights.weight_bus import Member, MemberTable
 from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
@@ -32,20 +33,6 @@ class Ending(StrEnum):
     REFUSED = "refused or ended early by a living replica"
     BROKEN = "broken by a living replica"
     LATE = "late"
-
-
-class Findings:
-    """What was wrong; the first of each kind in words, all of them in numbers."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        self.counts: Counter[str] = Counter()
-
-    def wrong(self, kind: str, what: str) -> None:
-        """Note one breach."""
-        self.counts[kind] += 1
-        if self.counts[kind] <= 3:
-            self.problems.append(f"{kind}: {what}")
 
 
 class Load:

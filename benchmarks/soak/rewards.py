@@ -3,41 +3,41 @@
     python -m benchmarks.soak.rewards [--jobs 20000] [--json]
 
 Every job must come back exactly once, with the verdict that is known of it, or as what a loss may
-make of it: `crashed_sandbox` if it lost two sandboxes, `infra_error` if none could be had. Memory,
-descriptors and processes of the service must not grow.
+make of it: `crashed_sandbox` if it lost two sandboxes, `infra_error` if none could be had. Memory
+and descriptors of the service must not grow.
 """
 
-import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import random
 import resource
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 import uvloop
 
+from benchmarks.report import options_of
+from benchmarks.soak.census import Census, Rules
+from benchmarks.soak.engine import conclude, figures_of
 from benchmarks.soak.reward_jobs import KINDS, draw
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig, cores_here
 from services.reward_service.scoring import Scoring
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "soak_rewards.json"
 BATCH, CALLERS = 40, 4
-LOOK_EVERY = 200
+COUNT_EVERY = 200
 LOST = (Verdict.CRASHED_SANDBOX, Verdict.INFRA_ERROR)
 MOST_LOST = 0.05
 """Part of all jobs; more would mean that losses are not made good."""
-ROOM_MB, ROOM_FILES = 32.0, 8
+RULES = Rules(more={"rss_mib": 48.0, "fds": 12.0}, settled=0.25)
+"""Caches are full after a quarter of the jobs. Growth over the other three, of which a third is
+what the last quarter may hold more than the second."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Soak:
     """What was seen.
 
     Attributes:
-        looks: jobs done, MiB held, descriptors and processes, now and then.
+        census: of this process, in which the service runs.
         lost: verdicts of jobs whose sandboxes were killed.
         problems: everything that must not be.
     """
@@ -54,11 +54,11 @@ class Soak:
     kinds: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)
-    looks: list[tuple[int, float, int, int]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    census: Census = field(default_factory=lambda: Census(lambda: {os.getpid(): "service"}, RULES))
 
     def take(self, kind: str, score: Score) -> None:
-        """Count a score, and look at ourselves now and then."""
+        """Count a score, and this process now and then."""
         self.done[score.job_id] += 1
         self.kinds[kind] += 1
         if score.verdict in LOST:
@@ -67,10 +67,8 @@ class Soak:
             self.problems.append(f"{kind}: {score.verdict}: {score.detail}")
         if (score.reward is None) != (score.verdict is Verdict.INFRA_ERROR):
             self.problems.append(f"{kind}: reward {score.reward} with {score.verdict}")
-        if len(self.done) % LOOK_EVERY == 0:
-            here = psutil.Process()
-            held, files = here.memory_info().rss / 2**20, here.num_fds()
-            self.looks.append((len(self.done), held, files, len(here.children(recursive=True))))
+        if len(self.done) % COUNT_EVERY == 0:
+            self.census.take()
 
     def judge(self, jobs: int) -> None:
         """Look at the whole."""
@@ -79,15 +77,6 @@ class Soak:
         self.problems += [f"job {job}: {n} scores" for job, n in self.done.items() if n > 1]
         if sum(self.lost.values()) > MOST_LOST * jobs:
             self.problems.append(f"too many losses: {dict(self.lost)}")
-        early, late = self._part(0.25, 0.5), self._part(0.75, 1.0)
-        for name, at, room in (("MiB", 1, ROOM_MB), ("descriptors", 2, ROOM_FILES)):
-            before, after = (max(look[at] for look in part) for part in (early, late))
-            if after > before + room:
-                self.problems.append(f"{name} grew from {before:.0f} to {after:.0f}")
-
-    def _part(self, start: float, end: float) -> list[tuple[int, float, int, int]]:
-        found = self.looks[int(start * len(self.looks)) : int(end * len(self.looks))]
-        return found or self.looks[-1:]
 
 
 async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
@@ -165,36 +154,26 @@ async def _kill(chance: random.Random, every: float, names: frozenset[str], seen
             seen.kills[kind] += 1
 
 
-def main() -> int:
-    """Run it and say what was seen; 1 when something must not be."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=20_000)
-    parser.add_argument("--kill-every", type=float, default=50, help="jobs, about")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help=f"write {BASELINE.name}")
+def main() -> None:
+    """Run it and say what was seen."""
+    parser = options_of(
+        __doc__, "soak_rewards", jobs=20_000, kill_every=(50.0, "jobs, about"), seed=0
+    )
     options = parser.parse_args()
     started = time.monotonic()
     seen = uvloop.run(soak(options.jobs, options.seed, options.kill_every))
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    result = {
+    found = {
         "jobs": options.jobs,
-        "cores": cores_here(),
-        "seconds": round(time.monotonic() - started, 1),
         "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in spent), 1),
         "kinds": dict(seen.kinds),
         "kills": dict(seen.kills),
         "lost": dict(seen.lost),
-        "looks": [[n, round(held, 1), files, count] for n, held, files, count in seen.looks],
-        "problems": seen.problems[:50],
     }
-    if options.json:
-        text = ",\n".join(f'"{name}": {json.dumps(value)}' for name, value in result.items())
-        BASELINE.write_text(f"{{\n{text}\n}}\n")
-    for name, value in result.items():
-        shown = value if name != "looks" else [result["looks"][0], result["looks"][-1]]
-        print(f"{name}: {shown}")
-    return 1 if seen.problems else 0
+    seconds = time.monotonic() - started
+    figures = figures_of(options, seconds, seen.census, seen.problems[:50], **found)
+    conclude(options, figures, [(name, str(value)) for name, value in found.items()])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

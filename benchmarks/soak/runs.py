@@ -11,56 +11,60 @@ run does not end well, or something grows.
 
 import argparse
 import json
-import os
-import statistics
-import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import psutil
 
-from benchmarks.soak.run_census import Census
+from benchmarks.report import middle_and_largest, options_of
+from benchmarks.soak.census import Census, Rules
+from benchmarks.soak.engine import conclude, figures_of
 from services.protocol.run.orchestrator import RunState
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "soak_runs.json"
-STEPS = 40
 LONGEST_RUN_S = 3600.0
+WARM_S = 180.0
+COUNTER = ("millrace_tools.main", "millrace_tools.chaos")
+"""Words in the command lines of processes that come and go with the measurement."""
+RULES = Rules(
+    more_an_hour={"rss_mib": 32.0, "fds": 8.0, "threads": 8.0, "disk_mib": 64.0},
+    warm_s=WARM_S,
+    least_s=10 * WARM_S,
+    least_share=1 / 3,
+    # Processes that have just been replaced are smaller and larger.
+    share_an_hour=0.1,
+)
+HEALED = {"leased_s": "leased again", "stepped_s": "next step", "answered_s": "next answer"}
 _MINUTE_S = 60.0
 
 
 def main() -> None:
     """Soak, print, and write the figures if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=120.0, help="until the last run begins")
-    parser.add_argument("--fault-every", type=float, default=20.0, help="seconds")
-    parser.add_argument("--steps", type=int, default=STEPS, help="train steps of a run")
-    parser.add_argument("--seed", type=int, default=0, help="of the first run's faults")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
+    parser = options_of(
+        __doc__,
+        "soak_runs",
+        minutes=(120.0, "until the last run begins"),
+        fault_every=(20.0, "seconds"),
+        steps=(40, "train steps of a run"),
+        seed=(0, "of the first run's faults"),
+    )
     options = parser.parse_args()
-    console = Console(width=110)
-    with tempfile.TemporaryDirectory(prefix="whole-run-soak-") as folder:
+    with tempfile.TemporaryDirectory(prefix="soak-runs-") as folder:
         with demo_cluster(Path(folder)) as demo:
-            result = soak(demo, options, console)
-    show(result, console)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        lines = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
-        options.json.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    sys.exit(1 if result["problems"] else 0)
+            figures = soak(demo, options)
+    conclude(options, figures, summary(figures))
 
 
-def soak(demo: DemoCluster, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def soak(demo: DemoCluster, options: argparse.Namespace) -> dict[str, Any]:
     """Run after run until the time is over; the figures."""
     folders = {"cluster": demo.cluster_folder, "shared memory": Path("/dev/shm")}
-    census = Census(os.getpid(), folders, spared=("millrace_tools.main", "millrace_tools.chaos"))
+    census = Census(cluster_processes, RULES, folders)
     over, began = threading.Event(), time.monotonic()
 
     def count() -> None:
@@ -74,11 +78,28 @@ def soak(demo: DemoCluster, options: argparse.Namespace, console: Console) -> di
         while time.monotonic() - began < 60 * options.minutes:
             left_s = 60 * options.minutes - (time.monotonic() - began)
             runs.append(one_run(demo, options, seed=options.seed + len(runs), for_s=left_s))
-            console.print(_line(runs[-1]), markup=False, highlight=False)
+            print(_line(runs[-1]))
     finally:
         over.set()
         counting.result()  # a census that broke off shows nothing
-    return figures(options, time.monotonic() - began, runs, census)
+    return _figures(options, time.monotonic() - began, runs, census)
+
+
+def cluster_processes() -> dict[int, str]:
+    """Descendants of this process, by Ray's title or the program and, of Python, the script."""
+    names = {}
+    for process in psutil.Process().children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.Error:
+            continue  # it ended meanwhile
+        if words and not any(part in " ".join(words) for part in COUNTER):
+            script = next((Path(word).name for word in words[1:] if word.endswith(".py")), "")
+            title = words[0].startswith("ray::")
+            names[process.pid] = (
+                words[0].strip() if title else f"{Path(words[0]).name} {script}".strip()
+            )
+    return names
 
 
 def one_run(
@@ -117,60 +138,37 @@ def one_run(
     }
 
 
-def figures(
+def _figures(
     options: argparse.Namespace, seconds: float, runs: list[dict[str, Any]], census: Census
 ) -> dict[str, Any]:
-    """All that was found out."""
     healed: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         for one in run["recoveries"]:
             if not one["refused"]:
-                for what in ("leased_s", "stepped_s", "answered_s"):
+                for what in HEALED:
                     if one[what] is not None:
                         healed[f"{one['fault']} {one['target']}"][what].append(one[what])
-    return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
-        "options": {key: value for key, value in vars(options).items() if key != "json"},
-        "seconds": seconds,
-        "problems": [one for run in runs for one in run["problems"]] + census.problems(),
-        "calls": sum(run["totals"].get("calls", 0) for run in runs),
-        "calls_retried": sum(run["totals"].get("calls_retried", 0) for run in runs),
-        "audits": sum(run["totals"].get("ledger_audits", 0) for run in runs),
-        "runs": [{key: run[key] for key in run.keys() - {"recoveries"}} for run in runs],
-        "faults": healed,
-        "growth_per_hour": census.growth(),
-        "minutes": census.totals,
-    }
-
-
-def show(result: dict[str, Any], console: Console) -> None:
-    """The summary, and the reasons if something was wrong."""
-    columns = ("fault", "times", "leased again", "next step", "next answer")
-    table = Table(*columns, title=f"{result['seconds'] / 60:.1f} minutes; medians and most, s")
-    for fault, times in sorted(result["faults"].items()):
-        most = max(map(len, times.values()))
-        cells = [_spread(times[what]) for what in ("leased_s", "stepped_s", "answered_s")]
-        table.add_row(fault, str(most), *cells)
-    console.print(table)
-    grown = Table("process", "minutes", "MiB/h", "fds/h", "threads/h", title="growth")
-    for row in sorted(result["growth_per_hour"], key=lambda one: -one["minutes"])[:24]:
-        slopes = (f"{row[what]:g}" for what in ("rss_mib", "fds", "threads"))
-        grown.add_row(row["name"], f"{row['minutes']:g}", *slopes)
-    console.print(grown)
-    for one in result["minutes"][:1] + result["minutes"][-1:]:
-        console.print(one)
-    console.print(
-        f"{len(result['runs'])} runs, {result['calls']} client calls of which"
-        f" {result['calls_retried']} were asked again, {result['audits']} audits of the ledger"
+    return figures_of(
+        options,
+        seconds,
+        census,
+        [one for run in runs for one in run["problems"]],
+        calls=sum(run["totals"].get("calls", 0) for run in runs),
+        calls_retried=sum(run["totals"].get("calls_retried", 0) for run in runs),
+        audits=sum(run["totals"].get("ledger_audits", 0) for run in runs),
+        runs=[{key: run[key] for key in run.keys() - {"recoveries"}} for run in runs],
+        faults=healed,
     )
-    for problem in result["problems"]:
-        console.print(f"WRONG  {problem}", markup=False)
-    console.print("wrong" if result["problems"] else "nothing lost, nothing grows")
 
 
-def _spread(times: list[float]) -> str:
-    return f"{statistics.median(times):.1f}, {max(times):.1f}" if times else "-"
+def summary(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Counts, and how long each fault took to heal."""
+    yield "runs", str(len(figures["runs"]))
+    yield "client calls", f"{figures['calls']}, {figures['calls_retried']} retried"
+    yield "audits of the ledger", str(figures["audits"])
+    for fault, times in sorted(figures["faults"].items()):
+        healed = (f"{name} {middle_and_largest(times[what])} s" for what, name in HEALED.items())
+        yield f"{fault}: {max(map(len, times.values()))}, median and most", "; ".join(healed)
 
 
 def _line(run: dict[str, Any]) -> str:

@@ -20,16 +20,13 @@ Our time at a pass rate is that of the newest weights that any answer of the eva
 """
 
 import argparse
-import json
-import os
 import statistics
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.report import machine, options_of, show, write
 from benchmarks.time_to_reward import ours, peer
 from benchmarks.time_to_reward.goal import Goal, Side
 from benchmarks.time_to_reward.grading import GRADINGS
@@ -38,28 +35,27 @@ from millrace_tools.demo.demo import ROOT, RUN_FILE
 from millrace_tools.deploy.run_file import read_run_file
 from services.protocol.run.orchestrator import RunConfig
 
-BASELINE = Path(__file__).parents[1] / "baselines" / "time_to_reward.json"
 BAR = 2.0
 
 
 def main() -> None:
     """Measure, print, and write the figures if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(
+        __doc__,
+        "time_to_reward",
+        seeds=[0],
+        target=(0.8, "held-out pass rate"),
+        every=(2, "train steps between evaluations"),
+        steps=(80, "most train steps of a side"),
+        seconds=(150.0, "longest training of a side"),
+        threads=(2, "of TRL's process"),
+        port=(8000, "of our HTTP API"),
+    )
     parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--target", type=float, default=0.8, help="held-out pass rate")
-    parser.add_argument("--every", type=int, default=2, help="train steps between evaluations")
-    parser.add_argument("--steps", type=int, default=80, help="most train steps of a side")
-    parser.add_argument("--seconds", type=float, default=150.0, help="longest training of a side")
-    parser.add_argument("--threads", type=int, default=2, help="of TRL's process")
-    parser.add_argument("--port", type=int, default=8000, help="of our HTTP API")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
-    console = Console(width=110)
-    result = measure(options, console)
-    show(result, console)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = measure(options, Console(width=110))
+    print_sides(result)
+    write(options.json, result)
 
 
 def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -80,8 +76,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
             sides.setdefault(f"trl {grading}", []).append(trl)
         sides["millrace"].append(ours.reach(goal, run, options.port, console))
     return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
+        **machine(),
         "goal": vars(goal),
         "run": settings(run),
         "seeds": options.seeds,
@@ -119,34 +114,24 @@ def ratios(ours: list[Side], theirs: list[Side]) -> dict[str, float]:
     return {name: statistics.median(several) for name, several in quotients.items()}
 
 
-def show(result: dict[str, Any], console: Console) -> None:
+def print_sides(result: dict[str, Any]) -> None:
     """Print both sides, seed by seed, and the ratios."""
-    rate = result["goal"]["pass_rate"]
-    table = Table(title=f"To a held-out pass rate of {rate:.0%} on {result['cores']} cores")
-    for column in (
-        "side",
-        "seed",
-        "reached",
-        "steps",
-        "training s",
-        "CPU s",
-        "start-up s",
-        "rates",
-    ):
-        table.add_column(column, justify="right")
+    rows = []
     for name, several in result["sides"].items():
         for seed, one in zip(result["seeds"], several, strict=True):
+            figures = [f"{one[key]:.1f}" for key in ("train_s", "train_cpu_s", "startup_s")]
             rates = " ".join(f"{100 * value:.0f}" for _, value in one["rates"])
-            seconds = [one["train_s"], one["train_cpu_s"], one["startup_s"]]
             reached = "yes" if one["reached"] else "NO"
-            figures = [f"{value:.1f}" for value in seconds]
-            table.add_row(name, str(seed), reached, str(one["steps"]), *figures, rates)
-    console.print(table)
+            rows.append([name, str(seed), reached, str(one["steps"]), *figures, rates])
+    rate = result["goal"]["pass_rate"]
+    columns = ("side", "seed", "reached", "steps", "training s", "CPU s", "start-up s", "rates")
+    title = f"To a held-out pass rate of {rate:.0%} on {result['cores']} cores"
+    show(columns, rows, title=title)
     for side, several in result["ratios"].items():
         for name, ratio in several.items():
             judged = (side, name) == ("trl process", "wall")
             bar = f"  (bar {BAR:g}: {'met' if ratio >= BAR else 'MISSED'})" if judged else ""
-            console.print(f"{side}, {name}: {ratio:.2f} times as much as Millrace{bar}")
+            print(f"{side}, {name}: {ratio:.2f} times as much as Millrace{bar}")
 
 
 if __name__ == "__main__":

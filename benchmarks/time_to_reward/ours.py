@@ -1,20 +1,18 @@
 """Millrace's side of `time_to_reward`: deploy/laptop.yaml, brought up as the demo does."""
 
-import contextlib
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-import psutil
 from rich.console import Console
 
+from benchmarks.deployment import deployed
+from benchmarks.processes import tree_cpu_s
 from benchmarks.time_to_reward.goal import Goal, Side
 from millrace_tools.client.runs_client import ENDED, RunsClient
-from millrace_tools.cluster.private_cluster import PrivateCluster
-from millrace_tools.demo.demo import DEPLOY_FILE, SERVICES_S, DemoOptions, resolved
+from millrace_tools.demo.demo import SERVICES_S, DemoOptions
 from millrace_tools.run.step_log import Step, StepLog
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
-from services.protocol.yaml_text import load_yaml
 
 _POLL_S = 0.5
 _GRACE_S = 30.0
@@ -69,11 +67,7 @@ def reach(goal: Goal, run: RunConfig, port: int, console: Console) -> Side:
     evaluation = run.evaluation.model_copy(update={"every": goal.every})
     run = run.model_copy(update={"evaluation": evaluation})
     began, cpu_before = time.monotonic(), tree_cpu_s()
-    with PrivateCluster(num_cpus=2) as cluster:
-        cluster.start()
-        content = resolved(load_yaml(DEPLOY_FILE), options)
-        replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
-        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
+    with deployed(options, console):
         asked_s = time.monotonic() - began
         with RunsClient(options.url) as client:
             watch = _watched(client, run, goal)
@@ -114,13 +108,3 @@ def _side(goal: Goal, watch: _Watch, *, asked_s: float, cpu_before: float) -> Si
         startup_cpu_s=cpu_at_start - cpu_before,
         rates=[(number, rate) for number, (rate, _) in sorted(watch.rates.items())],
     )
-
-
-def tree_cpu_s() -> float:
-    """CPU seconds of this process, its descendants and those of them that have ended."""
-    own = psutil.Process()
-    total = 0.0
-    for process in (own, *own.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(process.cpu_times()[:4])  # with those of children that were waited for
-    return total

@@ -1,7 +1,6 @@
-"""TRL's side of `time_to_reward`: starts `trl_side.py` and reads what it says."""
+"""TRL's side of `time_to_reward`: starts `trl_side.py` and reads its messages."""
 
 import json
-import os
 import subprocess
 import tempfile
 import threading
@@ -9,10 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import next_message, start
 from benchmarks.time_to_reward.goal import Goal, Side
 from services.protocol.run.orchestrator import RunConfig
 
-ROOT = Path(__file__).parents[2]
 _STARTUP_S = 300.0
 
 
@@ -22,13 +21,7 @@ def reach(goal: Goal, run: RunConfig, model: Path, python: Path, **how: Any) -> 
     with tempfile.TemporaryDirectory() as folder:
         job = _job(goal, run, model, folder) | how
         (Path(folder) / "job.json").write_text(json.dumps(job))
-        process = subprocess.Popen(
-            [str(python), "-m", "benchmarks.time_to_reward.trl_side", folder],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "TOKENIZERS_PARALLELISM": "false"},
-        )
+        process = start("time_to_reward.trl_side", folder, python=python)
         # It stops itself in time; this is for one that hangs.
         watchdog = threading.Timer(_STARTUP_S + 2 * goal.seconds, process.kill)
         watchdog.start()
@@ -63,25 +56,21 @@ def _job(goal: Goal, run: RunConfig, model: Path, folder: str) -> dict[str, Any]
 
 def _read(process: subprocess.Popen[str], began: float) -> Side:
     """It prints a line of JSON when training begins and after each evaluation."""
-    assert process.stdout is not None
     startup_s = startup_cpu_s = 0.0
     rates: list[tuple[int, float]] = []
-    for line in process.stdout:
-        if not line.startswith('{"said"'):
+    while True:
+        message = next_message(process)
+        if message["event"] == "training begins":
+            startup_s, startup_cpu_s = time.monotonic() - began, message["cpu_s"]
             continue
-        told = json.loads(line)
-        if told["said"] == "training begins":
-            startup_s, startup_cpu_s = time.monotonic() - began, told["cpu_s"]
-            continue
-        rates.append((told["step"], told["pass_rate"]))
-        if told["said"] == "end":
+        rates.append((message["step"], message["pass_rate"]))
+        if message["event"] == "end":
             return Side(
-                reached=told["reached"],
-                steps=told["step"],
-                train_s=told["train_s"],
-                train_cpu_s=told["cpu_s"],
+                reached=message["reached"],
+                steps=message["step"],
+                train_s=message["train_s"],
+                train_cpu_s=message["cpu_s"],
                 startup_s=startup_s,
                 startup_cpu_s=startup_cpu_s,
                 rates=rates,
             )
-    raise RuntimeError("TRL ended early or hung; its error, if any, is above")

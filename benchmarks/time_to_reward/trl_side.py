@@ -37,8 +37,8 @@ class Evaluations(TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """See `TrainerCallback`."""
-        print(json.dumps({"said": "training begins", "cpu_s": cpu_s()}), flush=True)
-        self._tell("rate", 0, self.pass_rate(), reached=False)
+        print(json.dumps({"event": "training begins", "cpu_s": cpu_s()}), flush=True)
+        self._report("rate", 0, self.pass_rate(), reached=False)
         self._since = time.perf_counter(), cpu_s()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -51,13 +51,13 @@ class Evaluations(TrainerCallback):
         if not within and (late or step % self._every == 0):
             rate = self.pass_rate()
             reached = rate >= self._goal["pass_rate"]
-            self._tell("end" if reached or late else "rate", step, rate, reached=reached)
+            self._report("end" if reached or late else "rate", step, rate, reached=reached)
             control.should_training_stop = reached or late
         self._since = time.perf_counter(), cpu_s()
 
-    def _tell(self, said: str, step: int, rate: float, *, reached: bool) -> None:
-        told = {"said": said, "step": step, "pass_rate": rate, "reached": reached}
-        print(json.dumps(told | {"train_s": self._wall, "cpu_s": self._cpu}), flush=True)
+    def _report(self, event: str, step: int, rate: float, *, reached: bool) -> None:
+        message = {"event": event, "step": step, "pass_rate": rate, "reached": reached}
+        print(json.dumps(message | {"train_s": self._wall, "cpu_s": self._cpu}), flush=True)
 
     @torch.no_grad()
     def pass_rate(self) -> float:

@@ -15,74 +15,59 @@ torch and transformers as Millrace has them (it ran with 2.13.0+cpu and 5.19.0).
 """
 
 import argparse
-import json
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from benchmarks.processes import next_message, start
+from benchmarks.report import Bar, machine, options_of, show, write
 from benchmarks.train_step import batch
 
-ROOT = Path(__file__).parents[2]
-BASELINE = ROOT / "benchmarks" / "baselines" / "train_step.json"
 BARS = {"behaviour": 0.9, "proximal": 0.9, "trl": 1.0}
 
 
 class Way:
-    """A process that does one thing at a time when told."""
+    """A process that measures one thing at a time, when it is asked."""
 
     def __init__(self, python: Path, module: str, *arguments: Any) -> None:
-        command = [str(python), "-m", f"benchmarks.train_step.{module}", *map(str, arguments)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._read()
+        module = f"train_step.{module}"
+        self._process = start(module, *arguments, python=python, stdin=subprocess.PIPE)
+        next_message(self._process)
 
-    def ask(self, what: str) -> Any:
-        """What it measured."""
+    def ask(self, name: str) -> Any:
+        """The figures of one measurement."""
         assert self._process.stdin is not None
-        self._process.stdin.write(what + "\n")
+        self._process.stdin.write(name + "\n")
         self._process.stdin.flush()
-        return self._read()
+        return next_message(self._process)["found"]
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         self._process.wait()
 
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith('{"found"'):
-                return json.loads(line)["found"]
-        raise RuntimeError("a way ended early; its error is above")
-
 
 def main() -> None:
     """Measure, print, and write the figures if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(
+        __doc__,
+        "train_step",
+        groups=(4, "of 8 answers"),
+        longest=(320, "tokens of an answer"),
+        tokens=(4096, "of our micro-batches"),
+        rows=(16, "of TRL's forward passes"),
+        threads=(1, "of each way"),
+        rounds=9,
+    )
     parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
-    parser.add_argument("--groups", type=int, default=4, help="of 8 answers")
-    parser.add_argument("--longest", type=int, default=320, help="tokens of an answer")
-    parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
-    parser.add_argument("--rows", type=int, default=16, help="of TRL's forward passes")
-    parser.add_argument("--threads", type=int, default=1, help="of each way")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
-    show(result, Console(width=110))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print_ways(result)
+    write(options.json, result)
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -107,8 +92,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         for clock in ("wall", "cpu")
     }
     return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": len(os.sched_getaffinity(0)),
+        **machine(),
         "threads": options.threads,
         "answers": len(answers),
         "tokens": sum(len(one.prompt) + len(one.response) for one in answers),
@@ -138,16 +122,13 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
     def spread(above: list[float], below: list[float]) -> dict[str, float]:
         several = [a / b for a, b in zip(above, below, strict=True)]
-        return {"median": statistics.median(several), "low": min(several), "high": max(several)}
-
-    def mean(*several: list[float]) -> list[float]:
-        return [statistics.fmean(one) for one in zip(*several, strict=True)]
+        return {"median": median(several), "low": min(several), "high": max(several)}
 
     both = [
         bare + half / 2
         for bare, half in zip(seconds["bare, proximal"], seconds["bare forward"], strict=True)
     ]
-    around = mean(seconds["bare"], seconds["bare, behaviour"])
+    around = [fmean(one) for one in zip(seconds["bare"], seconds["bare, behaviour"], strict=True)]
     found = {
         "behaviour": spread(around, seconds["behaviour"]),
         "proximal": spread(both, seconds["proximal"]),
@@ -158,27 +139,24 @@ def ratios(seconds: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     return found
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """Print tokens a second and what they are of the yardsticks."""
-    table = Table(title=f"{result['tokens']} tokens in {result['answers']} answers")
-    for column in ("way", "ms", "CPU ms", "tokens/s"):
-        table.add_column(column, justify="left" if column == "way" else "right")
-    for name, seconds in result["seconds"]["wall"].items():
-        middle = statistics.median(seconds)
-        cpu = statistics.median(result["seconds"]["cpu"][name])
-        speed = f"{result['tokens'] / middle:,.0f}"
-        table.add_row(name, f"{1e3 * middle:.0f}", f"{1e3 * cpu:.0f}", speed)
-    console.print(table)
+def print_ways(result: dict[str, Any]) -> None:
+    """Print tokens a second and their ratios to the yardsticks."""
+    wall, cpu = (result["seconds"][clock] for clock in ("wall", "cpu"))
+    middle = {name: (median(wall[name]), median(cpu[name])) for name in wall}
+    show(
+        ("way", "ms", "CPU ms", "tokens/s"),
+        (
+            [name, f"{1e3 * real:.0f}", f"{1e3 * busy:.0f}", f"{result['tokens'] / real:,.0f}"]
+            for name, (real, busy) in middle.items()
+        ),
+        title=f"{result['tokens']} tokens in {result['answers']} answers",
+    )
     for clock, found in result["ratios"].items():
         for name, ratio in found.items():
-            bar, middle = BARS.get(name), ratio["median"]
-            verdict = f"  (bar {bar:g}: {'met' if middle >= bar else 'MISSED'})" if bar else ""
-            console.print(
-                f"{clock}: {name} is {middle:.3f} times as fast as its yardstick, "
-                f"{ratio['low']:.3f} to {ratio['high']:.3f}{verdict}",
-                highlight=False,
-            )
-    console.print("Peak MiB of scoring 2,048 tokens of 32,768:", result["scoring_peak_mib"])
+            text = f"{clock}, {name}: speed over its yardstick's"
+            bar = Bar(name=text, found=ratio["median"], limit=BARS.get(name, 0.0))
+            print(f"{bar}, {ratio['low']:.3f} to {ratio['high']:.3f}")
+    print("Peak MiB of scoring 2,048 tokens of 32,768:", result["scoring_peak_mib"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Train steps of one rank of Millrace, and the bare passes that they are measured against."""
 
-import argparse
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +9,11 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
+from benchmarks.random_batch import scored
+from benchmarks.report import options_of
 from benchmarks.train_step.batch import GROUP_SIZE, VOCABULARY, Answer, Watch, answer_calls, read
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
-from services.protocol.trajectory import PolicySpan, Trajectory
+from services.protocol.trainer import RunStart, TrainBatch, TrainGroup
 from services.trainer.batch.batching import plan_minibatches, rows_of
 from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.config import MIB, TrainerConfig
@@ -60,23 +60,12 @@ class Steps:
 
 def groups_of(answers: list[Answer]) -> tuple[TrainGroup, ...]:
     """The answers as sample groups."""
-    scored = [ScoredTrajectory(trajectory=_trajectory(one), reward=one.reward) for one in answers]
+    members = [
+        scored(one.prompt, one.response, one.reward, logprob=TRUE_LOGPROB) for one in answers
+    ]
     return tuple(
-        TrainGroup(group_id=start, trajectories=tuple(scored[start : start + GROUP_SIZE]))
-        for start in range(0, len(scored), GROUP_SIZE)
-    )
-
-
-def _trajectory(one: Answer) -> Trajectory:
-    length = len(one.response)
-    return Trajectory(
-        prompt_token_ids=tuple(one.prompt),
-        response_token_ids=tuple(one.response),
-        behaviour_logprobs=(TRUE_LOGPROB,) * length,
-        loss_mask=(1,) * length,
-        spans=(PolicySpan(version=0, start=0, end=length, replica_id="none"),),
-        finish_reason="stop",
-        text="",
+        TrainGroup(group_id=start, trajectories=tuple(members[start : start + GROUP_SIZE]))
+        for start in range(0, len(members), GROUP_SIZE)
     )
 
 
@@ -160,10 +149,8 @@ def _peak(way: Callable[[], None]) -> float:
 
 def main() -> None:
     """Do one thing for every line on stdin."""
-    parser = argparse.ArgumentParser()
+    parser = options_of("One rank of Millrace", threads=1, tokens=(4096, "of a micro-batch"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=4096, help="of a micro-batch")
     options = parser.parse_args()
     answers = read(options.folder)
     steps = Steps(options.folder, answers, options.threads, options.tokens)

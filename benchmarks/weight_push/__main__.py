@@ -11,23 +11,21 @@ and again with answers under way; the first of each is dropped.
 import argparse
 import asyncio
 import json
-import os
 import socket
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import psutil
 import ray
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.processes import tree_cpu_s
+from benchmarks.report import Bar, machine, options_of, show, write
 from benchmarks.weight_push.world import SHAPES, World
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -46,7 +44,6 @@ TRAIN_TOKENS = {3: 2048, 150: 512, 600: 512}
 EXACT = 1e-3  # nats, in float32; a layer left out is off by far more
 MIB = 1 << 20
 BARS_FROM_MB = 150
-BASELINE = Path(__file__).parents[1] / "baselines" / "weight_push.json"
 # At least, or at most if negative. Answers are compared with a pause in which only the load
 # happens, and train steps by the CPU of the training thread: where ranks, engines and answers
 # share two cores, whatever else runs takes wall time from both.
@@ -61,23 +58,25 @@ BARS = {
 
 def main() -> None:
     """Measure, print, and write the figures if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", default="3,150", help=f"MB in float32, of {list(SHAPES)}")
-    parser.add_argument("--replicas", default="2", help="rollout servers, e.g. 1,2,3")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds of each way")
+    parser = options_of(
+        __doc__,
+        "weight_push",
+        sizes=("3,150", f"MB in float32, of {list(SHAPES)}"),
+        replicas=("2", "rollout servers, e.g. 1,2,3"),
+        rounds=(5, "measured rounds of each way"),
+    )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--no-proof", action="store_true", help="ours without its canary")
-    parser.add_argument("--json", type=Path, nargs="?", const=BASELINE, help="write figures here")
     options = parser.parse_args()
     for size in map(int, options.sizes.split(",")):
         for replicas in map(int, options.replicas.split(",")):
             result = run(size, replicas, options)
-            show(result, Console(width=120))
+            print_ways(result)
             if options.json:
-                write(result, options.json)
+                keep(result, options.json)
 
 
-def write(result: dict[str, Any], path: Path) -> None:
+def keep(result: dict[str, Any], path: Path) -> None:
     """Put one result among those of other sizes, in the place of an older one of its own."""
 
     def kind(one: dict[str, Any]) -> tuple[Any, ...]:
@@ -85,8 +84,7 @@ def write(result: dict[str, Any], path: Path) -> None:
 
     before = json.loads(path.read_text()) if path.exists() else []
     results = [one for one in before if kind(one) != kind(result)] + [result]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(sorted(results, key=kind), indent=1) + "\n")
+    write(path, sorted(results, key=kind))
 
 
 def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -120,8 +118,7 @@ async def measure(
             "dtype": options.dtype,
             "proof": proof,
             "bytes": world.nbytes,
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "cores": len(os.sched_getaffinity(0)),
+            **machine(),
         }
         before = _cpu_seconds()
         result["idle"] = await push_rounds(world, rounds, generating=False)
@@ -240,45 +237,44 @@ def copy_rate(nbytes: int = 256 * MIB) -> float:
 
 def _cpu_seconds() -> tuple[float, float]:
     """CPU seconds so far of all processes of the machine, and of this one's tree."""
-    machine = psutil.cpu_times()
-    ours = 0.0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        times = process.cpu_times()
-        ours += times.user + times.system
-    return machine.user + machine.nice + machine.system, ours
+    machine_s = psutil.cpu_times()
+    return machine_s.user + machine_s.nice + machine_s.system, tree_cpu_s()
 
 
-def _median(rounds: Sequence[dict[str, Any]], what: str) -> float:
-    return statistics.median(one[what] for one in rounds)
+def _median(rounds: Sequence[dict[str, Any]], key: str) -> float:
+    return median(one[key] for one in rounds)
 
 
 def bars(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each bar: the ratio of medians that was reached, what is asked, whether it is met."""
+    """Each bar: the ratio of medians that was reached, the limit, whether it is met."""
     idle, busy, training = result["idle"], result["generating"], result["training"]
     staged = result["replicas"] * result["bytes"] / _median(idle["ours"], "staged")
     reached = (
         _median(idle["driver"], "total") / _median(idle["ours"], "total"),
         _median(busy["driver"], "total") / _median(busy["ours"], "total"),
-        _median(busy["ours"], "gap") / statistics.median(busy["loaded_gap"]),
-        staged / statistics.median(idle["loopback"]),
-        statistics.median(training["pushed_cpu"]) / statistics.median(training["alone_cpu"]),
+        _median(busy["ours"], "gap") / median(busy["loaded_gap"]),
+        staged / median(idle["loopback"]),
+        median(training["pushed_cpu"]) / median(training["alone_cpu"]),
     )
     return {
-        name: {"reached": ratio, "bar": bar, "met": ratio >= bar if bar > 0 else ratio <= -bar}
-        for (name, bar), ratio in zip(BARS.items(), reached, strict=True)
+        name: {"reached": found, "bar": bar, "met": _bar(name, found, bar).met}
+        for (name, bar), found in zip(BARS.items(), reached, strict=True)
     }
 
 
-def show(result: dict[str, Any], console: Console) -> None:
-    """The ways, what stands beside them, and the bars."""
+def _bar(name: str, found: float, bar: float) -> Bar:
+    return Bar(name=name, found=found, limit=abs(bar), at_most=bar < 0)
+
+
+def print_ways(result: dict[str, Any]) -> None:
+    """The ways, the figures beside them, and the bars."""
     idle, busy, training = result["idle"], result["generating"], result["training"]
     title = f"{result['bytes'] / 1e6:.1f} MB {result['dtype']}, {result['replicas']} replicas, "
     title += f"{result['cores']} cores of which others used {result['cpu_of_others']:.0%}: "
     title += f"median (minimum) ms of {len(idle['ours'])} rounds"
-    table = Table("way", "total, idle", "driver /", "snapshot", "staged", title=title)
-    for heading in ("total, generating", "driver /", "token gap", "/ only load"):
-        table.add_column(heading)
-    loaded = statistics.median(busy["loaded_gap"])
+    columns = ["way", "total, idle", "driver /", "snapshot", "staged"]
+    columns += ["total, generating", "driver /", "token gap", "/ only load"]
+    rows = []
     for way, name in WAYS.items():
         cells = [name]
         for rounds, rival in ((idle[way], idle["driver"]), (busy[way], busy["driver"])):
@@ -286,32 +282,30 @@ def show(result: dict[str, Any], console: Console) -> None:
             cells += [_ms([one["total"] for one in rounds]), f"{faster:.1f}x"]
         staged = _ms([one["staged"] for one in idle[way]]) if idle[way][0]["staged"] else ""
         cells[3:3] = [_ms([one["snapshot"] for one in idle[way]]), staged]
-        ratio = _median(busy[way], "gap") / loaded
-        table.add_row(*cells, _ms([one["gap"] for one in busy[way]]), f"{ratio:.2f}x")
-    console.print(table)
+        ratio = _median(busy[way], "gap") / median(busy["loaded_gap"])
+        rows.append([*cells, _ms([one["gap"] for one in busy[way]]), f"{ratio:.2f}x"])
+    show(columns, rows, title=title)
     for name, value in {
-        "memory copy, one thread": f"{statistics.median(idle['memory_copy']) / 1e9:.1f} GB/s",
-        "loopback, one stream": f"{statistics.median(idle['loopback']) / 1e9:.2f} GB/s",
+        "memory copy, one thread": f"{median(idle['memory_copy']) / 1e9:.1f} GB/s",
+        "loopback, one stream": f"{median(idle['loopback']) / 1e9:.2f} GB/s",
         "pure load, all replicas at once": _ms(idle["pure_load"]),
         "token gap without a push": _ms(busy["quiet_gap"]),
         "token gap of a pause that loads nothing": _ms(busy["empty_pause"]),
         "token gap of a pause with nothing but the load": _ms(busy["loaded_gap"]),
-        "sent as changes": f"{statistics.median(idle['delta_share']):.1%} of the bytes",
+        "sent as changes": f"{median(idle['delta_share']):.1%} of the bytes",
         "forward of the proof, once the version is delivered": _ms(training["proof"]),
         "train step alone": f"{_ms(training['alone'])}, CPU {_ms(training['alone_cpu'])}",
         "beside a push": f"{_ms(training['pushed'])}, CPU {_ms(training['pushed_cpu'])}",
     }.items():
-        console.print(f"  {name}: {value}")
+        print(f"  {name}: {value}")
     if result["size_mb"] < BARS_FROM_MB:
-        return  # what is fixed in every update, some 50 ms, weighs more than the bytes
-    for name, bar in result["bars"].items():
-        verdict = "met" if bar["met"] else "NOT MET"
-        asked = f"at {'least' if bar['bar'] > 0 else 'most'} {abs(bar['bar']):g}x"
-        console.print(f"  bar: {name}: {bar['reached']:.2f}x, {asked}: {verdict}")
+        return  # the fixed cost of an update, some 50 ms, weighs more than the bytes
+    for name, one in result["bars"].items():
+        print(_bar(name, one["reached"], one["bar"]))
 
 
 def _ms(values: Sequence[float]) -> str:
-    return f"{1000 * statistics.median(values):.0f} ({1000 * min(values):.0f})"
+    return f"{1000 * median(values):.0f} ({1000 * min(values):.0f})"
 
 
 if __name__ == "__main__":

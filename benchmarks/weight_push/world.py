@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import random
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +9,11 @@ from typing import Any, Self
 
 import ray
 
+from benchmarks.random_batch import Shape, random_batch
 from benchmarks.weight_push.actors import Rank, Replica
 from services.peers import bus_peer
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
-from services.protocol.trajectory import PolicySpan, Trajectory
+from services.protocol.trainer import RunStart
 from services.protocol.weights.weight_bus import ReplicaState, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
@@ -176,7 +175,9 @@ class World:
         """One train step, not published: its report, CPU seconds of rank 0, the manifest."""
         self.steps += 1
         version = self.version + 1 + (self.version + 1) % 2
-        answers = await self.call("timed_train", _batch(self.steps, batch_tokens), 0, version)
+        shape = Shape(groups=1, size=8, prompt=4, response=batch_tokens // 8)
+        batch = random_batch(self.steps, shape, vocabulary=300)
+        answers = await self.call("timed_train", batch, 0, version)
         self.version = version
         steps = [step for step, _ in answers]
         return steps[0], answers[0][1], self._manifest(version, [s.snapshot for s in steps])
@@ -286,22 +287,3 @@ def _run_start(folder: Path) -> RunStart:
         temperature=1.0,
         seed=0,
     )
-
-
-def _batch(step: int, tokens: int) -> TrainBatch:
-    """Eight trajectories with `tokens` response tokens in all."""
-    draw, members = random.Random(step), []
-    for _ in range(8):
-        response = tuple(draw.randrange(300) for _ in range(tokens // 8))
-        trajectory = Trajectory(
-            prompt_token_ids=(1, 2, 3, 4),
-            response_token_ids=response,
-            behaviour_logprobs=(-6.0,) * len(response),
-            loss_mask=(1,) * len(response),
-            spans=(PolicySpan(version=0, start=0, end=len(response), replica_id="replica0"),),
-            finish_reason="length",
-            text="",
-        )
-        members.append(ScoredTrajectory(trajectory=trajectory, reward=draw.random()))
-    group = TrainGroup(group_id=step, trajectories=tuple(members))
-    return TrainBatch(run_id="bench", step=step, groups=(group,))

@@ -2,7 +2,6 @@ from itertools import groupby
 
 import pytest
 
-from benchmarks.learning.__main__ import run_config
 from benchmarks.learning.matrix import (
     TWICE,
     Configuration,
@@ -17,7 +16,7 @@ BY_NAME = {one.name: one for one in configurations()}
 
 @pytest.mark.parametrize("one", BY_NAME.values(), ids=BY_NAME)
 def test_every_configuration_is_a_run_that_the_orchestrator_takes(one: Configuration) -> None:
-    run = run_config(one, seed=3, steps=7, run_root="/nowhere")
+    run = one.run_config(seed=3, steps=7, run_root="/nowhere")
     assert (run.seed, run.steps, run.run_root) == (3, 7, "/nowhere")
     bound = one.name.rpartition("/")[2]
     assert not bound.isdigit() or run.schedule.max_staleness == int(bound)
@@ -30,7 +29,7 @@ def test_a_preset_in_the_place_of_a_staleness_bound_is_the_same_run(
     _, correction, bound = place.split("/")
     one = staleness_configuration(correction, int(bound))
     runs = [
-        run_config(it, seed=0, steps=2, run_root="/nowhere").model_dump()
+        it.run_config(seed=0, steps=2, run_root="/nowhere").model_dump()
         for it in (one, BY_NAME[preset])
     ]
     for run in runs:
@@ -64,5 +63,5 @@ def test_a_page_without_a_place_for_a_table_is_refused() -> None:
 
 def _takes_prompts_in_order(one: Outcome) -> bool:
     """The first batch is the first prompts, whatever else takes longer or shorter."""
-    run = run_config(BY_NAME[one.name], seed=one.seed, steps=one.steps, run_root="/nowhere")
+    run = BY_NAME[one.name].run_config(seed=one.seed, steps=one.steps, run_root="/nowhere")
     return run.schedule.unfinished == "wait" and not run.schedule.dynamic_sampling
