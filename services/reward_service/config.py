@@ -90,7 +90,7 @@ class RewardServiceConfig(StrictModel):
     program_cache_mb: int = Field(default=512, ge=1)
     toolchain_dir: str | None = None
     header_cache_dir: str | None = None
-    slot_start_s: float = Field(default=30.0, gt=0)
+    slot_start_s: float = Field(default=60.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)
     graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)
     grader_modules: list[Annotated[str, Field(pattern=_MODULE)]] = Field(default_factory=list)

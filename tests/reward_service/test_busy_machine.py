@@ -1,9 +1,16 @@
 """An answer has its limits to itself: what its jail costs on a busy machine is not counted."""
 
+import asyncio
+import os
+import socket
+import time
+
 import pytest
 
 from services.protocol.reward.reward_service import Verdict
+from services.reward_service.grading import helper_main
 from services.reward_service.isolation.jail import BOOT
+from services.reward_service.sandbox.control import Control
 
 SLOW = """
 import time
@@ -42,3 +49,34 @@ async def test_an_answer_is_judged_though_its_jail_took_longer_than_its_limits(
     finally:
         scoring.close()
     assert (good.verdict, loop.verdict) == (Verdict.ACCEPTED, Verdict.TIME_LIMIT)
+
+
+async def test_an_answer_that_is_there_counts_though_the_loop_came_late() -> None:
+    control = Control()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(time.sleep, 0.2)  # longer than the deadline, and the message is there by then
+    control.theirs.send(b"done")
+    try:
+        assert (await control.receive(0.05))[0] == b"done"
+        with pytest.raises(TimeoutError):
+            await control.receive(0.05)
+    finally:
+        control.close()
+
+
+def test_waiting_for_a_core_is_no_part_of_a_calls_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, waited = [100.0], [0.0]
+    monkeypatch.setattr(helper_main.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(helper_main, "_waited_for_core_s", lambda _: waited[0])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        call = helper_main._Call(os.getpid(), ours, 2.0)
+        now[0] += 1.9
+        assert not call.late()
+        now[0], waited[0] = call.look_at, 1.5
+        assert not call.late()
+        assert call.look_at == now[0] + 1.5
+        now[0] = call.look_at
+        assert call.late()
+        waited[0] = now[0] = 100.0 + helper_main.longest_s(2.0)
+        assert call.late()

@@ -14,9 +14,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_LONGEST = 10.0
+"""Times its limit that a call may take while it waits for a core on a busy machine."""
+_AGAIN_S = 0.05
 
 
 def main() -> None:
@@ -38,17 +42,20 @@ class _Children:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._running: dict[int, tuple[int, float, socket.socket]] = {}
+        self._running: dict[int, _Call] = {}
 
     def serve(self) -> None:
         while True:
-            wait = min((end for _, end, _ in self._running.values()), default=None)
+            wait = min((call.look_at for call in self._running.values()), default=None)
             timeout = None if wait is None else max(0.0, wait - time.monotonic())
             control = self._control.fileno()
             ready, _, _ = select.select([control, *self._running], [], [], timeout)
             for handle in [handle for handle in self._running if handle in ready]:
                 self._finish(handle)
-            self._kill_late()
+            for handle, call in list(self._running.items()):
+                if call.late():
+                    call.kill()
+                    self._finish(handle)
             if control in ready and not self._accept():
                 return
 
@@ -61,25 +68,57 @@ class _Children:
         if child == 0:
             self._control.close()
             _run(stream)
-        deadline = time.monotonic() + float(json.loads(message)["timeout_s"])
-        self._running[os.pidfd_open(child)] = (child, deadline, stream)
+        timeout_s = float(json.loads(message)["timeout_s"])
+        self._running[os.pidfd_open(child)] = _Call(child, stream, timeout_s)
         return True
 
     def _finish(self, handle: int) -> None:
-        child, _, stream = self._running.pop(handle)
-        os.waitpid(child, 0)
+        call = self._running.pop(handle)
+        os.waitpid(call.process_id, 0)
         os.close(handle)
-        stream.close()
+        call.stream.close()
 
-    def _kill_late(self) -> None:
+
+class _Call:
+    """One call in progress."""
+
+    def __init__(self, process_id: int, stream: socket.socket, timeout_s: float) -> None:
+        self.process_id, self.stream = process_id, stream
+        self._timeout_s, self._began = timeout_s, time.monotonic()
+        self.look_at = self._began + timeout_s
+
+    def late(self) -> bool:
+        """Whether the limit is reached, without the time in which the call waited for a core."""
         now = time.monotonic()
-        for child, deadline, stream in list(self._running.values()):
-            if deadline <= now:
-                os.kill(child, signal.SIGKILL)
-                with contextlib.suppress(OSError):
-                    stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
-        for handle in [h for h, (_, deadline, _) in self._running.items() if deadline <= now]:
-            self._finish(handle)
+        if now < self.look_at:
+            return False
+        waited_s = _waited_for_core_s(self.process_id)
+        left_s = self._timeout_s - (now - self._began - waited_s)
+        if left_s <= 0 or now - self._began >= longest_s(self._timeout_s):
+            return True
+        self.look_at = now + max(left_s, _AGAIN_S)
+        return False
+
+    def kill(self) -> None:
+        os.kill(self.process_id, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            self.stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
+
+
+def longest_s(timeout_s: float) -> float:
+    """Wall seconds at which a call with this limit is killed whatever it waited for."""
+    return _LONGEST * timeout_s
+
+
+def _waited_for_core_s(process_id: int) -> float:
+    """Seconds in which a process could have run and had no core; 0 where the kernel does not say.
+
+    The second field of `/proc/PID/schedstat`: Documentation/scheduler/sched-stats.rst.
+    """
+    try:
+        return int(Path(f"/proc/{process_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 def _run(stream: socket.socket) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
+from services.reward_service.grading.helper_main import longest_s
 
 _log = Log("reward_service")
 
 _MAIN = "services.reward_service.grading.helper_main"
-_START_S = 60.0
-_GRACE_S = 5.0
+_START_S = 120.0
+_GRACE_S = 60.0
+"""For the helper to fork, to kill and to answer: only a hang takes longer."""
 _MESSAGE_BYTES = 1 << 16
 _MOST_REPLY = 1 << 22
 
@@ -49,6 +51,8 @@ class HelperProcess:
 
     async def call(self, function: str, arguments: Any, *, timeout_s: float) -> Any:
         """Run `module:function` on JSON and return its JSON.
+
+        The limit does not count time in which the call waits for a core.
 
         Raises:
             HelperTimeout: it was killed at its deadline.
@@ -83,7 +87,7 @@ class HelperProcess:
             self.close()
             raise HelperFailed(f"the helper is gone: {error}") from error
         try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
+            async with asyncio.timeout(longest_s(timeout_s) + _GRACE_S):
                 writer.write(request)
                 writer.write_eof()
                 return await reader.read()

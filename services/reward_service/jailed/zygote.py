@@ -196,9 +196,11 @@ class ForkServer:
         if os.getpid() == 1:  # of a process namespace: end whatever could still be in it
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
+        ended = os.waitstatus_to_exitcode(status)
         return {
-            "exit": os.waitstatus_to_exitcode(status),
-            "killed": killed,
+            "exit": ended,
+            # A process that was ending by itself when its limit came was not killed.
+            "killed": killed if ended == -signal.SIGKILL else None,
             "armed": own_cpu_s is not None,
             "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - (own_cpu_s or 0.0)),
             "wall_s": time.monotonic() - began,

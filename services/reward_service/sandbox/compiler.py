@@ -39,8 +39,11 @@ _log = Log("reward_service")
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
 _INSIDE = ("/build", "/header")
 """Where a jail with namespaces has the two folders."""
-_ERROR_BYTES, _START_S = 4096, 10.0
+_ERROR_BYTES, _CLOSE_S = 4096, 60.0
 _HEADER_CPU_S, _HEADER_MB = 60, 1024
+_WALL_FACTOR, _WALL_S = 10.0, 60.0
+"""Wall seconds for each processor second of a compilation, and in addition: processor time is the
+limit, and only a compiler that hangs takes longer, however busy the machine is."""
 
 
 class Binary:
@@ -100,7 +103,7 @@ class Compiler:
                 missing = f"{language.name} needs {toolchain.compiler}, which is not here"
                 raise SlotFailed(f"{missing}: `apt-get install {toolchain.compiler}`")
             command = [path, *toolchain.version_flags]
-            done = subprocess.run(command, capture_output=True, timeout=30, check=False)
+            done = subprocess.run(command, capture_output=True, timeout=_CLOSE_S, check=False)
             parts = (done.stdout.decode(errors="replace"), *toolchain.flags, toolchain.header)
             self._versions[language.name] = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._versions[language.name]
@@ -227,7 +230,7 @@ class Compiler:
             order = self._order(toolchain, flags, work, header, limits, user_id)
             mounts = ["--bind", str(work), _INSIDE[0]]
             mounts += ["--ro-bind", str(header), _INSIDE[1]] if header is not None else []
-            built = await self._run(order, source, mounts, 2.0 * limits[0] + _START_S)
+            built = await self._run(order, source, mounts, _WALL_FACTOR * limits[0] + _WALL_S)
             built["output"] = _plain_file(work / output, limits[1] << 20)
             return built
         finally:
@@ -300,7 +303,7 @@ class Compiler:
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait(_START_S)
+                process.wait(_CLOSE_S)
             os.close(given)
             os.close(errors)
 

@@ -46,8 +46,12 @@ class Control:
         if self._hung_up:
             return b"", 0
         self._answer = self._loop.create_future()
-        async with asyncio.timeout(timeout_s):
-            return await self._answer
+        answer = self._answer
+        # Not asyncio.timeout, which prefers the deadline where the loop comes late to both.
+        await asyncio.wait([answer], timeout=timeout_s)
+        if not answer.done():
+            raise TimeoutError
+        return answer.result()
 
     def close(self) -> None:
         """Hang up."""

@@ -43,7 +43,7 @@ async def find_tier(slot: Slot) -> Tier:
         SelfTestFailed: something got through or the probe did not finish.
     """
     execution = Execution(
-        payload=json.dumps({"source": _PROBE}).encode(), stdin=b"", limits=_LIMITS, wall_s=30.0
+        payload=json.dumps({"source": _PROBE}).encode(), stdin=b"", limits=_LIMITS, wall_s=120.0
     )
     try:
         outcome = await slot.run(execution)

@@ -19,7 +19,7 @@ from services.reward_service.sandbox.execution import Execution, Outcome, SlotFa
 
 _ANSWER_GRACE_S = 120.0
 """For a slot to confine a process and to answer: only a hang takes longer."""
-_CLOSE_S = 5.0
+_CLOSE_S = 60.0
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
