@@ -86,7 +86,7 @@ async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
         RewardServiceConfig(slots=cores_here(), cache_entries=500, program_cache_mb=8)
     )
     await scoring.start()
-    names = frozenset(seat.answers.name for seat in scoring.sandbox._seats)
+    names = frozenset(worker.answers.name for worker in scoring.sandbox._workers)
     killer = asyncio.create_task(_kill(random.Random(seed), kill_every, names, seen), name="killer")
     try:
         draws = random.Random(seed + 1)

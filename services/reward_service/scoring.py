@@ -3,27 +3,48 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
+from typing import Any, get_args
 
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
+from services.protocol.reward.grader import (
+    AnyGrader,
+    ExactGrader,
+    FormatGrader,
+    HttpGrader,
+    MathsGrader,
+    PythonGrader,
+    RegexGrader,
+    WeightedGrader,
+)
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.graders import code, maths, text, users, weighted
-from services.reward_service.graders.registry import grade_completion
-from services.reward_service.grading.grade import Grade, infra_failure
+from services.reward_service.graders.code import AnyCode, grade_code
+from services.reward_service.graders.maths import grade_maths
+from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
+from services.reward_service.graders.users import grade_http, grade_python
+from services.reward_service.grading.grade import Grade, infra_failure, weighted
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
-from services.reward_service.sandbox.sandbox import Sandbox
-from services.reward_service.sandbox.sandbox_uses import noted_uses
+from services.reward_service.sandbox.sandbox import Sandbox, noted_uses
 from services.side_by_side import cancel
 
 _log = Log("reward_service")
 
-KINDS = (code, maths, text, users, weighted)
-"""Modules that register graders when they are imported."""
+GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Grade]]] = {
+    **dict.fromkeys(get_args(AnyCode), grade_code),
+    ExactGrader: grade_exact,
+    FormatGrader: grade_format,
+    HttpGrader: grade_http,
+    MathsGrader: grade_maths,
+    PythonGrader: grade_python,
+    RegexGrader: grade_regex,
+}
+"""The function of each model in `services.protocol.reward.grader` but `WeightedGrader`, which
+holds others. What users add themselves is not here: see `graders.user_graders`."""
 
 
 class Scoring:
@@ -37,7 +58,7 @@ class Scoring:
 
     @property
     def sandbox(self) -> Sandbox:
-        """The seats for untrusted code."""
+        """The workers for untrusted code."""
         return self.tools.sandbox
 
     async def start(self) -> None:
@@ -87,7 +108,7 @@ class Scoring:
         try:
             async with asyncio.timeout(self._deadline_s):
                 await self.sandbox.cores.room()
-                grade = await grade_completion(job.completion, job.grader, self.tools)
+                grade = await self._grade(job.completion, job.grader)
                 if grade.reward is not None and not math.isfinite(grade.reward):
                     grade = self._ungraded(job, f"its reward is {grade.reward}")
         except TimeoutError:
@@ -105,6 +126,12 @@ class Scoring:
             seconds = time.monotonic() - started
             RewardMetrics.grading.observe(seconds, {"language": language})
         return grade.score(job.job_id, seconds=seconds)
+
+    async def _grade(self, completion: str, grader: AnyGrader) -> Grade:
+        if isinstance(grader, WeightedGrader):
+            parts = (self._grade(completion, part.grader) for part in grader.parts)
+            return weighted(grader, await asyncio.gather(*parts))
+        return await GRADERS[type(grader)](completion, grader, self.tools)
 
     @staticmethod
     def _ungraded(job: ScoreJob, reason: str) -> Grade:

@@ -112,7 +112,7 @@ def processes_of() -> Callable[[Scoring], set[int]]:
     """Every process of a service's slots: forks keep the command line with the slot's name."""
 
     def find(scoring: Scoring) -> set[int]:
-        names = [seat.answers.name.encode() for seat in scoring.sandbox._seats]
+        names = [worker.answers.name.encode() for worker in scoring.sandbox._workers]
         found = set()
         for entry in Path("/proc").iterdir():
             try:

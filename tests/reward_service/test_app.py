@@ -27,7 +27,7 @@ async def test_the_deployment_scores_and_ends_its_sandboxes(function_job) -> Non
         (score,) = await replica.score([job])
         assert score.verdict is Verdict.ACCEPTED
         await replica.check_health()
-        slots = [seat.answers for seat in replica._scoring.sandbox._seats]
+        slots = [worker.answers for worker in replica._scoring.sandbox._workers]
     finally:
         replica.__del__()
     assert not any(slot.alive for slot in slots)

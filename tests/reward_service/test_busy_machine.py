@@ -10,7 +10,7 @@ import pytest
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.grading import helper_main
 from services.reward_service.isolation.jail import BOOT
-from services.reward_service.sandbox.control import Control
+from services.reward_service.sandbox.slot import Control
 
 SLOW = """
 import time
@@ -37,7 +37,7 @@ def jails_that_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_an_answer_is_judged_though_its_jail_took_longer_than_its_limits(
     new_scoring, function_job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.reward_service.judging.program.idle_limit_s", lambda _: 1.0)
+    monkeypatch.setattr("services.reward_service.sandbox.execution.idle_limit_s", lambda _: 1.0)
     scoring = await new_scoring("B", slots=1)
     try:
         good, loop = await scoring.score(

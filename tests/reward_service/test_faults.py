@@ -11,10 +11,9 @@ import pytest_asyncio
 
 from services.protocol.reward.reward_service import Limits, Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail
-from services.reward_service.judging.program import Program
-from services.reward_service.sandbox import seat
+from services.reward_service.sandbox import sandbox_worker
 from services.reward_service.sandbox.core_queue import QueueFull
-from services.reward_service.sandbox.execution import Execution, Outcome, SlotLost
+from services.reward_service.sandbox.execution import Execution, Outcome, Program, SlotLost
 from services.reward_service.sandbox.slot import Slot
 from services.reward_service.scoring import Scoring
 
@@ -46,7 +45,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def break_starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Jail, "command", lambda self, fd, name: ["/bin/false"])
+    monkeypatch.setattr(Jail, "command", lambda self, fd, name, mounts: ["/bin/false"])
 
 
 async def test_a_job_survives_the_loss_of_its_slot(
@@ -71,7 +70,7 @@ async def test_an_answer_that_loses_two_slots_earns_nothing(
     function_job: JobMaker,
     processes_of: Callable[[Scoring], set[int]],
 ) -> None:
-    slot = fresh.sandbox._seats[0].answers
+    slot = fresh.sandbox._workers[0].answers
     idle = len(processes_of(fresh))
     scoring = asyncio.create_task(score_one(fresh, function_job(BUSY, cpu_s=20)))
     for _ in range(2):
@@ -90,7 +89,7 @@ async def test_an_infrastructure_failure_is_never_a_reward(
 ) -> None:
     with monkeypatch.context() as broken:
         break_starting(broken)
-        for slot in [seat.answers for seat in fresh.sandbox._seats]:
+        for slot in [worker.answers for worker in fresh.sandbox._workers]:
             slot.close()
         score = await score_one(fresh, function_job(RIGHT))
         assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None)
@@ -109,7 +108,7 @@ async def test_an_infrastructure_failure_is_never_a_reward(
 async def test_a_process_that_could_not_be_confined_runs_no_code(
     fresh: Scoring, function_job: JobMaker
 ) -> None:
-    slot = fresh.sandbox._seats[0].answers
+    slot = fresh.sandbox._workers[0].answers
     seccomp = slot._seccomp
     slot.close()
     slot._seccomp = type(seccomp)(program=b"\xff" * 16, own_pid_at=4)
@@ -188,7 +187,7 @@ async def test_a_service_without_sandboxes_calls_itself_unhealthy(
     scoring = await new_scoring("B", slots=1, failures_until_unhealthy=3)
     with monkeypatch.context() as broken:
         break_starting(broken)
-        scoring.sandbox._seats[0].close()
+        scoring.sandbox._workers[0].close()
         for number in range(3):
             assert scoring.healthy
             await score_one(scoring, function_job(f"{RIGHT}\n# {number}"))
@@ -201,7 +200,7 @@ async def test_a_service_without_sandboxes_calls_itself_unhealthy(
 async def test_a_starved_process_gets_a_second_longer_chance(
     new_scoring: NewScoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seat, "_machine_is_contended", lambda: True)
+    monkeypatch.setattr(sandbox_worker, "_machine_is_contended", lambda: True)
     scoring = await new_scoring("B", slots=1)
     slow = "import time\ndef f(a, b):\n    time.sleep(2.5)\n    return a + b"
     score = await score_one(scoring, function_job(slow, cpu_s=0.1))
@@ -219,7 +218,7 @@ async def test_closing_ends_every_process(
 
 
 async def test_a_closed_slot_says_that_it_is_lost(fresh: Scoring) -> None:
-    slot = fresh.sandbox._seats[0].answers
+    slot = fresh.sandbox._workers[0].answers
     slot.close()
     with pytest.raises(SlotLost):
         await slot.run(Program(source="").run("", Limits()))

@@ -11,12 +11,11 @@ import pytest_asyncio
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
-from services.protocol.reward.grader import Grader, MathsGrader
+from services.protocol.reward.grader import Grader, MathsGrader, WeightedGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.graders import registry
 from services.reward_service.graders.maths import decide
-from services.reward_service.scoring import Scoring
+from services.reward_service.scoring import GRADERS, Scoring
 
 ON_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 OWN = "tests.reward_service.own_graders"
@@ -69,7 +68,8 @@ async def graded(scoring: Scoring, completion: str, **grader: Any) -> Score:
 
 def test_every_kind_of_the_protocol_has_its_grader() -> None:
     union = TypeAdapter(Grader).json_schema()["discriminator"]["mapping"]
-    kinds = {kind.model_fields["kind"].annotation.__args__[0] for kind in registry.registered()}
+    models = [*GRADERS, WeightedGrader]
+    kinds = {model.model_fields["kind"].annotation.__args__[0] for model in models}
     assert kinds == set(union)
 
 

@@ -17,8 +17,8 @@ from services.protocol.reward.code_tests import (
 )
 from services.reward_service.grading.estimates import Estimates
 from services.reward_service.jailed.codec import encode
-from services.reward_service.judging import policies, values
-from services.reward_service.judging.checkers import output_is_right, result_is_right
+from services.reward_service.judging.judge import output_is_right, result_is_right
+from services.reward_service.judging.trial import policy_reward, still_matters
 
 TESTS = [
     CodeTest(stdin="", expected="", weight=1, group="small"),
@@ -40,7 +40,7 @@ POLICIES = ("all", "fraction", "weighted", "grouped")
     ],
 )
 def test_each_policy_rewards_as_declared(passed: set[int], rewards: tuple[float, ...]) -> None:
-    assert tuple(policies.reward(policy, TESTS, passed) for policy in POLICIES) == rewards
+    assert tuple(policy_reward(policy, TESTS, passed) for policy in POLICIES) == rewards
 
 
 @given(st.sampled_from(POLICIES), st.permutations(range(4)), st.sets(st.integers(0, 3)))
@@ -51,9 +51,9 @@ def test_stopping_early_never_changes_a_reward(
     passed: set[int] = set()
     failed: set[int] = set()
     for number in order:
-        if policies.still_matters(policy, number, TESTS, failed):
+        if still_matters(policy, number, TESTS, failed):
             (passed if number in right else failed).add(number)
-    assert policies.reward(policy, TESTS, passed) == policies.reward(policy, TESTS, right)
+    assert policy_reward(policy, TESTS, passed) == policy_reward(policy, TESTS, right)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,17 @@ def test_checkers_of_results(
 
 def test_what_is_no_text_of_a_value_equals_nothing() -> None:
     for text in ("", "i", "[i1", "i1]", "x" * (1 << 21), "f1e", "<[]>", "{[]:i1}"):
-        assert not values.equal(1, text)
-        assert not values.same_value(1, text)
+        for static in (False, True):
+            assert not result_is_right(CallChecker(), 1, text, static_types=static)
+        for checker in (FloatChecker(), UnorderedChecker()):
+            assert not result_is_right(checker, 1, text, static_types=False)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1))
 @settings(max_examples=100, deadline=None)
 def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None:
-    assert values.close(value, encode(value), FloatChecker(absolute=0, relative=tolerance))
+    checker = FloatChecker(absolute=0, relative=tolerance)
+    assert result_is_right(checker, value, encode(value), static_types=False)
 
 
 def test_tests_on_which_answers_fail_come_first_and_times_are_learned() -> None:

@@ -1,1 +1,1 @@
-"""Every kind of grader, one file a noun; see `registry`."""
+"""Every kind of grader, one file a noun; `scoring.GRADERS` lists them."""

@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from services.observability import tracing
 from services.observability.log import Log
@@ -19,31 +19,27 @@ from services.protocol.reward.grader import (
 )
 from services.protocol.reward.reward_service import CompileRecord, Verdict
 from services.reward_service.graders.extraction import extract_code
-from services.reward_service.graders.registry import grades
 from services.reward_service.grading.grade import Grade, failure, infra_failure
 from services.reward_service.grading.tools import Tools
 from services.reward_service.jailed.codec import NoText
-from services.reward_service.judging import policies
 from services.reward_service.judging.judge import printable
-from services.reward_service.judging.program import Program
-from services.reward_service.judging.trial import Trial
+from services.reward_service.judging.trial import Trial, policy_reward
 from services.reward_service.languages import Language, languages
 from services.reward_service.sandbox.compiler import Compiled
 from services.reward_service.sandbox.core_queue import QueueFull
-from services.reward_service.sandbox.execution import SlotFailed
-from services.reward_service.sandbox.seat import SandboxCrashed, Seat
+from services.reward_service.sandbox.execution import Program, SandboxCrashed, SlotFailed
+from services.reward_service.sandbox.sandbox_worker import SandboxWorker
 
 _log = Log("reward_service")
 
-_AnyCode = CodeGrader | PythonFunctionGrader | PythonStdioGrader | PythonAssertsGrader
+AnyCode = CodeGrader | PythonFunctionGrader | PythonStdioGrader | PythonAssertsGrader
 _HARNESS = 2
 """Part of every cache key; grows when the same code could get another verdict."""
 _TEST_S = 0.02
 """A guess at the processor time of one test, until it is known."""
 
 
-@grades(*get_args(_AnyCode))
-async def grade_code(completion: str, grader: _AnyCode, tools: Tools) -> Grade:
+async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Grade:
     """Find the code in an answer and run its tests; identical code is run once."""
     spec = as_code(grader)
     language = languages().get(spec.language)
@@ -66,7 +62,7 @@ async def grade_code(completion: str, grader: _AnyCode, tools: Tools) -> Grade:
     return replace(grade, cached=shared)
 
 
-def as_code(grader: _AnyCode) -> CodeGrader:
+def as_code(grader: AnyCode) -> CodeGrader:
     """The long form of a grader of code."""
     if isinstance(grader, CodeGrader):
         return grader
@@ -131,7 +127,7 @@ class _CodeJob:
     async def grade(self) -> Grade:
         """Run it. What fails on our side is `infra_error`."""
         try:
-            grade = await self._in_a_seat()
+            grade = await self._in_a_worker()
         except SandboxCrashed as crash:
             _log.warning("sandbox_crashed", reason=str(crash))
             grade = failure(Verdict.CRASHED_SANDBOX, f"lost its sandbox twice: {crash}")
@@ -147,15 +143,15 @@ class _CodeJob:
             self._tools.failures_in_a_row = 0
         return grade.of(len(self._tests))
 
-    async def _in_a_seat(self) -> Grade:
-        async with self._tools.sandbox.seat(self._tests_key, self._estimate_s()) as seat:
-            return await self._run(seat)
+    async def _in_a_worker(self) -> Grade:
+        async with self._tools.sandbox.worker(self._tests_key, self._estimate_s()) as worker:
+            return await self._run(worker)
 
     def _estimate_s(self) -> float:
         guess = _TEST_S * len(self._tests)
         return self._tools.estimates.cpu_s(self._tests_key, self._language.name, default=guess)
 
-    async def _run(self, seat: Seat) -> Grade:
+    async def _run(self, worker: SandboxWorker) -> Grade:
         compiled = await self._compile()
         if compiled is not None and compiled.binary is None:
             detail = printable(compiled.record.message)
@@ -164,7 +160,7 @@ class _CodeJob:
         program = Program(source=self._code, binary=binary)
         trial = Trial(program, self._spec, self._tests, static_types=self._language.static_types)
         order = self._tools.estimates.order(self._tests_key, len(self._tests))
-        await trial.run(order, seat)
+        await trial.run(order, worker)
         grade = self._graded(trial)
         cpu_s = trial.cpu_s
         if compiled is not None and not compiled.record.cached:
@@ -187,7 +183,7 @@ class _CodeJob:
             verdict, detail = failed.verdict, f"test {failed.test + 1}: {failed.detail}"[:200]
         return Grade(
             verdict=verdict,
-            reward=policies.reward(self._spec.policy, self._tests, passed),
+            reward=policy_reward(self._spec.policy, self._tests, passed),
             passed=len(passed),
             cpu_s=trial.cpu_s,
             detail=detail,

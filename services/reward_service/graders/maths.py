@@ -4,7 +4,6 @@ from services.protocol.reward.grader import MathsGrader
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.graders.extraction import without_thinking
 from services.reward_service.graders.numbers import is_reduced, last_boxed, number, plain
-from services.reward_service.graders.registry import grades
 from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
@@ -13,7 +12,6 @@ _SYMBOLIC = "services.reward_service.graders.symbolic:same"
 _MOST_CHARACTERS = 2048
 
 
-@grades(MathsGrader)
 async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Grade:
     """Compare the answer with what is expected, the cheapest way that decides."""
     answer = final_answer(without_thinking(completion), strict=grader.strict)

@@ -10,7 +10,6 @@ from services.protocol.reward.grader import ExactGrader, FormatGrader, RegexGrad
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.graders.extraction import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
-from services.reward_service.graders.registry import grades
 from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
@@ -19,7 +18,6 @@ _TIMEOUT_S = 2.0
 _PATTERNS = "services.reward_service.graders.patterns"
 
 
-@grades(ExactGrader)
 async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Grade:
     """Compare the answer, or what the pattern finds in it, with the expected texts."""
     answer: str | None = without_thinking(completion)
@@ -37,7 +35,6 @@ async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Gra
     return right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
 
 
-@grades(RegexGrader)
 async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Grade:
     """Look for the pattern."""
     pattern = f"(?s{'i' if grader.ignore_case else ''}:{grader.pattern})"
@@ -48,7 +45,6 @@ async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Gra
     return right_or_wrong(bool(found), "the pattern does not match")
 
 
-@grades(FormatGrader)
 async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Grade:
     """Check everything that the form asks for."""
     missing = format_problem(completion, grader)

@@ -8,7 +8,6 @@ import aiohttp
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
 from services.protocol.reward.reward_service import Verdict
-from services.reward_service.graders.registry import grades
 from services.reward_service.graders.user_graders import finite
 from services.reward_service.grading.grade import Grade, infra_failure
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
@@ -19,7 +18,6 @@ _MOST_REPLY_BYTES = 1 << 20
 _ATTEMPTS = 2
 
 
-@grades(PythonGrader)
 async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> Grade:
     """Ask a registered function. Whatever is wrong with it is never a reward."""
     arguments = {
@@ -35,7 +33,6 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> G
         return infra_failure(f"grader {grader.name}: {problem}")
 
 
-@grades(HttpGrader)
 async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Grade:
     """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`."""
     url = tools.endpoints.get(grader.name)

@@ -1,7 +1,9 @@
 """The outcome of grading one answer, whoever asked for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from services.protocol.reward.grader import WeightedGrader
 from services.protocol.reward.reward_service import CheckedTest, CompileRecord, Score, Verdict
 
 
@@ -62,3 +64,24 @@ def right_or_wrong(right: bool, reason: str) -> Grade:
     if right:
         return Grade(verdict=Verdict.ACCEPTED, reward=1.0, passed=1)
     return failure(Verdict.WRONG_ANSWER, reason)
+
+
+def weighted(grader: WeightedGrader, parts: Sequence[Grade]) -> Grade:
+    """The weighted sum of the parts; one that cannot be graded leaves the whole ungraded."""
+    for part in parts:
+        if part.verdict is Verdict.INFRA_ERROR or part.reward is None:
+            return infra_failure(part.detail).of(grader.total)
+    failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
+    return Grade(
+        verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
+        reward=sum(
+            declared.weight * (part.reward or 0.0)
+            for declared, part in zip(grader.parts, parts, strict=True)
+        ),
+        passed=sum(part.passed for part in parts),
+        total=sum(part.total for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts),
+        detail="" if failed is None else failed.detail,
+        tier=next((part.tier for part in parts if part.tier), ""),
+        parts=tuple(parts),
+    )

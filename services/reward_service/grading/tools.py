@@ -21,7 +21,7 @@ class Tools:
     """Shared by all graders of one service.
 
     Attributes:
-        sandbox: seats for untrusted code.
+        sandbox: workers for untrusted code.
         cache: grades of code.
         estimates: what was learned of tests.
         helper: process for maths and patterns.

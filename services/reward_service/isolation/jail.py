@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import socket
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -90,9 +92,24 @@ class Jail:
         flags = _namespace_flags(self.bubblewrap)
         return [self.bubblewrap.path, *flags, *self._mounts(), *mounts, "--", *python]
 
-    def environment(self) -> dict[str, str]:
-        """All of the slot's environment."""
-        return dict(_ENVIRONMENT)
+    def start(
+        self, control: socket.socket, name: str, errors: int, mounts: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        """Start a process that reads its modules from `control` and writes errors to a file.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        return subprocess.Popen(
+            self.command(control.fileno(), name, mounts),
+            env=_ENVIRONMENT,
+            pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd="/",
+            start_new_session=True,
+        )
 
     def settings(self, seccomp: SeccompFilter) -> dict[str, Any]:
         """What the fork server is told before it confines itself."""

@@ -1,9 +1,22 @@
-"""Turns what a process did into a verdict, outside the jail. Pure functions."""
+"""Turns what a process did, printed or returned into a verdict, outside the jail. Pure functions.
 
+A result is data made by an untrusted process. It is compared as text, or decoded into exact
+built-in types first, so no method of the answer's is ever called.
+"""
+
+import math
 import signal
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
+from services.protocol.reward.code_tests import (
+    Checker,
+    ExactChecker,
+    FloatChecker,
+    TokensChecker,
+    UnorderedChecker,
+)
 from services.protocol.reward.reward_service import Limits, Verdict
 from services.reward_service.jailed.answer import (
     NO_MEMORY,
@@ -12,9 +25,14 @@ from services.reward_service.jailed.answer import (
     UNCOMPILED,
     VALUE,
 )
+from services.reward_service.jailed.codec import NotAText, NoText, decode, encode
 from services.reward_service.sandbox.execution import Outcome
 
 _DETAIL_CHARACTERS = 200
+_MOST_CHARACTERS = 1 << 20
+_LISTS = str.maketrans("()", "[]")
+_UNREADABLE = object()
+"""In the place of a result that is no text of `codec`: equal to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,3 +139,114 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def output_is_right(checker: Checker, expected: str, output: bytes) -> bool:
+    """Whether an output passes; of the checkers that are no programs."""
+    wanted = expected.encode("utf-8", "surrogatepass")
+    if output == wanted:
+        return True
+    if isinstance(checker, ExactChecker):
+        return False
+    if isinstance(checker, TokensChecker):
+        return output.split() == wanted.split()
+    if isinstance(checker, FloatChecker):
+        return _close_words(wanted.split(), output.split(), checker)
+    if isinstance(checker, UnorderedChecker):
+        return sorted(_lines(output)) == sorted(_lines(wanted))
+    return _lines(output) == _lines(wanted)
+
+
+def result_is_right(checker: Checker, expected: Any, text: str, *, static_types: bool) -> bool:
+    """Whether a call's result, as `codec` writes it, passes.
+
+    Raises:
+        NoText: the expected value is not plain data.
+    """
+    if isinstance(checker, FloatChecker):
+        return _close(_listed(expected), _listed(_decoded(text)), checker)
+    if isinstance(checker, UnorderedChecker):
+        return _unordered(expected, text)
+    if static_types:
+        return bool(_listed(_decoded(text)) == _listed(expected))
+    return _same_type_and_value(expected, text)
+
+
+def _lines(output: bytes) -> list[bytes]:
+    """Lines without trailing white space, without empty lines at the end."""
+    return [line.rstrip() for line in output.rstrip().split(b"\n")]
+
+
+def _close_words(expected: list[bytes], words: list[bytes], tolerance: FloatChecker) -> bool:
+    if len(expected) != len(words):
+        return False
+    return all(_close_word(*pair, tolerance) for pair in zip(expected, words, strict=True))
+
+
+def _close_word(expected: bytes, word: bytes, tolerance: FloatChecker) -> bool:
+    if expected == word:
+        return True
+    try:
+        if b"_" in word:  # which Python takes for a number
+            return False
+        wanted, number = float(expected), float(word)
+    except ValueError:
+        return False
+    return _within(wanted, number, tolerance)
+
+
+def _same_type_and_value(expected: Any, text: str) -> bool:
+    """A tuple counts as a list, which is all that JSON can say."""
+    return text.translate(_LISTS) == encode(expected).translate(_LISTS)
+
+
+def _unordered(expected: Any, text: str) -> bool:
+    """Equal in type and value but for the order of the outer list's items."""
+    value = _decoded(text)
+    if not isinstance(value, list | tuple) or not isinstance(expected, list | tuple):
+        return value is not _UNREADABLE and _same_type_and_value(expected, text)
+    mine, theirs = (sorted(encode(_listed(item)) for item in items) for items in (value, expected))
+    return mine == theirs
+
+
+def _within(expected: float, value: float, tolerance: FloatChecker) -> bool:
+    """Whether a number is close enough; NaN never is."""
+    if expected == value:
+        return True
+    if not (math.isfinite(expected) and math.isfinite(value)):
+        return False
+    allowed = max(tolerance.absolute, tolerance.relative * abs(expected))
+    return bool(abs(expected - value) <= allowed)
+
+
+def _decoded(text: str) -> Any:
+    if len(text) > _MOST_CHARACTERS:
+        return _UNREADABLE
+    try:
+        return decode(text)
+    except (NotAText, NoText):
+        return _UNREADABLE
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _listed(item) for key, item in value.items()}
+    return value
+
+
+def _close(expected: Any, value: Any, tolerance: FloatChecker) -> bool:
+    """Equal but for floats, at any depth, that are within the tolerance."""
+    numbers = (int, float)
+    if type(expected) in numbers and type(value) in numbers:
+        try:
+            return _within(float(expected), float(value), tolerance)
+        except OverflowError:  # integers beyond a float's range
+            return bool(expected == value)
+    if isinstance(expected, list) and isinstance(value, list) and len(expected) == len(value):
+        pairs = zip(expected, value, strict=True)
+        return all(_close(one, other, tolerance) for one, other in pairs)
+    if isinstance(expected, dict) and isinstance(value, dict) and expected.keys() == value.keys():
+        return all(_close(expected[key], value[key], tolerance) for key in expected)
+    return type(expected) is type(value) and bool(expected == value)

@@ -9,9 +9,15 @@ from services.protocol.reward.reward_service import Limits, Verdict
 from services.reward_service.jailed import tester
 from services.reward_service.jailed.answer import RAISED
 from services.reward_service.judging.judge import Judgement, bad_end, judge_program, printable
-from services.reward_service.judging.program import Program, idle_limit_s, json_payload
-from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed
-from services.reward_service.sandbox.seat import Seat
+from services.reward_service.sandbox.execution import (
+    Execution,
+    Outcome,
+    Program,
+    SlotFailed,
+    idle_limit_s,
+    json_payload,
+)
+from services.reward_service.sandbox.sandbox_worker import SandboxWorker
 
 _TESTER_LIMITS = Limits(cpu_s=10.0, memory_mb=1024, output_kb=1024)
 _TESTER_LEFT_S = 60.0
@@ -40,7 +46,7 @@ class SplitRun:
 
 
 async def run_split(
-    program: Program, grader: CodeGrader, tests: list[str], seat: Seat, *, stop: bool
+    program: Program, grader: CodeGrader, tests: list[str], worker: SandboxWorker, *, stop: bool
 ) -> SplitRun:
     """Run tests until one fails, if they are to stop then, or the answer's process ends.
 
@@ -55,7 +61,7 @@ async def run_split(
     wait_s = idle_limit_s(grader.limits)
     answer = program.callee(grader.entry_point, grader.limits)
     answer = replace(answer, wall_s=wait_s + 2 * idle_limit_s(_TESTER_LIMITS))
-    mine, theirs = await seat.run_beside(answer, _tester(grader, tests, stop=stop), wait_s)
+    mine, theirs = await worker.run_beside(answer, _tester(grader, tests, stop=stop), wait_s)
     end = _end(mine, grader.limits)
     failures = _read(theirs, end)
     ended_early = all(failure is None for failure in failures) and len(failures) < len(tests)

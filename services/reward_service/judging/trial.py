@@ -1,22 +1,27 @@
-"""Runs one answer's tests in a seat, in an order, as far as they matter."""
+"""Runs one answer's tests in a sandbox worker, in an order, as far as they matter,
+and turns what passed into a reward."""
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.observability import tracing
-from services.protocol.reward.code_tests import CodeTest, Limits
+from services.protocol.reward.code_tests import CodeTest, CustomChecker, Limits, Policy
 from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import CheckedTest, Verdict
 from services.reward_service.jailed.answer import ODD_VALUE, VALUE
 from services.reward_service.jailed.codec import NotAText, NoText, decode, encode
-from services.reward_service.judging import policies
 from services.reward_service.judging.assertion import Assertion, taken_apart
-from services.reward_service.judging.checkers import is_program, output_is_right, result_is_right
-from services.reward_service.judging.judge import Judgement, judge_calls, judge_program, printable
-from services.reward_service.judging.program import Program
+from services.reward_service.judging.judge import (
+    Judgement,
+    judge_calls,
+    judge_program,
+    output_is_right,
+    printable,
+    result_is_right,
+)
 from services.reward_service.judging.split_tests import run_split
-from services.reward_service.sandbox.execution import Outcome, SlotFailed
-from services.reward_service.sandbox.seat import Seat
+from services.reward_service.sandbox.execution import Outcome, Program, SlotFailed
+from services.reward_service.sandbox.sandbox_worker import SandboxWorker
 
 _HEAD_BYTES = 256
 _CHECKER_LIMITS = Limits(cpu_s=10.0)
@@ -46,7 +51,7 @@ class Trial:
         """Numbers of the tests that passed."""
         return {test.test for test in self.checked if test.verdict is Verdict.ACCEPTED}
 
-    async def run(self, order: Sequence[int], seat: Seat) -> None:
+    async def run(self, order: Sequence[int], worker: SandboxWorker) -> None:
         """Run the tests, in this order, that can still change the reward.
 
         Raises:
@@ -61,9 +66,9 @@ class Trial:
             way = self._way(waiting[0])
             alike = [number for number in waiting if self._way(number) == way]
             others = [number for number in waiting if self._way(number) != way]
-            waiting = await way(alike, seat) + others
+            waiting = await way(alike, worker) + others
 
-    def _way(self, number: int) -> Callable[[list[int], Seat], Awaitable[list[int]]]:
+    def _way(self, number: int) -> Callable[[list[int], SandboxWorker], Awaitable[list[int]]]:
         """How a test is run: of tests that are alike one or more, giving back the rest."""
         test = self._tests[number]
         if test.stdin is not None:
@@ -77,36 +82,36 @@ class Trial:
         return taken_apart(source, entry_point) if source and entry_point else None
 
     def _matters(self, number: int) -> bool:
-        return policies.still_matters(self._grader.policy, number, self._tests, self._failed)
+        return still_matters(self._grader.policy, number, self._tests, self._failed)
 
     def _over_budget(self) -> bool:
         budget = self._grader.cpu_budget_s
         return budget is not None and self.cpu_s >= budget
 
-    async def _run_program(self, waiting: list[int], seat: Seat) -> list[int]:
+    async def _run_program(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
         number, *left = waiting
         test = self._tests[number]
         assert test.stdin is not None, "checked with the grader"
-        outcome = await seat.run(self._program.run(test.stdin, self._grader.limits))
+        outcome = await worker.run(self._program.run(test.stdin, self._grader.limits))
         self.cpu_s += outcome.cpu_s
         failure = judge_program(outcome, self._grader.limits)
         shown = head(outcome.stdout)
-        if failure is None and not await self._output_passes(test, outcome.stdout, seat):
+        if failure is None and not await self._output_passes(test, outcome.stdout, worker):
             reason = printable(f"printed {outcome.stdout[:200].decode(errors='replace')!r}")
             failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
         self._record(number, outcome, shown, failure)
         return left
 
-    async def _run_calls(self, waiting: list[int], seat: Seat) -> list[int]:
+    async def _run_calls(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
         """Make the calls in one process; returns those that it did not come to."""
         texts = [encode(self._tests[number].args or []) for number in waiting]
 
         async def passes(number: int, line: str) -> bool:
-            return await self._result_passes(self._tests[number], line, seat)
+            return await self._result_passes(self._tests[number], line, worker)
 
-        return await self._call(waiting, texts, passes, seat)
+        return await self._call(waiting, texts, passes, worker)
 
-    async def _run_asserted(self, waiting: list[int], seat: Seat) -> list[int]:
+    async def _run_asserted(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
         """The same for asserts over one call each."""
         asserted = {number: self._assertion(number) for number in waiting}
         texts = [one.arguments for one in asserted.values() if one is not None]
@@ -115,21 +120,21 @@ class Trial:
             one = asserted[number]
             return one is not None and line.startswith(VALUE) and one.holds(line[len(VALUE) :])
 
-        return await self._call(waiting, texts, passes, seat, as_plain=True)
+        return await self._call(waiting, texts, passes, worker, as_plain=True)
 
     async def _call(
         self,
         waiting: list[int],
         texts: list[str],
         passes: Callable[[int, str], Awaitable[bool]],
-        seat: Seat,
+        worker: SandboxWorker,
         *,
         as_plain: bool = False,
     ) -> list[int]:
         grader = self._grader
         assert grader.entry_point is not None
         execution = self._program.calls(grader.entry_point, texts, grader.limits, as_plain=as_plain)
-        outcome = await seat.run(execution)
+        outcome = await worker.run(execution)
         self.cpu_s += outcome.cpu_s
         judged = judge_calls(len(waiting), outcome, grader.limits)
         for number, line in zip(waiting, judged.lines, strict=False):
@@ -143,11 +148,11 @@ class Trial:
             return []
         return self._record_end(left, outcome, judged.failure)
 
-    async def _run_split(self, waiting: list[int], seat: Seat) -> list[int]:
+    async def _run_split(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
         """Run asserts as code, in a jail beside the answer's."""
         sources = [self._tests[number].asserts or "" for number in waiting]
         stop = self._grader.policy == "all"
-        run = await run_split(self._program, self._grader, sources, seat, stop=stop)
+        run = await run_split(self._program, self._grader, sources, worker, stop=stop)
         self.cpu_s += run.outcome.cpu_s
         *before, last = run.failures
         for number, failure in zip(waiting, before, strict=False):
@@ -167,34 +172,34 @@ class Trial:
             return []
         return left[1:]
 
-    async def _output_passes(self, test: CodeTest, output: bytes, seat: Seat) -> bool:
+    async def _output_passes(self, test: CodeTest, output: bytes, worker: SandboxWorker) -> bool:
         checker = self._grader.output_checker
         for expected in (test.expected, *test.also):
-            if is_program(checker):
+            if isinstance(checker, CustomChecker):
                 text = output.decode("utf-8", errors="surrogateescape")
-                if await self._ask_checker([test.stdin, expected, text], seat):
+                if await self._ask_checker([test.stdin, expected, text], worker):
                     return True
             elif output_is_right(checker, expected, output):
                 return True
         return False
 
-    async def _result_passes(self, test: CodeTest, line: str, seat: Seat) -> bool:
+    async def _result_passes(self, test: CodeTest, line: str, worker: SandboxWorker) -> bool:
         if not line.startswith(VALUE):
             return False
         checker, text = self._grader.output_checker, line[len(VALUE) :]
         for expected in (test.expected, *test.also):
-            if is_program(checker):
+            if isinstance(checker, CustomChecker):
                 try:
                     value = decode(text)
                 except NotAText:
                     return False
-                if await self._ask_checker([test.args, expected, value], seat):
+                if await self._ask_checker([test.args, expected, value], worker):
                     return True
             elif result_is_right(checker, expected, text, static_types=self._static_types):
                 return True
         return False
 
-    async def _ask_checker(self, arguments: list[object], seat: Seat) -> bool:
+    async def _ask_checker(self, arguments: list[object], worker: SandboxWorker) -> bool:
         """What the user's `check` says, from a jail that the answer never was in."""
         source = getattr(self._grader.output_checker, "source", "")
         try:
@@ -202,7 +207,7 @@ class Trial:
         except NoText:
             return False
         execution = Program(source=source).calls("check", [text], _CHECKER_LIMITS)
-        outcome = await seat.run_trusted(execution)
+        outcome = await worker.run_trusted(execution)
         judged = judge_calls(1, outcome, _CHECKER_LIMITS)
         if judged.failure is not None or judged.lines[0] not in (f"{VALUE}True", f"{VALUE}False"):
             said = judged.failure.detail if judged.failure else "it returned no bool"
@@ -248,3 +253,39 @@ def head(output: bytes) -> str:
 
 def _shown(line: str) -> str:
     return f"({line[1:]})" if line.startswith(ODD_VALUE) else line[1:]
+
+
+def policy_reward(policy: Policy, tests: list[CodeTest], passed: Collection[int]) -> float:
+    """The reward, from 0 to 1, for the tests that passed; one that was not run has failed."""
+    if policy == "all":
+        return float(len(passed) == len(tests))
+    if policy == "fraction":
+        return len(passed) / len(tests)
+    whole = sum(test.weight for test in tests)
+    if policy == "grouped":
+        won = {number for number in passed if _group_passed(number, tests, passed)}
+    else:
+        won = set(passed)
+    return sum(tests[number].weight for number in won) / whole if whole else 0.0
+
+
+def still_matters(
+    policy: Policy, number: int, tests: list[CodeTest], failed: Collection[int]
+) -> bool:
+    """Whether running a test can still change the reward.
+
+    Leaving out one that cannot is no gift: it counts as failed.
+    """
+    if policy == "all":
+        return not failed
+    if policy == "grouped":
+        group = tests[number].group
+        return group is None or all(tests[other].group != group for other in failed)
+    return True
+
+
+def _group_passed(number: int, tests: list[CodeTest], passed: Collection[int]) -> bool:
+    group = tests[number].group
+    if group is None:
+        return True
+    return all(other in passed for other, test in enumerate(tests) if test.group == group)

@@ -28,11 +28,15 @@ from services.reward_service.isolation.jail import BUILD, Jail, jailed_sources, 
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
-from services.reward_service.sandbox.execution import SlotFailed, SlotLost
+from services.reward_service.sandbox.execution import (
+    Binary,
+    SandboxCrashed,
+    SlotFailed,
+    SlotLost,
+    sealed_file,
+)
 from services.reward_service.sandbox.header_cache import HeaderCache
 from services.reward_service.sandbox.scratch_folder import ScratchFolder
-from services.reward_service.sandbox.seat import SandboxCrashed
-from services.reward_service.sandbox.slot import sealed_file
 
 _log = Log("reward_service")
 
@@ -44,15 +48,6 @@ _HEADER_CPU_S, _HEADER_MB = 60, 1024
 _WALL_FACTOR, _WALL_S = 10.0, 60.0
 """Wall seconds for each processor second of a compilation, and in addition: processor time is the
 limit, and only a compiler that hangs takes longer, however busy the machine is."""
-
-
-class Binary:
-    """A compiled program: a sealed memory file that lives as long as this object."""
-
-    def __init__(self, content: bytes) -> None:
-        self.size = len(content)
-        self.descriptor = sealed_file(content)
-        weakref.finalize(self, os.close, self.descriptor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,16 +271,7 @@ class Compiler:
         process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
-                process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
-                    self._jail.command(theirs.fileno(), "millrace-build", mounts),
-                    env=self._jail.environment(),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=errors,
-                    cwd="/",
-                    start_new_session=True,
-                )
+                process = self._jail.start(theirs, "millrace-build", errors, mounts)
             ours.send(json.dumps(jailed_sources(BUILD)).encode())
             socket.send_fds(ours, [json.dumps(order).encode()], [given, errors])
             hello, _ = await _reply(ours, self._config.slot_start_s)

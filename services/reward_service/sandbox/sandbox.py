@@ -1,12 +1,17 @@
-"""The service's seats: one for each core, and the proof that they hold."""
+"""The service's workers: one for each core, and the proof that they hold."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.reward_service import SandboxUse
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.bubblewrap import OLDEST, PACKAGE, NoBubblewrap
 from services.reward_service.isolation.jail import Jail
@@ -14,12 +19,15 @@ from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.sandbox.compiler import Compiler
 from services.reward_service.sandbox.core_queue import CoreQueue
 from services.reward_service.sandbox.execution import SlotFailed
-from services.reward_service.sandbox.sandbox_uses import using
-from services.reward_service.sandbox.seat import Seat
+from services.reward_service.sandbox.sandbox_worker import SandboxWorker
 from services.reward_service.sandbox.self_test import SelfTestFailed, Tier, tier_of
 from services.reward_service.sandbox.slot import Slot
 
 _log = Log("reward_service")
+
+_MOST_USES = 16
+_HERE = f"{socket.gethostname()}-{os.getpid()}"
+_uses: ContextVar[list[SandboxUse] | None] = ContextVar("sandbox_uses", default=None)
 
 _FIX_B = (
     "Untrusted code cannot be held here. Needed: Linux 5.13 or newer with Landlock enabled "
@@ -35,15 +43,15 @@ _FIX_A = (
 
 
 class Sandbox:
-    """Lends seats, one answer each."""
+    """Lends workers, one answer each."""
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.tier: Tier | None = None
         self.landlock_abi = 0
         self.compiler: Compiler | None = None
         self._config = config
-        self._seats: list[Seat] = []
-        self._idle: list[Seat] = []
+        self._workers: list[SandboxWorker] = []
+        self._idle: list[SandboxWorker] = []
         self.cores = CoreQueue(
             cores=config.slots, bound_s=config.queue_cpu_s, wait_s=config.queue_wait_s
         )
@@ -56,15 +64,15 @@ class Sandbox:
         """
         jail = await self._strongest_jail()
         self.compiler = Compiler(self._config, jail)
-        self._seats = [self._new_seat(jail) for _ in range(self._config.slots)]
-        self._idle = list(self._seats)
-        for seat in self._seats:
+        self._workers = [self._new_worker(jail) for _ in range(self._config.slots)]
+        self._idle = list(self._workers)
+        for worker in self._workers:
             try:
-                await seat.start()
+                await worker.start()
             except SlotFailed as error:
                 self.close()
                 raise InvalidInput("slots", self._config.slots, f"One failed: {error}.") from None
-        self.landlock_abi = self._seats[0].answers.landlock_abi
+        self.landlock_abi = self._workers[0].answers.landlock_abi
         RewardMetrics.tier.set(1.0, {"tier": str(self.tier)})
         RewardMetrics.queue.follow(lambda: self.cores.waiting)
         RewardMetrics.queued_cpu.follow(lambda: self.cores.queued_s)
@@ -73,14 +81,14 @@ class Sandbox:
             "sandbox_started",
             tier=self.tier,
             bubblewrap=str(jail.bubblewrap or ""),
-            slots=len(self._seats),
+            slots=len(self._workers),
             landlock_abi=self.landlock_abi,
         )
 
-    def _new_seat(self, jail: Jail) -> Seat:
+    def _new_worker(self, jail: Jail) -> SandboxWorker:
         seccomp, start_s = build_filter(), self._config.slot_start_s
         answers, trusted = (Slot(jail, seccomp, start_s=start_s) for _ in range(2))
-        return Seat(answers, trusted)
+        return SandboxWorker(answers, trusted)
 
     async def _strongest_jail(self) -> Jail:
         complaints: dict[str, str] = {}
@@ -103,8 +111,8 @@ class Sandbox:
         )
 
     @asynccontextmanager
-    async def seat(self, kind: str, estimate_s: float) -> AsyncIterator[Seat]:
-        """A living seat for one answer of a kind that may take so many CPU-seconds.
+    async def worker(self, kind: str, estimate_s: float) -> AsyncIterator[SandboxWorker]:
+        """A living worker for one answer of a kind that may take so many CPU-seconds.
 
         Raises:
             QueueFull: none became free in time.
@@ -113,15 +121,40 @@ class Sandbox:
         async with AsyncExitStack() as held:
             with tracing.span("queue"):
                 await held.enter_async_context(self.cores.core(kind, estimate_s))
-            seat = self._idle.pop()
+            worker = self._idle.pop()
             try:
-                await seat.start()
-                with using(self._seats.index(seat)):
-                    yield seat
+                await worker.start()
+                with using(self._workers.index(worker)):
+                    yield worker
             finally:
-                self._idle.append(seat)
+                self._idle.append(worker)
 
     def close(self) -> None:
         """End every slot and all that runs in them."""
-        for seat in self._seats:
-            seat.close()
+        for worker in self._workers:
+            worker.close()
+
+
+@contextmanager
+def noted_uses() -> Iterator[list[SandboxUse]]:
+    """The list that `using` adds to, in this task and those that it starts."""
+    noted: list[SandboxUse] = []
+    token = _uses.set(noted)
+    try:
+        yield noted
+    finally:
+        _uses.reset(token)
+
+
+@contextmanager
+def using(number: int) -> Iterator[None]:
+    """The answer has sandbox `number` of this process."""
+    began_at, began = time.time(), time.monotonic()
+    try:
+        yield
+    finally:
+        noted = _uses.get()
+        if noted is not None and len(noted) < _MOST_USES:
+            seconds = time.monotonic() - began
+            name = f"{_HERE}/{number}"
+            noted.append(SandboxUse(sandbox=name, began_at=began_at, seconds=seconds))

@@ -1,26 +1,107 @@
-"""One jailed fork server, seen from the service."""
+"""One jailed fork server, seen from the service, and the socket to it."""
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import secrets
 import select
 import signal
+import socket
+import struct
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from services.observability.metrics import RewardMetrics
 from services.reward_service.isolation.jail import SLOT, Jail, jailed_sources
 from services.reward_service.isolation.seccomp_filter import SeccompFilter
-from services.reward_service.sandbox.control import Control
-from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed, SlotLost
+from services.reward_service.sandbox.execution import (
+    Execution,
+    Outcome,
+    SlotFailed,
+    SlotLost,
+    sealed_file,
+)
 
 _ANSWER_GRACE_S = 120.0
 """For a slot to confine a process and to answer: only a hang takes longer."""
 _CLOSE_S = 60.0
-_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+_MESSAGE_BYTES = 1 << 16
+_CREDENTIALS = struct.Struct("=iII")
+"""`struct ucred` of unix(7): process, user and group id, as the receiver sees them."""
+
+
+class Control:
+    """Sends messages with descriptors and waits for the answers.
+
+    The event loop watches the socket from its first answer to its end: to begin and end watching
+    for every answer costs more than all else that the service does for a short test.
+    """
+
+    def __init__(self) -> None:
+        self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ours.setblocking(False)
+        self._ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hung_up = False
+        self._answer: asyncio.Future[tuple[bytes, int]] | None = None
+
+    def send(self, message: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the other end is gone, or its buffer is full.
+        """
+        socket.send_fds(self._ours, [message], list(descriptors))
+
+    async def receive(self, timeout_s: float) -> tuple[bytes, int]:
+        """One message and the process id of its sender; empty if the other end is closed.
+
+        Raises:
+            TimeoutError: nothing came.
+        """
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._ours, self._hear)
+        if self._hung_up:
+            return b"", 0
+        self._answer = self._loop.create_future()
+        answer = self._answer
+        # Not asyncio.timeout, which prefers the deadline where the loop comes late to both.
+        await asyncio.wait([answer], timeout=timeout_s)
+        if not answer.done():
+            raise TimeoutError
+        return answer.result()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._stop_watching()
+        self._ours.close()
+        self.theirs.close()
+
+    def _hear(self) -> None:
+        try:
+            message, extras, _, _ = self._ours.recvmsg(
+                _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            message, extras = b"", []
+        if not message:
+            self._hung_up = True
+            self._stop_watching()
+        senders = [_CREDENTIALS.unpack(data)[0] for _, _, data in extras]
+        # What nobody asked for is dropped: only a slot that an answer has broken says more.
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result((message, senders[0] if senders else 0))
+
+    def _stop_watching(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed already
+                self._loop.remove_reader(self._ours)
 
 
 class Slot:
@@ -60,16 +141,7 @@ class Slot:
         self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
         try:
             with control.theirs as theirs:
-                self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
-                    self._jail.command(theirs.fileno(), self.name),
-                    env=self._jail.environment(),
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._errors,
-                    cwd="/",
-                    start_new_session=True,
-                )
+                self._process = self._jail.start(theirs, self.name, self._errors)
             control.send(json.dumps(jailed_sources(SLOT)).encode())
             control.send(json.dumps(self._jail.settings(self._seccomp)).encode())
             message, process_id = await control.receive(self._start_s)
@@ -206,17 +278,6 @@ def _make_files(stdin: bytes) -> list[int]:
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def sealed_file(content: bytes) -> int:
-    """A memory file that nobody can change any more; the caller closes it."""
-    descriptor = os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _READ_ONLY)
-    return descriptor
 
 
 def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:

@@ -1,28 +1,31 @@
-"""A place on one core: a jail for answers, and another for the user's own test code."""
+"""A worker of one core: a jail for answers, and another for the user's own test code."""
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.reward_service.sandbox.denials import denied_by
-from services.reward_service.sandbox.execution import Execution, Outcome, SlotFailed, SlotLost
+from services.reward_service.sandbox.execution import (
+    Execution,
+    Outcome,
+    SandboxCrashed,
+    SlotFailed,
+    SlotLost,
+)
 from services.reward_service.sandbox.slot import Slot
 
 _log = Log("reward_service")
+_T = TypeVar("_T")
 
 _PATIENCE = 4.0
 """How many times longer the second run may idle when the first may have been starved."""
 
 
-class SandboxCrashed(RuntimeError):
-    """One answer lost two slots, one after the other."""
-
-
-class Seat:
-    """Two slots of which one computes at a time, so a seat takes one core.
+class SandboxWorker:
+    """Two slots of which one computes at a time, so a worker takes one core.
 
     Attributes:
         answers: runs what the policy wrote; nothing that is expected enters it.
@@ -51,15 +54,12 @@ class Seat:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, which is nothing the answer did.
         """
-        outcome = await self._run_retrying(execution)
+        outcome = await self._twice(lambda: self.answers.run(execution))
         if outcome.killed == "wall" and _machine_is_contended():
             RewardMetrics.retries.inc()
-            outcome = await self._run_retrying(
-                replace(execution, wall_s=_PATIENCE * execution.wall_s)
-            )
-        if (layer := denied_by(outcome)) is not None:
-            RewardMetrics.denials.inc(1, {"layer": layer})
-        return outcome
+            longer = replace(execution, wall_s=_PATIENCE * execution.wall_s)
+            outcome = await self._twice(lambda: self.answers.run(longer))
+        return _counted(outcome)
 
     async def run_beside(
         self, answer: Execution, tests: Callable[[float], Execution], wall_s: float
@@ -77,15 +77,13 @@ class Seat:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, or the tests' own jail was lost.
         """
-        both = await self._beside_retrying(answer, tests(wall_s))
+        both = await self._twice(lambda: self._beside(answer, tests(wall_s)))
         waited_s = both[1].wall_s - both[1].cpu_s
         if waited_s >= wall_s and _machine_is_contended():
             RewardMetrics.retries.inc()
             longer = replace(answer, wall_s=answer.wall_s + (_PATIENCE - 1) * wall_s)
-            both = await self._beside_retrying(longer, tests(_PATIENCE * wall_s))
-        if (layer := denied_by(both[0])) is not None:
-            RewardMetrics.denials.inc(1, {"layer": layer})
-        return both
+            both = await self._twice(lambda: self._beside(longer, tests(_PATIENCE * wall_s)))
+        return _counted(both[0]), both[1]
 
     async def run_trusted(self, execution: Execution) -> Outcome:
         """Run the user's test code.
@@ -105,15 +103,16 @@ class Seat:
         self.answers.close()
         self.trusted.close()
 
-    async def _beside_retrying(
-        self, answer: Execution, tests: Execution
-    ) -> tuple[Outcome, Outcome]:
+    async def _twice(self, run: Callable[[], Awaitable[_T]]) -> _T:
+        """Run, and once more in a new slot if the answer's is lost."""
         try:
-            return await self._beside(answer, tests)
+            return await run()
         except SlotLost as error:
-            await self._replace_lost(error)
+            _log.warning("slot_lost", reason=str(error))
+            RewardMetrics.retries.inc()
+            await _start(self.answers)
         try:
-            return await self._beside(answer, tests)
+            return await run()
         except SlotLost as error:
             raise SandboxCrashed(str(error)) from error
 
@@ -150,21 +149,6 @@ class Seat:
             self.trusted.abandon(asked)
             raise
 
-    async def _replace_lost(self, error: SlotLost) -> None:
-        _log.warning("slot_lost", reason=str(error))
-        RewardMetrics.retries.inc()
-        await _start(self.answers)
-
-    async def _run_retrying(self, execution: Execution) -> Outcome:
-        try:
-            return await self.answers.run(execution)
-        except SlotLost as error:
-            await self._replace_lost(error)
-        try:
-            return await self.answers.run(execution)
-        except SlotLost as error:
-            raise SandboxCrashed(str(error)) from error
-
 
 async def _start(slot: Slot) -> None:
     """Start it, and once more if that fails: what killed the last one may kill the next.
@@ -177,6 +161,12 @@ async def _start(slot: Slot) -> None:
     except SlotFailed as error:
         _log.warning("slot_failed", reason=str(error))
         await slot.start()
+
+
+def _counted(outcome: Outcome) -> Outcome:
+    if outcome.denied_by is not None:
+        RewardMetrics.denials.inc(1, {"layer": outcome.denied_by})
+    return outcome
 
 
 def _machine_is_contended() -> bool:

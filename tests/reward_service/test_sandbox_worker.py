@@ -1,9 +1,9 @@
-"""A seat starts its slot once more where the first start fails, and then says so."""
+"""A sandbox worker starts its slot once more where the first start fails, and then says so."""
 
 import pytest
 
 from services.reward_service.sandbox.execution import SlotFailed
-from services.reward_service.sandbox.seat import Seat
+from services.reward_service.sandbox.sandbox_worker import SandboxWorker
 
 
 class Weak:
@@ -23,12 +23,12 @@ class Weak:
 @pytest.mark.parametrize("failures", [0, 1])
 async def test_a_slot_whose_start_fails_once_is_started_again(failures: int) -> None:
     slot = Weak(failures)
-    await Seat(slot, Weak(0)).start()
+    await SandboxWorker(slot, Weak(0)).start()
     assert slot.starts == failures + 1
 
 
 async def test_a_slot_that_cannot_be_started_is_not_tried_for_ever() -> None:
     slot = Weak(9)
     with pytest.raises(SlotFailed, match="no answer"):
-        await Seat(slot, Weak(0)).start()
+        await SandboxWorker(slot, Weak(0)).start()
     assert slot.starts == 2
