@@ -26,7 +26,7 @@ from services.reward_service.graders.code import AnyCode, grade_code
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
-from services.reward_service.grading.grade import Grade, infra_failure, weighted
+from services.reward_service.grading.grade import infra_failure, of_job, weighted
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox, noted_uses
@@ -34,7 +34,7 @@ from services.side_by_side import cancel
 
 _log = Log("reward_service")
 
-GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Grade]]] = {
+GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Score]]] = {
     **dict.fromkeys(get_args(AnyCode), grade_code),
     ExactGrader: grade_exact,
     FormatGrader: grade_format,
@@ -125,14 +125,14 @@ class Scoring:
         if not grade.cached:
             seconds = time.monotonic() - started
             RewardMetrics.grading.observe(seconds, {"language": language})
-        return grade.score(job.job_id, seconds=seconds)
+        return of_job(grade, job.job_id, seconds=seconds)
 
-    async def _grade(self, completion: str, grader: AnyGrader) -> Grade:
+    async def _grade(self, completion: str, grader: AnyGrader) -> Score:
         if isinstance(grader, WeightedGrader):
             parts = (self._grade(completion, part.grader) for part in grader.parts)
             return weighted(grader, await asyncio.gather(*parts))
         return await GRADERS[type(grader)](completion, grader, self.tools)
 
     @staticmethod
-    def _ungraded(job: ScoreJob, reason: str) -> Grade:
-        return infra_failure(reason).of(job.grader.total)
+    def _ungraded(job: ScoreJob, reason: str) -> Score:
+        return replace(infra_failure(reason), total=job.grader.total)

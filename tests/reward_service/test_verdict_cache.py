@@ -2,13 +2,12 @@ import asyncio
 
 import pytest
 
-from services.protocol.reward.reward_service import Verdict
-from services.reward_service.grading.grade import Grade
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.grading.verdict_cache import REMEMBERED, VerdictCache
 
 
-def grade(verdict: Verdict = Verdict.ACCEPTED) -> Grade:
-    return Grade(verdict=verdict, reward=1.0, passed=1)
+def grade(verdict: Verdict = Verdict.ACCEPTED) -> Score:
+    return Score(verdict=verdict, reward=1.0, passed=1)
 
 
 class Computation:
@@ -19,7 +18,7 @@ class Computation:
         self.running = asyncio.Event()
         self._verdict = verdict
 
-    async def __call__(self) -> Grade:
+    async def __call__(self) -> Score:
         self.started += 1
         self.running.set()
         await self.may_end.wait()
@@ -79,7 +78,7 @@ async def test_a_waiter_takes_over_when_the_first_is_cancelled() -> None:
 async def test_a_failure_reaches_only_its_own_caller() -> None:
     cache = VerdictCache(8)
 
-    async def fail() -> Grade:
+    async def fail() -> Score:
         raise OSError("broken")
 
     with pytest.raises(OSError, match="broken"):

@@ -125,10 +125,10 @@ class Score:
     """A grader's whole answer.
 
     Attributes:
-        job_id: copied from the job.
         verdict: how it ended; for several tests the first failure.
         reward: what the policy or the grader gives, None when grading itself failed
             (`infra_error`): an infrastructure failure is never a reward.
+        job_id: copied from the job; empty while identical answers share the score.
         passed: tests passed.
         total: tests declared.
         seconds: wall time of grading, waiting included; 0.0 when cached.
@@ -144,15 +144,15 @@ class Score:
         uses: the sandboxes that it took, a bounded number; none when cached.
     """
 
-    job_id: str
     verdict: Verdict
     reward: float | None
-    passed: int
-    total: int
-    seconds: float
-    cpu_s: float
-    detail: str
-    cached: bool
+    job_id: str = ""
+    passed: int = 0
+    total: int = 1
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    detail: str = ""
+    cached: bool = False
     run: int = 0
     first_failure: int | None = None
     tests: tuple[CheckedTest, ...] = ()

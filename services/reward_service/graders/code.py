@@ -17,9 +17,9 @@ from services.protocol.reward.grader import (
     PythonStdioGrader,
     check_tests,
 )
-from services.protocol.reward.reward_service import CompileRecord, Verdict
+from services.protocol.reward.reward_service import CompileRecord, Score, Verdict
 from services.reward_service.graders.extraction import extract_code
-from services.reward_service.grading.grade import Grade, failure, infra_failure
+from services.reward_service.grading.grade import failure, infra_failure
 from services.reward_service.grading.tools import Tools
 from services.reward_service.jailed.codec import NoText
 from services.reward_service.judging.judge import printable
@@ -39,12 +39,12 @@ _TEST_S = 0.02
 """A guess at the processor time of one test, until it is known."""
 
 
-async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Grade:
+async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
     """Find the code in an answer and run its tests; identical code is run once."""
     spec = as_code(grader)
     language = languages().get(spec.language)
     if language is None:
-        return infra_failure(f"no language is named {spec.language!r}").of(spec.total)
+        return replace(infra_failure(f"no language is named {spec.language!r}"), total=spec.total)
     tests = tests_of(spec, tools)
     if tests is None:
         return infra_failure(
@@ -53,7 +53,7 @@ async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Grade:
         )
     code = extract_code(completion, spec.template, tags=language.tags)
     if code is None:
-        return failure(Verdict.NO_CODE, "no code").of(len(tests))
+        return replace(failure(Verdict.NO_CODE, "no code"), total=len(tests))
     code = f"{spec.prelude}\n{code}" if spec.prelude else code
     job = _CodeJob(code, spec, tests, language, tools)
     grade, shared = await tools.cache.grade(job.key, job.grade)
@@ -124,7 +124,7 @@ class _CodeJob:
         self.key = _digest(code, self._tests_key, f"{_HARNESS} {tools.sandbox.tier}")
         self._compiled: CompileRecord | None = None
 
-    async def grade(self) -> Grade:
+    async def grade(self) -> Score:
         """Run it. What fails on our side is `infra_error`."""
         try:
             grade = await self._in_a_worker()
@@ -141,9 +141,9 @@ class _CodeJob:
             grade = infra_failure(str(problem))
         else:
             self._tools.failures_in_a_row = 0
-        return grade.of(len(self._tests))
+        return replace(grade, total=len(self._tests))
 
-    async def _in_a_worker(self) -> Grade:
+    async def _in_a_worker(self) -> Score:
         async with self._tools.sandbox.worker(self._tests_key, self._estimate_s()) as worker:
             return await self._run(worker)
 
@@ -151,7 +151,7 @@ class _CodeJob:
         guess = _TEST_S * len(self._tests)
         return self._tools.estimates.cpu_s(self._tests_key, self._language.name, default=guess)
 
-    async def _run(self, worker: SandboxWorker) -> Grade:
+    async def _run(self, worker: SandboxWorker) -> Score:
         compiled = await self._compile()
         if compiled is not None and compiled.binary is None:
             detail = printable(compiled.record.message)
@@ -172,7 +172,7 @@ class _CodeJob:
         self._count(trial)
         return grade
 
-    def _graded(self, trial: Trial) -> Grade:
+    def _graded(self, trial: Trial) -> Score:
         failed = next((t for t in trial.checked if t.verdict is not Verdict.ACCEPTED), None)
         passed = trial.passed
         if failed is None and len(passed) < len(self._tests):  # the budget is used up
@@ -181,13 +181,14 @@ class _CodeJob:
             verdict, detail = Verdict.ACCEPTED, ""
         else:
             verdict, detail = failed.verdict, f"test {failed.test + 1}: {failed.detail}"[:200]
-        return Grade(
+        return Score(
             verdict=verdict,
             reward=policy_reward(self._spec.policy, self._tests, passed),
             passed=len(passed),
             cpu_s=trial.cpu_s,
             detail=detail,
             first_failure=None if failed is None else failed.test,
+            run=len(trial.checked),
             tests=tuple(trial.checked),
             **self._stamp(),
         )

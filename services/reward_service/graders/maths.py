@@ -1,10 +1,10 @@
 """Grades mathematical answers: exact, then numeric, then symbolic."""
 
 from services.protocol.reward.grader import MathsGrader
-from services.protocol.reward.reward_service import Verdict
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.extraction import without_thinking
 from services.reward_service.graders.numbers import is_reduced, last_boxed, number, plain
-from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
+from services.reward_service.grading.grade import failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -12,7 +12,7 @@ _SYMBOLIC = "services.reward_service.graders.symbolic:same"
 _MOST_CHARACTERS = 2048
 
 
-async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Grade:
+async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Score:
     """Compare the answer with what is expected, the cheapest way that decides."""
     answer = final_answer(without_thinking(completion), strict=grader.strict)
     if answer is None:
@@ -55,7 +55,7 @@ def decide(answer: str, expected: list[str], *, strict: bool) -> bool | None:
     return None
 
 
-async def _symbolic(answer: str, expected: list[str], grader: MathsGrader, tools: Tools) -> Grade:
+async def _symbolic(answer: str, expected: list[str], grader: MathsGrader, tools: Tools) -> Score:
     arguments = {"answer": answer, "expected": expected}
     try:
         found = await tools.ask(_SYMBOLIC, arguments, timeout_s=grader.timeout_s)

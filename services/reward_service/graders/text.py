@@ -7,10 +7,10 @@ killed: a pattern may take for ever on a text made for it.
 from typing import Any
 
 from services.protocol.reward.grader import ExactGrader, FormatGrader, RegexGrader
-from services.protocol.reward.reward_service import Verdict
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.extraction import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
-from services.reward_service.grading.grade import Grade, failure, infra_failure, right_or_wrong
+from services.reward_service.grading.grade import failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -18,12 +18,12 @@ _TIMEOUT_S = 2.0
 _PATTERNS = "services.reward_service.graders.patterns"
 
 
-async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Grade:
+async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Score:
     """Compare the answer, or what the pattern finds in it, with the expected texts."""
     answer: str | None = without_thinking(completion)
     if grader.pattern is not None:
         found = await _in_helper("last_group", grader.pattern, str(answer), tools)
-        if isinstance(found, Grade):
+        if isinstance(found, Score):
             return found
         answer = found
     if answer is None or not answer.strip():
@@ -35,17 +35,17 @@ async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Gra
     return right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
 
 
-async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Grade:
+async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Score:
     """Look for the pattern."""
     pattern = f"(?s{'i' if grader.ignore_case else ''}:{grader.pattern})"
     answer = without_thinking(completion).strip()
     found = await _in_helper("fits" if grader.whole else "occurs", pattern, answer, tools)
-    if isinstance(found, Grade):
+    if isinstance(found, Score):
         return found
     return right_or_wrong(bool(found), "the pattern does not match")
 
 
-async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Grade:
+async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Score:
     """Check everything that the form asks for."""
     missing = format_problem(completion, grader)
     return right_or_wrong(missing is None, missing or "")

@@ -7,9 +7,9 @@ import aiohttp
 
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
-from services.protocol.reward.reward_service import Verdict
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.user_graders import finite
-from services.reward_service.grading.grade import Grade, infra_failure
+from services.reward_service.grading.grade import infra_failure
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -18,7 +18,7 @@ _MOST_REPLY_BYTES = 1 << 20
 _ATTEMPTS = 2
 
 
-async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> Grade:
+async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> Score:
     """Ask a registered function. Whatever is wrong with it is never a reward."""
     arguments = {
         "name": grader.name,
@@ -33,7 +33,7 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> G
         return infra_failure(f"grader {grader.name}: {problem}")
 
 
-async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Grade:
+async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score:
     """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`."""
     url = tools.endpoints.get(grader.name)
     if url is None:
@@ -64,8 +64,8 @@ async def _asked(url: str, body: object, session: aiohttp.ClientSession) -> floa
     return finite(answer["reward"])
 
 
-def _rewarded(reward: float) -> Grade:
+def _rewarded(reward: float) -> Score:
     """Above 0 counts as accepted: what a user's number means is theirs to say."""
     right = reward > 0
     verdict = Verdict.ACCEPTED if right else Verdict.WRONG_ANSWER
-    return Grade(verdict=verdict, reward=reward, passed=int(right))
+    return Score(verdict=verdict, reward=reward, passed=int(right))

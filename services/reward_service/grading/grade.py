@@ -1,78 +1,36 @@
-"""The outcome of grading one answer, whoever asked for it."""
+"""Scores as graders give them: of no job yet, to be shared by identical answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.protocol.reward.grader import WeightedGrader
-from services.protocol.reward.reward_service import CheckedTest, CompileRecord, Score, Verdict
+from services.protocol.reward.reward_service import Score, Verdict
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grade:
-    """A verdict that can be shared by identical answers; see `Score` for the fields."""
-
-    verdict: Verdict
-    reward: float | None
-    passed: int = 0
-    total: int = 1
-    cpu_s: float = 0.0
-    detail: str = ""
-    first_failure: int | None = None
-    tests: tuple[CheckedTest, ...] = ()
-    compile: CompileRecord | None = None
-    tier: str = ""
-    parts: "tuple[Grade, ...]" = ()
-    cached: bool = False
-
-    def score(self, job_id: str, *, seconds: float) -> Score:
-        """The score of one job; whatever was computed, `infra_error` has no reward."""
-        return Score(
-            job_id=job_id,
-            verdict=self.verdict,
-            reward=None if self.verdict is Verdict.INFRA_ERROR else self.reward,
-            passed=self.passed,
-            total=self.total,
-            seconds=seconds,
-            cpu_s=self.cpu_s,
-            detail=self.detail,
-            cached=self.cached,
-            run=len(self.tests),
-            first_failure=self.first_failure,
-            tests=self.tests,
-            compile=self.compile,
-            tier=self.tier,
-            parts=tuple(part.score(job_id, seconds=seconds) for part in self.parts),
-        )
-
-    def of(self, total: int) -> "Grade":
-        """The same for so many declared tests."""
-        return replace(self, total=total)
-
-
-def infra_failure(reason: str) -> Grade:
+def infra_failure(reason: str) -> Score:
     """Grading itself failed: there is no verdict over the answer, and no reward."""
-    return Grade(verdict=Verdict.INFRA_ERROR, reward=None, detail=reason[:200])
+    return Score(verdict=Verdict.INFRA_ERROR, reward=None, detail=reason[:200])
 
 
-def failure(verdict: Verdict, reason: str) -> Grade:
+def failure(verdict: Verdict, reason: str) -> Score:
     """The answer earned nothing."""
-    return Grade(verdict=verdict, reward=0.0, detail=reason[:200])
+    return Score(verdict=verdict, reward=0.0, detail=reason[:200])
 
 
-def right_or_wrong(right: bool, reason: str) -> Grade:
+def right_or_wrong(right: bool, reason: str) -> Score:
     """One question, answered right or not."""
     if right:
-        return Grade(verdict=Verdict.ACCEPTED, reward=1.0, passed=1)
+        return Score(verdict=Verdict.ACCEPTED, reward=1.0, passed=1)
     return failure(Verdict.WRONG_ANSWER, reason)
 
 
-def weighted(grader: WeightedGrader, parts: Sequence[Grade]) -> Grade:
+def weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
     """The weighted sum of the parts; one that cannot be graded leaves the whole ungraded."""
     for part in parts:
         if part.verdict is Verdict.INFRA_ERROR or part.reward is None:
-            return infra_failure(part.detail).of(grader.total)
+            return replace(infra_failure(part.detail), total=grader.total)
     failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
-    return Grade(
+    return Score(
         verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
         reward=sum(
             declared.weight * (part.reward or 0.0)
@@ -85,3 +43,9 @@ def weighted(grader: WeightedGrader, parts: Sequence[Grade]) -> Grade:
         tier=next((part.tier for part in parts if part.tier), ""),
         parts=tuple(parts),
     )
+
+
+def of_job(score: Score, job_id: str, *, seconds: float) -> Score:
+    """The score of one job, its parts included."""
+    parts = tuple(of_job(part, job_id, seconds=seconds) for part in score.parts)
+    return replace(score, job_id=job_id, seconds=seconds, parts=parts)

@@ -1,12 +1,11 @@
-"""Grades remembered and shared: a sample group holds many identical answers."""
+"""Scores remembered and shared: a sample group holds many identical answers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from cachetools import LRUCache
 
-from services.protocol.reward.reward_service import Verdict
-from services.reward_service.grading.grade import Grade
+from services.protocol.reward.reward_service import Score, Verdict
 
 REMEMBERED = frozenset(
     {
@@ -24,13 +23,13 @@ class VerdictCache:
     """Least recently used grades by key, and one computation at a time for each key."""
 
     def __init__(self, entries: int) -> None:
-        self._grades: LRUCache[str, Grade] = LRUCache(entries)
-        self._in_flight: dict[str, asyncio.Future[Grade | None]] = {}
+        self._grades: LRUCache[str, Score] = LRUCache(entries)
+        self._in_flight: dict[str, asyncio.Future[Score | None]] = {}
 
     def __len__(self) -> int:
         return len(self._grades)
 
-    async def grade(self, key: str, compute: Callable[[], Awaitable[Grade]]) -> tuple[Grade, bool]:
+    async def grade(self, key: str, compute: Callable[[], Awaitable[Score]]) -> tuple[Score, bool]:
         """The grade, and whether somebody else's computation gave it.
 
         Who waits for another's computation takes its place if that one is cancelled or
@@ -47,10 +46,10 @@ class VerdictCache:
             if shared is not None:
                 return shared, True
 
-    async def _compute(self, key: str, compute: Callable[[], Awaitable[Grade]]) -> Grade:
-        flight: asyncio.Future[Grade | None] = asyncio.get_running_loop().create_future()
+    async def _compute(self, key: str, compute: Callable[[], Awaitable[Score]]) -> Score:
+        flight: asyncio.Future[Score | None] = asyncio.get_running_loop().create_future()
         self._in_flight[key] = flight
-        grade: Grade | None = None
+        grade: Score | None = None
         try:
             grade = await compute()
         finally:

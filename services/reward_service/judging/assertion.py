@@ -25,31 +25,14 @@ from services.reward_service.jailed.codec import (
 _MOST_CHARACTERS = 1 << 20
 _MOST_ITEMS, _MOST_BITS = 1 << 16, 1 << 12
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = (
-    {
-        one.__name__: one
-        for one in (
-            *(abs, all, any, bool, complex, float, int, len, list),
-            *(max, min, round, sorted, str, sum, tuple),
-        )
-    }
-    | {
-        "set": lambda items=(): set(refuse_collisions(list(items))),
-        "frozenset": lambda items=(): frozenset(refuse_collisions(list(items))),
-    }
-    | {
-        f"math.{one.__name__}": one
-        for one in (
-            math.isclose,
-            math.fabs,
-            math.isnan,
-            math.isinf,
-            math.floor,
-            math.ceil,
-            math.sqrt,
-        )
-    }
-)
+_BUILTINS = (abs, all, any, bool, complex, float, int, len, list, max, min, round, sorted, str, sum)
+_OF_MATH = (math.isclose, math.fabs, math.isnan, math.isinf, math.floor, math.ceil, math.sqrt)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{one.__name__: one for one in (*_BUILTINS, tuple)},
+    **{f"math.{one.__name__}": one for one in _OF_MATH},
+    "set": lambda items=(): set(refuse_collisions(list(items))),
+    "frozenset": lambda items=(): frozenset(refuse_collisions(list(items))),
+}
 _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
