@@ -52,7 +52,7 @@ class Scoring:
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.config = config
-        self.tools = Tools.of(config)
+        self.tools = Tools(config)
         self._deadline_s = config.answer_deadline_s
         self._failures_allowed = config.failures_until_unhealthy
 

@@ -11,8 +11,8 @@ import pytest_asyncio
 from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail, jailed_sources
-from services.reward_service.sandbox import compiler
-from services.reward_service.sandbox.compiler import Compiler
+from services.reward_service.sandbox import compiler_jail
+from services.reward_service.sandbox.compiler_jail import Build, Built, CompilerJail
 from services.reward_service.scoring import Scoring
 
 NewScoring = Callable[..., Any]
@@ -44,7 +44,7 @@ async def graded(scoring: Scoring) -> Score:
 
 def lose_jails(monkeypatch: pytest.MonkeyPatch, deaths: int) -> list[str]:
     """The next so many jails of answers end the moment a source is to be compiled in them."""
-    run, lost = Compiler._run, []
+    run, lost = CompilerJail.run, []
 
     def dying(modules: Any) -> list[tuple[str, str]]:
         start = "    source, errors = descriptors\n"
@@ -55,15 +55,15 @@ def lose_jails(monkeypatch: pytest.MonkeyPatch, deaths: int) -> list[str]:
         assert any("os._exit(9)" in text for _, text in sources)
         return sources
 
-    async def lose(self: Compiler, order: dict[str, Any], *others: Any) -> dict[str, Any]:
-        if "program" not in order["command"] or len(lost) == deaths:
-            return await run(self, order, *others)
+    async def lose(self: CompilerJail, build: Build) -> Built:
+        if build.output != "program" or len(lost) == deaths:
+            return await run(self, build)
         lost.append("jail")
         with monkeypatch.context() as patched:
-            patched.setattr(compiler, "jailed_sources", dying)
-            return await run(self, order, *others)
+            patched.setattr(compiler_jail, "jailed_sources", dying)
+            return await run(self, build)
 
-    monkeypatch.setattr(Compiler, "_run", lose)
+    monkeypatch.setattr(CompilerJail, "run", lose)
     return lost
 
 

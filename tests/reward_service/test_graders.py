@@ -266,7 +266,7 @@ async def test_a_users_function_takes_a_core_while_it_runs(
         free.append(cores._free)
         return 1.0
 
-    monkeypatch.setattr(graders.tools.users, "call", call)
+    monkeypatch.setattr(graders.tools._users, "call", call)
     score = await graded(graders, "abc", kind="python", name="length", arguments={"target": 3})
     assert score.reward == 1.0
     assert (free, cores._free) == ([1], 2)

@@ -22,7 +22,7 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> S
     """Ask a registered function. Whatever is wrong with it is never a reward."""
     arguments = {
         "name": grader.name,
-        "place": tools.functions.get(grader.name),
+        "place": tools.config.graders.get(grader.name),
         "completion": completion,
         "arguments": grader.arguments,
     }
@@ -35,7 +35,7 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> S
 
 async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score:
     """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`."""
-    url = tools.endpoints.get(grader.name)
+    url = tools.config.http_graders.get(grader.name)
     if url is None:
         return infra_failure(f"no HTTP grader is named {grader.name!r}")
     body = {"completion": completion, "arguments": grader.arguments}

@@ -1,6 +1,5 @@
 """What graders work with."""
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -16,48 +15,30 @@ _ASK_S = 0.01
 """A guess at the processor time of one question to the helper."""
 
 
-@dataclass
 class Tools:
-    """Shared by all graders of one service.
+    """Shared by all graders of one service; nothing is started before it is needed.
 
     Attributes:
+        config: of the service; names the users' own graders.
         sandbox: workers for untrusted code.
-        cache: grades of code.
+        cache: scores of code.
         estimates: what was learned of tests.
-        helper: process for maths and patterns.
-        users: process for users' own functions.
         test_sets: tests that jobs name by their hash.
-        functions: where registered Python graders are, `module:function` by name.
-        endpoints: where registered HTTP graders are, URL by name.
         failures_in_a_row: answers that no sandbox could be had for since the last good one.
     """
 
-    sandbox: Sandbox
-    cache: VerdictCache
-    estimates: Estimates
-    helper: HelperProcess
-    users: HelperProcess
-    test_sets: TestSets
-    functions: dict[str, str]
-    endpoints: dict[str, str]
-    failures_in_a_row: int = 0
-    _http: aiohttp.ClientSession | None = field(default=None, init=False)
-
-    @classmethod
-    def of(cls, config: RewardServiceConfig) -> "Tools":
-        """The tools of a service; nothing is started."""
+    def __init__(self, config: RewardServiceConfig) -> None:
+        self.config = config
+        self.sandbox = Sandbox(config)
+        self.cache = VerdictCache(config.cache_entries)
+        self.estimates = Estimates(config.cache_entries)
+        self.test_sets = TestSets(max_bytes=config.test_set_mb << 20, folder=config.test_set_folder)
+        self.failures_in_a_row = 0
         own = [place.partition(":")[0] for place in config.graders.values()]
         users = ["services.reward_service.graders.user_graders", *config.grader_modules, *own]
-        return cls(
-            sandbox=Sandbox(config),
-            cache=VerdictCache(config.cache_entries),
-            estimates=Estimates(config.cache_entries),
-            helper=HelperProcess(["math_verify"], concurrency=config.slots),
-            test_sets=TestSets(max_bytes=config.test_set_mb << 20, folder=config.test_set_folder),
-            users=HelperProcess(users, concurrency=config.user_grader_processes),
-            functions=config.graders,
-            endpoints=config.http_graders,
-        )
+        self._helper = HelperProcess(["math_verify"], concurrency=config.slots)
+        self._users = HelperProcess(users, concurrency=config.user_grader_processes)
+        self._http: aiohttp.ClientSession | None = None
 
     async def ask(
         self, function: str, arguments: Any, *, timeout_s: float, of_user: bool = False
@@ -69,7 +50,7 @@ class Tools:
             HelperFailed: it raised or died.
             QueueFull: no core became free in time.
         """
-        helper = self.users if of_user else self.helper
+        helper = self._users if of_user else self._helper
         async with self.sandbox.cores.core(function, _ASK_S):
             return await helper.call(function, arguments, timeout_s=timeout_s)
 
@@ -89,5 +70,5 @@ class Tools:
     def close(self) -> None:
         """End every process."""
         self.sandbox.close()
-        self.helper.close()
-        self.users.close()
+        self._helper.close()
+        self._users.close()

@@ -3,20 +3,12 @@
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
 import shutil
-import signal
-import socket
-import stat
 import subprocess
-import tempfile
-import time
 import weakref
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cachetools import LRUCache
 
@@ -24,30 +16,23 @@ from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.reward_service import CompileRecord
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.isolation.jail import BUILD, Jail, jailed_sources, own_user_id
-from services.reward_service.isolation.seccomp_filter import build_filter
+from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
+from services.reward_service.sandbox.compiler_jail import Build, Built, CompilerJail
 from services.reward_service.sandbox.execution import (
     Binary,
     SandboxCrashed,
     SlotFailed,
     SlotLost,
-    sealed_file,
 )
 from services.reward_service.sandbox.header_cache import HeaderCache
 from services.reward_service.sandbox.scratch_folder import ScratchFolder
 
 _log = Log("reward_service")
 
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
-_INSIDE = ("/build", "/header")
-"""Where a jail with namespaces has the two folders."""
-_ERROR_BYTES, _CLOSE_S = 4096, 60.0
+_ERROR_BYTES, _VERSION_S = 4096, 60.0
 _HEADER_CPU_S, _HEADER_MB = 60, 1024
-_WALL_FACTOR, _WALL_S = 10.0, 60.0
-"""Wall seconds for each processor second of a compilation, and in addition: processor time is the
-limit, and only a compiler that hangs takes longer, however busy the machine is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +52,7 @@ class Compiler:
     """
 
     def __init__(self, config: RewardServiceConfig, jail: Jail) -> None:
-        self._config, self._jail = config, jail
+        self._config = config
         self._programs: LRUCache[str, Compiled] = LRUCache(
             config.program_cache_mb << 20, getsizeof=_size
         )
@@ -83,6 +68,7 @@ class Compiler:
             self._folder = Path(config.toolchain_dir)
             self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._folder.chmod(0o755)  # the jails' users look into it
+        self._jail = CompilerJail(config, jail, self._folder)
 
     def identity(self, language: Language) -> str:
         """What of a toolchain can change a verdict: its version and flags.
@@ -98,7 +84,7 @@ class Compiler:
                 missing = f"{language.name} needs {toolchain.compiler}, which is not here"
                 raise SlotFailed(f"{missing}: `apt-get install {toolchain.compiler}`")
             command = [path, *toolchain.version_flags]
-            done = subprocess.run(command, capture_output=True, timeout=_CLOSE_S, check=False)
+            done = subprocess.run(command, capture_output=True, timeout=_VERSION_S, check=False)
             parts = (done.stdout.decode(errors="replace"), *toolchain.flags, toolchain.header)
             self._versions[language.name] = hashlib.sha256("\0".join(parts).encode()).hexdigest()
         return self._versions[language.name]
@@ -128,35 +114,24 @@ class Compiler:
         toolchain = language.toolchain
         assert toolchain is not None
         header = await self._header(toolchain, self.identity(language))
-        flags = [*toolchain.flags]
-        if header is not None:
-            inside = _INSIDE[1] if self._jail.namespaces else str(header)
-            flags = [flag.replace("{folder}", inside) for flag in toolchain.use_header] + flags
-        limits = self._config.compile_cpu_s, self._config.compile_output_mb
-        build = partial(self._build, toolchain, flags, content, header, limits, "program")
+        build = Build(
+            toolchain=toolchain,
+            flags=(*(toolchain.use_header if header is not None else ()), *toolchain.flags),
+            source=content,
+            output="program",
+            header=header,
+            cpu_s=self._config.compile_cpu_s,
+            output_mb=self._config.compile_output_mb,
+        )
         try:
-            return self._read(await build())
+            return _compiled(await self._jail.run(build))
         except SlotLost as error:
             _log.warning("compiler_lost", reason=str(error))
             RewardMetrics.retries.inc()
         try:
-            return self._read(await build())
+            return _compiled(await self._jail.run(build))
         except SlotLost as error:
             raise SandboxCrashed(str(error)) from error
-
-    def _read(self, built: dict[str, Any]) -> Compiled:
-        output, message = built["output"], built["errors"]
-        ok = built["exit"] == 0 and output is not None
-        if built["exit"] < 0 or built["late"]:
-            message = "the compiler was stopped at a limit; " + message
-        record = CompileRecord(
-            ok=ok,
-            cpu_ms=1000 * built["cpu_s"],
-            wall_ms=1000 * built["wall_s"],
-            cached=False,
-            message="" if ok else message.strip()[:500],
-        )
-        return Compiled(binary=Binary(output) if ok else None, record=record)
 
     async def _header(self, toolchain: Toolchain, identity: str) -> Path | None:
         """The folder with the precompiled header, made by the first who needs it."""
@@ -183,156 +158,34 @@ class Compiler:
         return folder
 
     async def _build_header(self, toolchain: Toolchain) -> bytes:
-        limits = _HEADER_CPU_S, _HEADER_MB
+        build = Build(
+            toolchain=toolchain,
+            flags=toolchain.header_flags,
+            source=toolchain.header.encode(),
+            output=toolchain.header_output,
+            header=None,
+            cpu_s=_HEADER_CPU_S,
+            output_mb=_HEADER_MB,
+        )
         try:
-            built = await self._build(
-                toolchain,
-                list(toolchain.header_flags),
-                toolchain.header.encode(),
-                None,
-                limits,
-                toolchain.header_output,
-            )
+            built = await self._jail.run(build)
         except SlotLost as error:  # no answer had a part in it
             raise SlotFailed(f"the header could not be compiled: {error}") from error
-        if built["exit"] != 0 or built["output"] is None:
-            raise SlotFailed(f"the header could not be compiled: {built['errors'][:200]}")
-        content: bytes = built["output"]
-        return content
-
-    async def _build(
-        self,
-        toolchain: Toolchain,
-        flags: list[str],
-        source: bytes,
-        header: Path | None,
-        limits: tuple[int, int],
-        output: str,
-    ) -> dict[str, Any]:
-        """Run the compiler once; `output` is what it leaves, None if nothing.
-
-        Raises:
-            SlotFailed: it was never run.
-            SlotLost: its jail ended while it ran.
-        """
-        work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
-        if header is None and toolchain.header:
-            (work / Path(output).stem).write_bytes(source)
-        user_id = own_user_id() if os.geteuid() == 0 else None
-        try:
-            if user_id is not None:
-                os.chown(work, user_id, user_id)
-            order = self._order(toolchain, flags, work, header, limits, user_id)
-            mounts = ["--bind", str(work), _INSIDE[0]]
-            mounts += ["--ro-bind", str(header), _INSIDE[1]] if header is not None else []
-            built = await self._run(order, source, mounts, _WALL_FACTOR * limits[0] + _WALL_S)
-            built["output"] = _plain_file(work / output, limits[1] << 20)
-            return built
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-
-    def _order(
-        self,
-        toolchain: Toolchain,
-        flags: list[str],
-        work: Path,
-        header: Path | None,
-        limits: tuple[int, int],
-        user_id: int | None,
-    ) -> dict[str, Any]:
-        path = shutil.which(toolchain.compiler)
-        if path is None:
-            raise SlotFailed(f"{toolchain.compiler} is not here")
-        seccomp = build_filter(compiler=True)
-        inside = self._jail.namespaces
-        folder = _INSIDE[0] if inside else str(work)
-        return {
-            "command": [path, *flags],
-            "environment": {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "LC_ALL": "C"},
-            "folder": folder,
-            "readable": [] if header is None else [_INSIDE[1] if inside else str(header)],
-            "writable": ["/dev/null"],
-            "executable": list(_SYSTEM),
-            "user_id": user_id,
-            "cpu_s": limits[0],
-            "memory": self._config.compile_memory_mb << 20,
-            "output": limits[1] << 20,
-            "processes": self._jail.processes,
-            "filter": (seccomp.program.hex(), seccomp.own_pid_at),
-        }
-
-    async def _run(
-        self, order: dict[str, Any], source: bytes, mounts: list[str], wall_s: float
-    ) -> dict[str, Any]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        given, errors = sealed_file(source), os.memfd_create("errors", os.MFD_CLOEXEC)
-        started = time.monotonic()
-        process: subprocess.Popen[bytes] | None = None
-        try:
-            with theirs:
-                process = self._jail.start(theirs, "millrace-build", errors, mounts)
-            ours.send(json.dumps(jailed_sources(BUILD)).encode())
-            socket.send_fds(ours, [json.dumps(order).encode()], [given, errors])
-            hello, _ = await _reply(ours, self._config.slot_start_s)
-            reply, late = await _last_reply(ours, wall_s) if "confined" in hello else (hello, False)
-            said = os.pread(errors, _ERROR_BYTES, 0).decode(errors="replace")
-            if "confined" not in hello or "failed" in reply:
-                raise SlotFailed(f"the compiler's jail: {reply.get('failed', said[-200:])}")
-            facts = {"exit": reply.get("exit", -9), "cpu_s": reply.get("cpu_s", 0.0)}
-            wall = time.monotonic() - started
-            return {**facts, "wall_s": wall, "errors": said, "late": late}
-        except OSError as error:
-            raise SlotFailed(f"the compiler's jail: {error}") from error
-        finally:
-            ours.close()
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait(_CLOSE_S)
-            os.close(given)
-            os.close(errors)
+        if built.output is None:
+            raise SlotFailed(f"the header could not be compiled: {built.errors[:200]}")
+        return built.output
 
 
-async def _reply(control: socket.socket, wall_s: float) -> tuple[dict[str, Any], bool]:
-    """What the jail said, and whether it was too late."""
-    try:
-        async with asyncio.timeout(wall_s):
-            message = await asyncio.get_running_loop().sock_recv(control, 1 << 16)
-    except TimeoutError:
-        return {}, True
-    return (json.loads(message) if message else {}), False
-
-
-async def _last_reply(control: socket.socket, wall_s: float) -> tuple[dict[str, Any], bool]:
-    """The same of a jail in which a source was compiled.
-
-    Raises:
-        SlotLost: it ended without a word.
-    """
-    try:
-        reply, late = await _reply(control, wall_s)
-    except (OSError, ValueError) as error:
-        raise SlotLost(f"the compiler's jail: {type(error).__name__}: {error}") from error
-    if not (reply or late):
-        raise SlotLost("the compiler's jail hung up")
-    return reply, late
-
-
-def _plain_file(path: Path, most: int) -> bytes | None:
-    """The content of a file that the compiler left; a link or anything odd counts as none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode) or not 0 < facts.st_size <= most:
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most)
-    finally:
-        os.close(descriptor)
+def _compiled(built: Built) -> Compiled:
+    message = "the compiler was stopped at a limit; " if built.stopped else ""
+    record = CompileRecord(
+        ok=built.output is not None,
+        cpu_ms=1000 * built.cpu_s,
+        wall_ms=1000 * built.wall_s,
+        cached=False,
+        message="" if built.output is not None else (message + built.errors).strip()[:500],
+    )
+    return Compiled(binary=None if built.output is None else Binary(built.output), record=record)
 
 
 def _size(compiled: Compiled) -> int:
