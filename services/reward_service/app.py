@@ -23,8 +23,8 @@ _TARGET_S = 10.0
 """Queued CPU-seconds of a replica at which another is worth its start."""
 
 _UP_S, _DOWN_S = 10.0, 60.0
-"""How long more, or fewer, replicas must be wanted: batches of answers come in bursts, and a
-replica starts in seconds. Serve's own would keep an idle one for ten minutes."""
+"""Seconds for which more, or fewer, replicas must be wanted: batches of answers come in bursts, and
+a replica starts in seconds. Serve's own would keep an idle one for ten minutes."""
 
 
 class RewardReplica:

@@ -50,7 +50,7 @@ class GradeRequest(StrictModel):
 
 
 class _UnknownTestSet(InvalidInput):
-    """Nobody has handed this set over to this replica, or it has forgotten it."""
+    """This replica does not have the test set, or no longer."""
 
 
 def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
@@ -118,7 +118,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 
 def closed_api() -> FastAPI:
-    """What a service serves that is not told who may use it: the same refusal everywhere."""
+    """The API of a service without `access` in its args: it refuses every request."""
     app = FastAPI(openapi_url=None)
 
     @app.api_route("/{path:path}", methods=["GET", "POST", "PUT"])

@@ -29,7 +29,7 @@ from services.reward_service.graders.users import grade_http, grade_python
 from services.reward_service.grading.grade import infra_failure, of_job, weighted
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
-from services.reward_service.sandbox.sandbox import Sandbox, noted_uses
+from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
 from services.side_by_side import cancel
 
 _log = Log("reward_service")
@@ -77,7 +77,7 @@ class Scoring:
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does.
 
-        Takes at most `answer_deadline_s`: a job that is not graded by then is given up.
+        Takes at most `answer_deadline_s`: a job that is not graded by then is cancelled.
         """
         return await asyncio.gather(*(self._score(job) for job in jobs))
 
@@ -95,7 +95,7 @@ class Scoring:
         self.tools.close()
 
     async def _score(self, job: ScoreJob) -> Score:
-        with noted_uses() as uses, tracing.span("grade", tracing.of(job.trace)) as span:
+        with recorded_uses() as uses, tracing.span("grade", tracing.of(job.trace)) as span:
             score = await self._score_one(job)
             span.set(kind=job.grader.kind, verdict=str(score.verdict), cached=score.cached)
             span.set(passed=score.passed, total=score.total)
@@ -107,7 +107,7 @@ class Scoring:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._deadline_s):
-                await self.sandbox.cores.room()
+                await self.sandbox.cores.wait_for_capacity()
                 grade = await self._grade(job.completion, job.grader)
                 if grade.reward is not None and not math.isfinite(grade.reward):
                     grade = self._ungraded(job, f"its reward is {grade.reward}")

@@ -169,7 +169,7 @@ ON_THE_VERDICT = {
         'puts("{\\"verdict\\": \\"accepted\\", \\"reward\\": 1.0}"); return false;'
     ),
     "a forged answer of the slot": does(
-        'const char* s = "{\\"exit\\": 0, \\"killed\\": null, \\"armed\\": true, \\"cpu_s\\": 0, \\"wall_s\\": 0, \\"peak_kb\\": 1}";'
+        'const char* s = "{\\"exit\\": 0, \\"killed\\": null, \\"confined\\": true, \\"cpu_s\\": 0, \\"wall_s\\": 0, \\"peak_kb\\": 1}";'
         "for (int d = 2; d < 1024; d++) if (write(d, s, strlen(s)) < 0) continue; return false;"
     ),
     "a forged report": does('return write(3, "=1\\n=1\\n", 6) < 0;'),

@@ -10,7 +10,7 @@ from services.protocol.reward.assert_tests import called_function, known_definit
 from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.jailed.codec import as_plain, encode
-from services.reward_service.judging.assertion import taken_apart
+from services.reward_service.judging.assertion import parse_assertion
 from services.reward_service.scoring import Scoring
 
 service = pytest.mark.asyncio(loop_scope="session")
@@ -100,7 +100,7 @@ HOLDS = [
 def test_an_assert_over_one_call_means_outside_what_it_means_in_python(
     source: str, right: Any, wrong: Any
 ) -> None:
-    assertion = taken_apart(source, "f")
+    assertion = parse_assertion(source, "f")
     if source.startswith("import"):
         assert assertion is None
         return
@@ -142,19 +142,19 @@ def test_an_assert_over_one_call_means_outside_what_it_means_in_python(
     ],
 )
 def test_any_other_assert_is_run_as_code_elsewhere(source: str) -> None:
-    assert taken_apart(source, "f") is None
+    assert parse_assertion(source, "f") is None
 
 
 def test_a_method_is_called_on_a_new_object_in_all_its_ways() -> None:
     for call in ("candidate(1, b=2)", "S().g(1, b=2)"):
-        found = taken_apart(f"assert {call} == 3", "S.g")
+        found = parse_assertion(f"assert {call} == 3", "S.g")
         assert found is not None
         assert found.arguments == encode(([1], {"b": 2}))
 
 
 def test_a_set_that_would_take_quadratic_time_is_refused() -> None:
     alike = [n * (2**61 - 1) for n in range(2000)]
-    assertion = taken_apart("assert set(f()) == {1}", "f")
+    assertion = parse_assertion("assert set(f()) == {1}", "f")
     assert assertion is not None
     assert not assertion.holds(encode(alike))
     assert not assertion.holds(encode(set(alike)))

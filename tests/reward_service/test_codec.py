@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from services.reward_service.isolation import jail
 from services.reward_service.isolation.jail import SLOT, jailed_sources
-from services.reward_service.jailed.codec import MAX_DEPTH, NotAText, NoText, decode, encode
+from services.reward_service.jailed.codec import (
+    MAX_DEPTH,
+    NotDecodable,
+    NotEncodable,
+    decode,
+    encode,
+)
 
 
 class Anything:
@@ -78,7 +84,7 @@ def test_equal_values_have_one_text() -> None:
 
 @pytest.mark.parametrize("value", [Anything(), Liar(1), {b"x"}, b"x", object, [Anything()]])
 def test_what_is_not_plain_data_has_no_text(value: object) -> None:
-    with pytest.raises(NoText):
+    with pytest.raises(NotEncodable):
         encode(value)
 
 
@@ -118,19 +124,19 @@ def test_two_values_share_a_text_only_if_they_are_equal(one: object, other: obje
 @given(st.text(alphabet='if0x1,:"[](){}<>\\uTrueNone-', max_size=30))
 @settings(max_examples=300, deadline=None)
 def test_any_other_text_is_refused_and_never_breaks_the_reader(text: str) -> None:
-    with contextlib.suppress(NotAText):
+    with contextlib.suppress(NotDecodable):
         decode(text)
 
 
 def test_a_text_nested_too_deeply_is_refused() -> None:
-    with pytest.raises(NotAText, match="deeper"):
+    with pytest.raises(NotDecodable, match="deeper"):
         decode("[" * 5000 + "]" * 5000)
 
 
 def test_a_cycle_has_no_text() -> None:
     cycle: list[object] = []
     cycle.append(cycle)
-    with pytest.raises(NoText, match=str(MAX_DEPTH)):
+    with pytest.raises(NotEncodable, match=str(MAX_DEPTH)):
         encode(cycle)
 
 

@@ -21,7 +21,7 @@ from services.protocol.reward.reward_service import CompileRecord, Score, Verdic
 from services.reward_service.graders.extraction import extract_code
 from services.reward_service.grading.grade import failure, infra_failure
 from services.reward_service.grading.tools import Tools
-from services.reward_service.jailed.codec import NoText
+from services.reward_service.jailed.codec import NotEncodable
 from services.reward_service.judging.judge import printable
 from services.reward_service.judging.trial import Trial, policy_reward
 from services.reward_service.languages import Language, languages
@@ -108,7 +108,7 @@ def tests_of(spec: CodeGrader, tools: Tools) -> list[CodeTest] | None:
 
 
 class _CodeJob:
-    """One answer's code, to be graded once for all who ask."""
+    """One answer's code, graded once for all jobs with the same code."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class _CodeJob:
             grade = failure(Verdict.CRASHED_SANDBOX, f"lost its sandbox twice: {crash}")
         except QueueFull as full:
             grade = infra_failure(str(full))
-        except NoText as odd:
+        except NotEncodable as odd:
             grade = infra_failure(f"an expected value cannot be compared: it is {odd}")
         except SlotFailed as problem:
             _log.warning("slot_failed", reason=str(problem))

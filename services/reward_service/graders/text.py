@@ -52,7 +52,7 @@ async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Score
 
 
 def format_problem(completion: str, grader: FormatGrader) -> str | None:
-    """What is wrong with the form, None if nothing is."""
+    """The first fault of the form, None if it is right."""
     if grader.max_characters is not None and len(completion) > grader.max_characters:
         return f"longer than {grader.max_characters} characters"
     at = 0

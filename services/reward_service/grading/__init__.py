@@ -1,1 +1,1 @@
-"""What every grader is given: tools, test sets, the verdict cache."""
+"""Shared by all graders: tools, test sets, the verdict cache."""

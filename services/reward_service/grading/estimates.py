@@ -1,4 +1,4 @@
-"""What the service learns of tests: how long answers take, and which tests fail."""
+"""Running estimates for sets of tests: how long answers take, and which tests fail."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""Scores as graders give them: of no job yet, to be shared by identical answers."""
+"""Scores as graders return them: without a job, so that identical answers share them."""
 
 from collections.abc import Sequence
 from dataclasses import replace

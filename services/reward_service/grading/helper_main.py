@@ -30,7 +30,7 @@ def main() -> None:
     try:
         for name in sys.argv[2:]:
             importlib.import_module(name)
-    except Exception as error:  # noqa: BLE001 - the edge: a module of the user's, said to the service
+    except Exception as error:  # noqa: BLE001 - the edge: a module of the user's, reported to the service
         control.send(f"{type(error).__name__}: {error}"[:500].encode())
         return
     control.send(b"ready")
@@ -129,7 +129,7 @@ def _run(stream: socket.socket) -> None:
             request = json.loads(incoming.read())
         value = _function(request["function"])(request["arguments"])
         reply = json.dumps({"value": value})
-    except BaseException as error:  # noqa: BLE001 - the edge of the child: told to the service
+    except BaseException as error:  # noqa: BLE001 - the edge of the child: reported to the service
         reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
     with contextlib.suppress(OSError):
         stream.sendall(reply.encode())

@@ -48,7 +48,7 @@ class TestSets:
         return len(tests)
 
     def get(self, name: str) -> list[CodeTest] | None:
-        """The tests of a set, None if nobody has handed it over."""
+        """The tests of a set, None if it was never handed over."""
         if name in self._sets:
             return self._sets[name][1]
         file = None if self._folder is None else self._folder / f"{name}.json"

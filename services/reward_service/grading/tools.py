@@ -1,4 +1,4 @@
-"""What graders work with."""
+"""The sandbox, caches and helper processes that graders share."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ class Tools:
     async def ask(
         self, function: str, arguments: Any, *, timeout_s: float, of_user: bool = False
     ) -> Any:
-        """Call a function of ours, or one of a user's, in its helper, on a core of its own.
+        """Call one of our functions, or a user's, in its helper process, on a core of its own.
 
         Raises:
             HelperTimeout: it was killed at its deadline.

@@ -30,10 +30,10 @@ class VerdictCache:
         return len(self._grades)
 
     async def grade(self, key: str, compute: Callable[[], Awaitable[Score]]) -> tuple[Score, bool]:
-        """The grade, and whether somebody else's computation gave it.
+        """The score, and whether another call computed it.
 
-        Who waits for another's computation takes its place if that one is cancelled or
-        raises. What `compute` raises is raised to its own caller only.
+        A call that waits for another's computation takes its place if that one is cancelled or
+        raises. An exception of `compute` reaches its own caller only.
         """
         while True:
             if key in self._grades:

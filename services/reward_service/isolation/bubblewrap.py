@@ -93,7 +93,7 @@ def _roots_alone(found: str) -> str:
 def _packaged() -> str:
     """The `bwrap` of the Python package, if it is still the one that was installed.
 
-    Who may write there could change this code as well, so that owner and mode are not asked.
+    Owner and mode are not checked: a user who may write there could change this code as well.
 
     Raises:
         NoBubblewrap: the package is missing, has no executable, or a file of it was changed.
@@ -122,7 +122,7 @@ def _is_as_recorded(file: metadata.PackagePath) -> bool:
 
 
 def _version(path: str) -> tuple[int, ...]:
-    """What an executable says of itself, if it is new enough.
+    """The version of an executable that is new enough.
 
     Raises:
         NoBubblewrap: it does not run, says something else, or is too old.

@@ -112,7 +112,7 @@ class Jail:
         )
 
     def settings(self, seccomp: SeccompFilter) -> dict[str, Any]:
-        """What the fork server is told before it confines itself."""
+        """The fork server's settings, which it reads before it confines itself."""
         as_root = os.geteuid() == 0
         programs = build_filter(programs=True)
         return {
@@ -132,7 +132,7 @@ class Jail:
     @property
     def processes(self) -> int:
         """Most processes and threads of a slot's user, counted by the kernel over all of them,
-        so that a shared user needs room for the others."""
+        so that a user shared by slots needs more."""
         shares_user = os.geteuid() != 0 and not self.namespaces
         return _SHARED_USER_THREADS if shares_user else _THREADS
 

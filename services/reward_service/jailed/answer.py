@@ -17,10 +17,10 @@ from typing import Any
 
 from services.reward_service.jailed import tester
 from services.reward_service.jailed.callee import serve_calls
-from services.reward_service.jailed.codec import NoText, as_plain, decode_call, encode
+from services.reward_service.jailed.codec import NotEncodable, as_plain, decode_call, encode
 from services.reward_service.jailed.line_pipe import LinePipe
 
-VALUE, ODD_VALUE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
+VALUE, NOT_ENCODABLE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
 """First letter of a report line: a result, a result without a text, an exception in a call,
 code that does not compile, memory used up."""
 
@@ -40,8 +40,8 @@ def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]
     report = _reporter(report_fd)
     _renew_standard_streams()
     if "tests" in payload:
-        max_bytes, patience_s = payload["max_bytes"], payload["patience_s"]
-        pipe = LinePipe(*channel, max_bytes=max_bytes, patience_s=patience_s)
+        max_bytes, timeout_s = payload["max_bytes"], payload["timeout_s"]
+        pipe = LinePipe(*channel, max_bytes=max_bytes, timeout_s=timeout_s)
         tester.run_tests(payload, pipe, report)
         return 0
     random.seed(0)  # the same answer must get the same verdict every time
@@ -119,8 +119,8 @@ def _make_calls(find: Callable[[], Any], payload: dict[str, Any], report: Report
         result = function(*positional, **named)
         try:
             report(VALUE, encode(as_plain(result) if payload["as_plain"] else result))
-        except NoText as odd:
-            report(ODD_VALUE, str(odd))
+        except NotEncodable as odd:
+            report(NOT_ENCODABLE, str(odd))
 
 
 def find_function(module: types.ModuleType, entry_point: str) -> Any:

@@ -1,6 +1,6 @@
 """Answers the calls that tests in another jail make: the answer's side of asserts.
 
-The answer's code learns the arguments and nothing else. What it sends, by whatever way, is
+The answer's code learns the arguments and nothing else. Whatever it sends is
 data that the tests' side reads into plain values.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from services.reward_service.jailed.codec import (
-    NoText,
+    NotEncodable,
     as_plain,
     decode_call,
     encode,
@@ -16,7 +16,7 @@ from services.reward_service.jailed.codec import (
 )
 from services.reward_service.jailed.line_pipe import HungUp, LinePipe
 
-VALUE, ODD_VALUE, RAISED = "=", "?", "!"
+VALUE, NOT_ENCODABLE, RAISED = "=", "?", "!"
 """First letter of a reply: a result and the arguments if the call changed them, a result without
 a text, an exception's class and message."""
 
@@ -44,8 +44,8 @@ def _reply(find: Callable[[], Any], call: str) -> str:
         return RAISED + encode([type(error).__name__[:100], _message(error)])
     try:
         return VALUE + encode((result, _changed(call, positional, named)))
-    except NoText as odd:
-        return f"{ODD_VALUE}{encode(str(odd))}"
+    except NotEncodable as odd:
+        return f"{NOT_ENCODABLE}{encode(str(odd))}"
 
 
 def _changed(call: str, positional: list[Any], named: dict[str, Any]) -> list[Any] | None:
@@ -53,7 +53,7 @@ def _changed(call: str, positional: list[Any], named: dict[str, Any]) -> list[An
     after: list[Any] = as_plain(positional)
     try:
         return None if encode_call(after, as_plain(named)) == call else after
-    except NoText:
+    except NotEncodable:
         return None
 
 

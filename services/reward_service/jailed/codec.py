@@ -30,11 +30,11 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 """How a built-in class has the value of an object of a subclass."""
 
 
-class NoText(ValueError):
+class NotEncodable(ValueError):
     """The value is of a type, or nested to a depth, that no expected value can have."""
 
 
-class NotAText(ValueError):
+class NotDecodable(ValueError):
     """Not what `encode` writes."""
 
 
@@ -42,7 +42,7 @@ def encode_call(positional: list[Any], named: dict[str, Any]) -> str:
     """Arguments as one text: the list alone, or a tuple with those that are given by name.
 
     Raises:
-        NoText: one of them is not plain data.
+        NotEncodable: one of them is not plain data.
     """
     return encode((positional, named) if named else positional)
 
@@ -51,7 +51,7 @@ def decode_call(text: str) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a text of `encode_call`.
 
     Raises:
-        NotAText: it is something else.
+        NotDecodable: it is something else.
     """
     given = decode(text)
     return given if isinstance(given, tuple) else (given, {})
@@ -85,11 +85,11 @@ def encode(value: Any, depth: int = MAX_DEPTH) -> str:
     exact, the two zeros alike. Sets and dictionaries are sorted by their items' texts.
 
     Raises:
-        NoText: the value is not plain data.
+        NotEncodable: the value is not plain data.
     """
     kind = type(value)
     if depth == 0:
-        raise NoText(f"nested deeper than {MAX_DEPTH}")
+        raise NotEncodable(f"nested deeper than {MAX_DEPTH}")
     if value is None or kind is bool:
         return str(value)
     if kind is int:
@@ -108,23 +108,23 @@ def encode(value: Any, depth: int = MAX_DEPTH) -> str:
     if kind is dict:
         pairs = ((encode(k, depth - 1), encode(v, depth - 1)) for k, v in value.items())
         return "{" + ",".join(f"{key}:{text}" for key, text in sorted(pairs)) + "}"
-    raise NoText(f"of type {kind.__name__}")
+    raise NotEncodable(f"of type {kind.__name__}")
 
 
 def decode(text: str) -> Any:
     """The value of a text; sets come back frozen where they must be hashable.
 
     Raises:
-        NotAText: it is something else.
+        NotDecodable: it is something else.
     """
     try:
         value, end = _value(text, 0, MAX_DEPTH)
-    except NotAText:
+    except NotDecodable:
         raise
     except (ValueError, TypeError, IndexError, OverflowError) as error:
-        raise NotAText(str(error)) from None
+        raise NotDecodable(str(error)) from None
     if end != len(text):
-        raise NotAText(f"something follows the value at {end}")
+        raise NotDecodable(f"something follows the value at {end}")
     return value
 
 
@@ -134,20 +134,20 @@ def refuse_collisions(items: list[Any]) -> list[Any]:
     Equal hashes of unequal integers are easily made: CPython takes them modulo 2**61 - 1.
 
     Raises:
-        NotAText: there are too many.
+        NotDecodable: there are too many.
         TypeError: one cannot be hashed.
     """
     hashes = len({hash(item) for item in items})
     if len(items) - hashes <= _MOST_COLLISIONS:
         return items
     if len({encode(item) for item in items}) - hashes > _MOST_COLLISIONS:  # not just equal
-        raise NotAText("too many items of a set share a hash")
+        raise NotDecodable("too many items of a set share a hash")
     return items
 
 
 def _value(text: str, at: int, depth: int, *, hashed: bool = False) -> tuple[Any, int]:
     if depth == 0:
-        raise NotAText(f"nested deeper than {MAX_DEPTH}")
+        raise NotDecodable(f"nested deeper than {MAX_DEPTH}")
     first = text[at]
     if first == '"':
         return _string(text, at)
@@ -166,7 +166,7 @@ def _value(text: str, at: int, depth: int, *, hashed: bool = False) -> tuple[Any
     if first == "c":
         real, imaginary = (float.fromhex(part[1:]) for part in word[1:].split(";"))
         return complex(real, imaginary), end
-    raise NotAText(f"no value at {at}")
+    raise NotDecodable(f"no value at {at}")
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
@@ -184,12 +184,12 @@ def _collection(text: str, at: int, depth: int, *, hashed: bool) -> tuple[Any, i
     while text[at] != closing:
         if items:
             if text[at] != ",":
-                raise NotAText(f"no comma at {at}")
+                raise NotDecodable(f"no comma at {at}")
             at += 1
         item, at = _value(text, at, depth - 1, hashed=keys)
         if opening == "{":
             if text[at] != ":":
-                raise NotAText(f"no colon at {at}")
+                raise NotDecodable(f"no colon at {at}")
             value, at = _value(text, at + 1, depth - 1, hashed=hashed)
             item = (item, value)
         items.append(item)

@@ -28,14 +28,14 @@ class LinePipe:
         read_fd: where the other side's lines come from.
         write_fd: where lines go.
         max_bytes: longest line that is received.
-        patience_s: seconds that all waiting together may take; None for any time.
+        timeout_s: seconds that all waiting together may take; None for any time.
     """
 
     def __init__(
-        self, read_fd: int, write_fd: int, *, max_bytes: int, patience_s: float | None = None
+        self, read_fd: int, write_fd: int, *, max_bytes: int, timeout_s: float | None = None
     ) -> None:
         self._read_fd, self._write_fd, self._most_bytes = read_fd, write_fd, max_bytes
-        self._left_s = patience_s
+        self._left_s = timeout_s
         self._received = bytearray()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it shall be a HungUp
         flags = fcntl.fcntl(write_fd, fcntl.F_GETFL)

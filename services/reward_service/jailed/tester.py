@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from services.reward_service.jailed import callee
 from services.reward_service.jailed.codec import (
-    NotAText,
-    NoText,
+    NotDecodable,
+    NotEncodable,
     as_plain,
     decode,
     encode_call,
@@ -61,7 +61,7 @@ class Answer:
             raise _Fault
         try:
             text = encode_call(as_plain([*positional]), as_plain(named))
-        except NoText as odd:
+        except NotEncodable as odd:
             if self.replies:  # it may have come from the answer
                 self._end(FAILED, f"an argument is {odd}")
             raise _Broken(f"an argument is {odd}") from None
@@ -92,7 +92,7 @@ class Answer:
             if reply.startswith(callee.RAISED):
                 name, message = value
                 error, self.said = _exception(name, message), f"{name}: {message}"
-        except (NotAText, TypeError, ValueError):
+        except (NotDecodable, TypeError, ValueError):
             self._end(FAILED, "its result cannot be read")
         if error is None:
             self._end(FAILED, f"its result is {value}")

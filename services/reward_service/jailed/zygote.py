@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 from services.reward_service.jailed import answer, confine
 from services.reward_service.jailed.preloaded import PRELOADED
 
-PROGRAM_FD, STDLIB_FD, ARMED_FD = 59, 60, 61
+PROGRAM_FD, STDLIB_FD, CONFINED_FD = 59, 60, 61
 REPORT_FD, CHANNEL_FDS = 3, (4, 5)
 _CONFINED_S = 60.0
 """For a child to confine itself: only a hang takes longer, however busy the machine is."""
-_ARMED = struct.Struct("=d")
-"""What a confined child says before it runs the answer: the processor seconds it took so far."""
+_CONFINED = struct.Struct("=d")
+"""A confined child's message before it runs the answer: the processor seconds it has used."""
 
 
 def main(control: socket.socket) -> None:
@@ -71,9 +71,9 @@ class ForkServer:
         )
         confine.use_one_malloc_arena()
         confine.drop_privileges(settings["user_id"])
-        self._armed, writer = os.pipe()
-        os.set_blocking(self._armed, False)
-        os.dup2(writer, ARMED_FD)
+        self._confined, writer = os.pipe()
+        os.set_blocking(self._confined, False)
+        os.dup2(writer, CONFINED_FD)
         os.close(writer)
         gc.collect()
         gc.freeze()
@@ -100,7 +100,7 @@ class ForkServer:
             self._become_answer(order, descriptors)
         handle = os.pidfd_open(child)
         try:
-            own_cpu_s = self._wait_until_armed(child, handle)
+            own_cpu_s = self._wait_until_confined(child, handle)
             began, killed = time.monotonic(), None
             if own_cpu_s is not None:  # the limits are the answer's, and it begins now
                 other = descriptors[-2] if order["channel"] else None
@@ -116,26 +116,26 @@ class ForkServer:
             "exit": ended,
             # A process that was ending by itself when its limit came was not killed.
             "killed": killed if ended == -signal.SIGKILL else None,
-            "armed": own_cpu_s is not None,
+            "confined": own_cpu_s is not None,
             "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - (own_cpu_s or 0.0)),
             "wall_s": time.monotonic() - began,
             "peak_kb": usage.ru_maxrss,
         }
 
-    def _wait_until_armed(self, child: int, handle: int) -> float | None:
-        """Wait until the child is confined, in a way no answer can take back.
+    def _wait_until_confined(self, child: int, handle: int) -> float | None:
+        """Wait until the child is confined; no answer can forge its message.
 
         Returns:
             Processor seconds of the child until then; None if it ended or hung before.
         """
         waiting = select.poll()
-        for descriptor in (handle, self._armed, self._control.fileno()):
+        for descriptor in (handle, self._confined, self._control.fileno()):
             waiting.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in waiting.poll(1000 * _CONFINED_S)}
         if self._control.fileno() in ready:
             self._leave(child)
         try:
-            return float(_ARMED.unpack(os.read(self._armed, _ARMED.size))[0])
+            return float(_CONFINED.unpack(os.read(self._confined, _CONFINED.size))[0])
         except BlockingIOError:
             os.kill(child, signal.SIGKILL)
             return None
@@ -145,7 +145,7 @@ class ForkServer:
     ) -> str | None:
         """Wait for the child and kill it at a limit; None if it ended by itself.
 
-        The limits are `cpu`, `wall`, and `left`: the jail at the other end of its channel,
+        The limits are `cpu`, `wall`, and `peer_ended`: the jail at the other end of its channel,
         of which `other` is the descriptor to read from, ended and the child did not.
         """
         child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
@@ -164,7 +164,7 @@ class ForkServer:
             wall_left = deadline - time.monotonic()
             if cpu_left <= 0 or wall_left <= 0:
                 os.kill(child, signal.SIGKILL)
-                return "cpu" if cpu_left <= 0 else "left" if left else "wall"
+                return "cpu" if cpu_left <= 0 else "peer_ended" if left else "wall"
             wait_s = max(0.001, min(cpu_left, wall_left))
             ready = {descriptor for descriptor, _ in waiting.poll(1000 * wait_s)}
             if handle in ready:
@@ -173,7 +173,7 @@ class ForkServer:
                 self._leave(child)
             if other in ready:
                 waiting.unregister(other)
-                left, deadline = True, min(deadline, time.monotonic() + order["left_s"])
+                left, deadline = True, min(deadline, time.monotonic() + order["peer_ended_s"])
 
     @staticmethod
     def _leave(child: int) -> NoReturn:
@@ -200,8 +200,8 @@ class ForkServer:
             )
             kind = "program" if order["program"] else "source"
             confine.seal(self._ruleset, *self._filters[kind])
-            os.write(ARMED_FD, _ARMED.pack(time.process_time()))
-            os.closerange(ARMED_FD, 1 << 16)
+            os.write(CONFINED_FD, _CONFINED.pack(time.process_time()))
+            os.closerange(CONFINED_FD, 1 << 16)
             os.close(self._ruleset)
             if order["program"]:
                 os.close(payload_fd)
@@ -223,7 +223,7 @@ class ForkServer:
         places += CHANNEL_FDS if order["channel"] else []
         for place, descriptor in zip(places, rest, strict=True):
             os.dup2(descriptor, place, inheritable=place != PROGRAM_FD)
-        kept = sorted({payload, self._ruleset, STDLIB_FD, ARMED_FD, *places[4:]})
+        kept = sorted({payload, self._ruleset, STDLIB_FD, CONFINED_FD, *places[4:]})
         start = REPORT_FD + 1
         for descriptor in kept:
             os.closerange(start, descriptor)
@@ -234,9 +234,9 @@ class ForkServer:
 
 def _clear_low_descriptors(control: socket.socket) -> socket.socket:
     """Move the control socket up and hold the numbers that children give a meaning."""
-    moved = fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, ARMED_FD + 1)
+    moved = fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, CONFINED_FD + 1)
     control.close()
-    for number in (REPORT_FD, *CHANNEL_FDS, PROGRAM_FD, STDLIB_FD, ARMED_FD):
+    for number in (REPORT_FD, *CHANNEL_FDS, PROGRAM_FD, STDLIB_FD, CONFINED_FD):
         os.dup2(0, number)
     return socket.socket(fileno=moved)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from services.protocol.reward.assert_tests import CANDIDATE, parsed
 from services.reward_service.jailed.codec import (
-    NotAText,
-    NoText,
+    NotDecodable,
+    NotEncodable,
     decode,
     encode_call,
     refuse_collisions,
@@ -89,12 +89,12 @@ class Assertion:
             return False
         try:
             return bool(_value(self.expression, self.call, decode(text)))
-        except (NotAText, ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
+        except (NotDecodable, ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
             return False
 
 
 @lru_cache(maxsize=1 << 14)
-def taken_apart(source: str, entry_point: str) -> Assertion | None:
+def parse_assertion(source: str, entry_point: str) -> Assertion | None:
     """The one assert of a source, None if it is not one that can be taken apart."""
     body = parsed(source, "asserts").body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
@@ -110,7 +110,7 @@ def taken_apart(source: str, entry_point: str) -> Assertion | None:
         named = {str(one.arg): _value(one.value) for one in call.keywords}
         _look_through(expression, call)
         arguments = encode_call(positional, named)
-    except (_NotUnderstood, NoText, ArithmeticError, LookupError, TypeError, ValueError):
+    except (_NotUnderstood, NotEncodable, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     return Assertion(arguments=arguments, expression=expression, call=call)
 

@@ -20,12 +20,12 @@ from services.protocol.reward.code_tests import (
 from services.protocol.reward.reward_service import Limits, Verdict
 from services.reward_service.jailed.answer import (
     NO_MEMORY,
-    ODD_VALUE,
+    NOT_ENCODABLE,
     RAISED,
     UNCOMPILED,
     VALUE,
 )
-from services.reward_service.jailed.codec import NotAText, NoText, decode, encode
+from services.reward_service.jailed.codec import NotDecodable, NotEncodable, decode, encode
 from services.reward_service.sandbox.execution import Outcome
 
 _DETAIL_CHARACTERS = 200
@@ -71,7 +71,7 @@ def judge_calls(count: int, outcome: Outcome, limits: Limits) -> JudgedCalls:
     lines = outcome.report.decode("ascii", errors="replace").split("\n")[:-1]
     if lines and lines[0].startswith(UNCOMPILED):
         return JudgedCalls(lines=[], failure=_failed(Verdict.COMPILE_ERROR, lines[0][1:]))
-    results = list(takewhile(lambda line: line[:1] in (VALUE, ODD_VALUE), lines))
+    results = list(takewhile(lambda line: line[:1] in (VALUE, NOT_ENCODABLE), lines))
     failure = bad_end(outcome, limits)
     if failure is None and len(results) == count == len(lines):
         return JudgedCalls(lines=results, failure=None)
@@ -104,7 +104,7 @@ def bad_end(outcome: Outcome, limits: Limits) -> Judgement | None:
         return _failed(Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time")
     if outcome.killed == "wall":
         return _failed(Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s")
-    if outcome.killed == "left":
+    if outcome.killed == "peer_ended":
         return _failed(Verdict.RUNTIME_ERROR, "did not end when the process that it calls had")
     if outcome.exit_code == -signal.SIGXFSZ or written >= most:
         return _failed(Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more")
@@ -161,7 +161,7 @@ def result_is_right(checker: Checker, expected: Any, text: str, *, static_types:
     """Whether a call's result, as `codec` writes it, passes.
 
     Raises:
-        NoText: the expected value is not plain data.
+        NotEncodable: the expected value is not plain data.
     """
     if isinstance(checker, FloatChecker):
         return _close(_listed(expected), _listed(_decoded(text)), checker)
@@ -224,7 +224,7 @@ def _decoded(text: str) -> Any:
         return _UNREADABLE
     try:
         return decode(text)
-    except (NotAText, NoText):
+    except (NotDecodable, NotEncodable):
         return _UNREADABLE
 
 

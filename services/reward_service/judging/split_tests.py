@@ -34,7 +34,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRun:
-    """What tests said of an answer.
+    """The tests' reports on an answer.
 
     Attributes:
         outcome: of the answer's process.
@@ -61,7 +61,7 @@ async def run_split(
     wait_s = idle_limit_s(grader.limits)
     answer = program.callee(grader.entry_point, grader.limits)
     answer = replace(answer, wall_s=wait_s + 2 * idle_limit_s(_TESTER_LIMITS))
-    mine, theirs = await worker.run_beside(answer, _tester(grader, tests, stop=stop), wait_s)
+    mine, theirs = await worker.run_with_tests(answer, _tester(grader, tests, stop=stop), wait_s)
     end = _end(mine, grader.limits)
     failures = _read(theirs, end)
     ended_early = all(failure is None for failure in failures) and len(failures) < len(tests)
@@ -91,8 +91,8 @@ def _read(theirs: Outcome, end: Judgement | None) -> list[Judgement | None]:
 
 
 def _end(mine: Outcome, limits: Limits) -> Judgement | None:
-    """What is wrong with how the answer's process ended."""
-    if mine.killed == "left" and mine.cpu_s < limits.cpu_s:  # the tests had seen enough
+    """The failure of the answer's process, None if it ended well."""
+    if mine.killed == "peer_ended" and mine.cpu_s < limits.cpu_s:  # the tests had seen enough
         return None
     failure = judge_program(mine, limits)
     said = mine.report.decode("ascii", errors="replace")
@@ -112,13 +112,13 @@ def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[fl
         "max_bytes": grader.limits.output_kb << 10,
     }
 
-    def waiting(patience_s: float) -> Execution:
+    def waiting(timeout_s: float) -> Execution:
         return Execution(
-            payload=json_payload({**order, "patience_s": patience_s}),
+            payload=json_payload({**order, "timeout_s": timeout_s}),
             stdin=b"",
             limits=_TESTER_LIMITS,
-            wall_s=patience_s + 2 * idle_limit_s(_TESTER_LIMITS),
-            left_s=_TESTER_LEFT_S,
+            wall_s=timeout_s + 2 * idle_limit_s(_TESTER_LIMITS),
+            peer_ended_s=_TESTER_LEFT_S,
         )
 
     return waiting

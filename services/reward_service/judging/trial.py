@@ -8,9 +8,9 @@ from services.observability import tracing
 from services.protocol.reward.code_tests import CodeTest, CustomChecker, Limits, Policy
 from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import CheckedTest, Verdict
-from services.reward_service.jailed.answer import ODD_VALUE, VALUE
-from services.reward_service.jailed.codec import NotAText, NoText, decode, encode
-from services.reward_service.judging.assertion import Assertion, taken_apart
+from services.reward_service.jailed.answer import NOT_ENCODABLE, VALUE
+from services.reward_service.jailed.codec import NotDecodable, NotEncodable, decode, encode
+from services.reward_service.judging.assertion import Assertion, parse_assertion
 from services.reward_service.judging.judge import (
     Judgement,
     judge_calls,
@@ -57,7 +57,7 @@ class Trial:
         Raises:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, or the user's checker failed.
-            NoText: an expected value cannot be compared.
+            NotEncodable: an expected value cannot be compared.
         """
         waiting = list(order)
         while waiting := [number for number in waiting if self._matters(number)]:
@@ -69,7 +69,7 @@ class Trial:
             waiting = await way(alike, worker) + others
 
     def _way(self, number: int) -> Callable[[list[int], SandboxWorker], Awaitable[list[int]]]:
-        """How a test is run: of tests that are alike one or more, giving back the rest."""
+        """The method for a test: it runs one or more tests of its kind and returns the others."""
         test = self._tests[number]
         if test.stdin is not None:
             return self._run_program
@@ -79,7 +79,7 @@ class Trial:
 
     def _assertion(self, number: int) -> Assertion | None:
         source, entry_point = self._tests[number].asserts, self._grader.entry_point
-        return taken_apart(source, entry_point) if source and entry_point else None
+        return parse_assertion(source, entry_point) if source and entry_point else None
 
     def _matters(self, number: int) -> bool:
         return still_matters(self._grader.policy, number, self._tests, self._failed)
@@ -103,7 +103,7 @@ class Trial:
         return left
 
     async def _run_calls(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
-        """Make the calls in one process; returns those that it did not come to."""
+        """Make the calls in one process; returns the tests whose call was not made."""
         texts = [encode(self._tests[number].args or []) for number in waiting]
 
         async def passes(number: int, line: str) -> bool:
@@ -191,7 +191,7 @@ class Trial:
             if isinstance(checker, CustomChecker):
                 try:
                     value = decode(text)
-                except NotAText:
+                except NotDecodable:
                     return False
                 if await self._ask_checker([test.args, expected, value], worker):
                     return True
@@ -200,11 +200,11 @@ class Trial:
         return False
 
     async def _ask_checker(self, arguments: list[object], worker: SandboxWorker) -> bool:
-        """What the user's `check` says, from a jail that the answer never was in."""
+        """Run the user's `check`, in a jail that the answer never entered."""
         source = getattr(self._grader.output_checker, "source", "")
         try:
             text = encode(arguments)
-        except NoText:
+        except NotEncodable:
             return False
         execution = Program(source=source).calls("check", [text], _CHECKER_LIMITS)
         outcome = await worker.run_trusted(execution)
@@ -252,7 +252,7 @@ def head(output: bytes) -> str:
 
 
 def _shown(line: str) -> str:
-    return f"({line[1:]})" if line.startswith(ODD_VALUE) else line[1:]
+    return f"({line[1:]})" if line.startswith(NOT_ENCODABLE) else line[1:]
 
 
 def policy_reward(policy: Policy, tests: list[CodeTest], passed: Collection[int]) -> float:

@@ -1,4 +1,4 @@
-"""What the service has to know of a language."""
+"""A language that answers are written in, and its toolchain."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

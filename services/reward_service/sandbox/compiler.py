@@ -37,7 +37,7 @@ _HEADER_CPU_S, _HEADER_MB = 60, 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What became of a source: a program, or only a record of why not."""
+    """A compiled source: the program, None if it does not compile, and the record."""
 
     binary: Binary | None
     record: CompileRecord
@@ -71,7 +71,7 @@ class Compiler:
         self._jail = CompilerJail(config, jail, self._folder)
 
     def identity(self, language: Language) -> str:
-        """What of a toolchain can change a verdict: its version and flags.
+        """A digest of what can change a verdict: the toolchain's version, flags and header.
 
         Raises:
             SlotFailed: it is not installed.
@@ -134,7 +134,7 @@ class Compiler:
             raise SandboxCrashed(str(error)) from error
 
     async def _header(self, toolchain: Toolchain, identity: str) -> Path | None:
-        """The folder with the precompiled header, made by the first who needs it."""
+        """The folder with the precompiled header; the first call makes it."""
         if not toolchain.header:
             return None
         folder = self._folder / identity

@@ -11,14 +11,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 caller: ContextVar[str] = ContextVar("caller", default="")
-"""Who asked for the work in progress: the name of an API key, or of a run."""
+"""The caller of the work in progress: the name of an API key, or of a run."""
 
 
 class QueueFull(RuntimeError):
     """There is more work queued than may be, or some waited too long.
 
     Attributes:
-        retry_after_s: when there may be room.
+        retry_after_s: seconds until more may be accepted.
     """
 
     def __init__(self, reason: str, *, retry_after_s: float = 1.0) -> None:
@@ -48,9 +48,8 @@ class _Kind:
 class CoreQueue:
     """Cores for as many pieces of work at a time; the others wait.
 
-    Callers share the cores in proportion to the processor time that their work is estimated
-    to take, whoever came first and with how much: start-time fair queueing (Goyal, Vin and
-    Cheng 1996), with the finish tags as the order.
+    Callers share the cores in proportion to the estimated processor time of their work, in any
+    order of arrival: start-time fair queueing (Goyal, Vin and Cheng 1996), ordered by finish tags.
 
     Args:
         cores: pieces of work at a time.
@@ -90,7 +89,7 @@ class CoreQueue:
         """Say so if nothing more may be queued.
 
         Raises:
-            QueueFull: with the time after which there may be room.
+            QueueFull: with the seconds until more may be accepted.
         """
         if self.queued_s >= self._bound_s:
             wait_s = math.ceil(max(1.0, self.load_s - self._bound_s / self._cores / 2))
@@ -98,7 +97,7 @@ class CoreQueue:
             raise QueueFull(reason, retry_after_s=wait_s)
 
     async def room(self) -> None:
-        """Wait until more may be queued; the caller is held back meanwhile."""
+        """Wait until more may be queued."""
         while self.queued_s >= self._bound_s:
             self._room.clear()
             await self._room.wait()

@@ -1,4 +1,4 @@
-"""What a slot runs, and what it can truthfully say about it."""
+"""What a slot runs, and the outcome that it reports."""
 
 import fcntl
 import json
@@ -25,7 +25,7 @@ class SlotLost(RuntimeError):
 
 
 class SlotFailed(RuntimeError):
-    """The slot could not start, or could not confine a process: nobody's code was run."""
+    """The slot could not start, or could not confine a process: no code was run."""
 
 
 class SandboxCrashed(RuntimeError):
@@ -40,10 +40,10 @@ class Execution:
         payload: JSON for `jailed.answer`; empty for a compiled program.
         stdin: what it can read.
         limits: what it may use.
-        wall_s: when to give up on a process that does not use its processor time.
+        wall_s: seconds after which a process is killed that does not use its processor time.
         program: descriptor of a compiled program to run instead of a payload.
         channel: descriptors to read from and to write to another jail.
-        left_s: when to give up on a process that does not end although the other jail has.
+        peer_ended_s: seconds after the other jail's end at which the process is killed.
     """
 
     payload: bytes
@@ -52,7 +52,7 @@ class Execution:
     wall_s: float
     program: int | None = None
     channel: tuple[int, int] | None = None
-    left_s: float = 0.5
+    peer_ended_s: float = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ class Outcome:
 
     Attributes:
         exit_code: its status, or minus the signal that ended it.
-        killed: the limit at which the slot killed it, `cpu` or `wall`, or `left` if it did not
-            end although the jail at its channel's other end had.
+        killed: the limit at which the slot killed it: `cpu`, `wall`, or `peer_ended` if it
+            outlived the jail at its channel's other end; None if it ended by itself.
         cpu_s: processor seconds, user and system.
         wall_s: seconds from start to end.
         peak_kb: most memory held, KiB, what it had of the fork server included.
@@ -157,7 +157,7 @@ class Program:
 
 
 def idle_limit_s(limits: Limits) -> float:
-    """Wall time after which a process that uses no processor time is given up."""
+    """Wall time after which a process that uses no processor time is killed."""
     return 2 * limits.cpu_s + 2.0
 
 

@@ -1,4 +1,4 @@
-"""Precompiled headers that outlive a process, in a folder that nobody else can write to."""
+"""Precompiled headers that outlive a process, in a folder that no other user can write to."""
 
 import hashlib
 import os
@@ -17,9 +17,9 @@ _KEPT = 8
 class HeaderCache:
     """Headers by what they were made of: compiler, flags and source.
 
-    Who could change a header could change what a right program does. So the folder must belong
-    to this user and be closed to all others, a file must be the user's own and no link, and its
-    content must have the digest that it begins with. What fails any of this is not used.
+    A changed header could change what a right program does. So the folder must belong to this user
+    and be closed to all others, a file must be the user's own and no link, and its content must
+    have the digest that it begins with. A header that fails any of this is not used.
 
     Args:
         folder: made if it does not exist.

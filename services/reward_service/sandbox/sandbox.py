@@ -60,7 +60,7 @@ class Sandbox:
         """Choose the strongest jail that works here, prove it, and start every slot.
 
         Raises:
-            InvalidInput: nothing that works is of the required tier; says what is missing.
+            InvalidInput: no working jail has the required tier; names what is missing.
         """
         jail = await self._strongest_jail()
         self.compiler = Compiler(self._config, jail)
@@ -124,7 +124,7 @@ class Sandbox:
             worker = self._idle.pop()
             try:
                 await worker.start()
-                with using(self._workers.index(worker)):
+                with record_use(self._workers.index(worker)):
                     yield worker
             finally:
                 self._idle.append(worker)
@@ -136,8 +136,8 @@ class Sandbox:
 
 
 @contextmanager
-def noted_uses() -> Iterator[list[SandboxUse]]:
-    """The list that `using` adds to, in this task and those that it starts."""
+def recorded_uses() -> Iterator[list[SandboxUse]]:
+    """The list that `record_use` adds to, in this task and its child tasks."""
     noted: list[SandboxUse] = []
     token = _uses.set(noted)
     try:
@@ -147,7 +147,7 @@ def noted_uses() -> Iterator[list[SandboxUse]]:
 
 
 @contextmanager
-def using(number: int) -> Iterator[None]:
+def record_use(number: int) -> Iterator[None]:
     """The answer has sandbox `number` of this process."""
     began_at, began = time.time(), time.monotonic()
     try:

@@ -20,7 +20,7 @@ from services.reward_service.sandbox.slot import Slot
 _log = Log("reward_service")
 _T = TypeVar("_T")
 
-_PATIENCE = 4.0
+_CONTENDED_FACTOR = 4.0
 """How many times longer the second run may idle when the first may have been starved."""
 
 
@@ -57,11 +57,11 @@ class SandboxWorker:
         outcome = await self._twice(lambda: self.answers.run(execution))
         if outcome.killed == "wall" and _machine_is_contended():
             RewardMetrics.retries.inc()
-            longer = replace(execution, wall_s=_PATIENCE * execution.wall_s)
+            longer = replace(execution, wall_s=_CONTENDED_FACTOR * execution.wall_s)
             outcome = await self._twice(lambda: self.answers.run(longer))
         return _counted(outcome)
 
-    async def run_beside(
+    async def run_with_tests(
         self, answer: Execution, tests: Callable[[float], Execution], wall_s: float
     ) -> tuple[Outcome, Outcome]:
         """Run an answer and tests that call it, each in its own jail, joined by two pipes.
@@ -81,8 +81,10 @@ class SandboxWorker:
         waited_s = both[1].wall_s - both[1].cpu_s
         if waited_s >= wall_s and _machine_is_contended():
             RewardMetrics.retries.inc()
-            longer = replace(answer, wall_s=answer.wall_s + (_PATIENCE - 1) * wall_s)
-            both = await self._twice(lambda: self._beside(longer, tests(_PATIENCE * wall_s)))
+            longer = replace(answer, wall_s=answer.wall_s + (_CONTENDED_FACTOR - 1) * wall_s)
+            both = await self._twice(
+                lambda: self._beside(longer, tests(_CONTENDED_FACTOR * wall_s))
+            )
         return _counted(both[0]), both[1]
 
     async def run_trusted(self, execution: Execution) -> Outcome:

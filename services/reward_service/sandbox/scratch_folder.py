@@ -1,7 +1,7 @@
-"""A folder below the temporary folder that goes with its process, also with one that is killed.
+"""A folder below the temporary folder that is removed after its process, even a killed one.
 
-The process holds a lock on it for as long as it lives. What nobody holds any more is removed when
-the next one is made.
+The process holds a lock on the folder for as long as it lives. A new folder's process removes the
+folders that no process holds any more.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ class ScratchFolder:
     """A new folder; removed by `remove`.
 
     Args:
-        prefix: of its name; those of this user that begin with it and that nobody holds go.
+        prefix: of its name; this user's folders with the same prefix are removed if unlocked.
     """
 
     def __init__(self, prefix: str) -> None:

@@ -21,7 +21,7 @@ class SelfTestFailed(RuntimeError):
 
 
 async def tier_of(jail: Jail, *, start_s: float) -> Tier:
-    """The tier of slots behind this jail, found by one that is closed again.
+    """The tier of slots behind this jail; starts a slot for the test and closes it.
 
     Raises:
         SelfTestFailed: no slot starts there, or it does not hold.

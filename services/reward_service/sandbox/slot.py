@@ -94,7 +94,7 @@ class Control:
             self._hung_up = True
             self._stop_watching()
         senders = [_CREDENTIALS.unpack(data)[0] for _, _, data in extras]
-        # What nobody asked for is dropped: only a slot that an answer has broken says more.
+        # A message that no call waits for is dropped: only a broken slot sends one.
         if self._answer is not None and not self._answer.done():
             self._answer.set_result((message, senders[0] if senders else 0))
 
@@ -131,7 +131,7 @@ class Slot:
         """Start, or start anew, and wait until the fork server is confined.
 
         Raises:
-            SlotFailed: it cannot start here, with what it said.
+            SlotFailed: it cannot start here, with its error.
         """
         self.close()
         if self._was_started:
@@ -184,7 +184,7 @@ class Slot:
         order = {
             "cpu_s": execution.limits.cpu_s,
             "wall_s": execution.wall_s,
-            "left_s": execution.left_s,
+            "peer_ended_s": execution.peer_ended_s,
             "memory": execution.limits.memory_mb << 20,
             "output": execution.limits.output_kb << 10,
             "program": execution.program is not None,
@@ -254,7 +254,7 @@ class Slot:
     def _sealed_payload(self, payload: bytes) -> int:
         """Its memory file, the one of the last run if that was the same program.
 
-        Nobody can change a sealed file, and an answer's code starts without it.
+        No process can change a sealed file, and an answer's code starts without it.
         """
         if self._payload[1] < 0 or self._payload[0] != payload:
             if self._payload[1] >= 0:
@@ -286,7 +286,7 @@ def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
     stdout, stderr, report = (
         os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[1:]
     )
-    if not answer["armed"]:
+    if not answer["confined"]:
         raise SlotFailed(
             f"a process could not be confined: {stderr[-300:].decode(errors='replace')}"
         )
