@@ -73,7 +73,8 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     @app.post("/v1/grade", openapi_extra=json_body(component(GradeRequest), required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
-        jobs = _jobs(_asked(await _body(request, config)), scoring(), config)
+        asked = GradeRequest.from_data(parsed_body(await _body(request, config)), source="request")
+        jobs = _jobs(asked, scoring(), config)
         scoring().sandbox.cores.refuse_if_full()
         caller.set(request.scope.get(KEY_NAME, ""))
         return StreamingResponse(_lines(scoring(), jobs), media_type="application/x-ndjson")
@@ -147,10 +148,6 @@ async def _body(request: Request, config: RewardServiceConfig) -> bytes:
     return await read_body(
         request.receive, max_bytes=config.max_request_mb << 20, timeout_s=config.request_body_s
     )
-
-
-def _asked(body: bytes) -> GradeRequest:
-    return GradeRequest.from_data(parsed_body(body), source="request")
 
 
 def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) -> list[ScoreJob]:

@@ -53,8 +53,6 @@ class Scoring:
     def __init__(self, config: RewardServiceConfig) -> None:
         self.config = config
         self.tools = Tools(config)
-        self._deadline_s = config.answer_deadline_s
-        self._failures_allowed = config.failures_until_unhealthy
 
     @property
     def sandbox(self) -> Sandbox:
@@ -72,7 +70,7 @@ class Scoring:
     @property
     def healthy(self) -> bool:
         """False after too many answers in a row that no sandbox could be had for."""
-        return self.tools.failures_in_a_row < self._failures_allowed
+        return self.tools.failures_in_a_row < self.config.failures_until_unhealthy
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does.
@@ -106,14 +104,14 @@ class Scoring:
     async def _score_one(self, job: ScoreJob) -> Score:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(self.config.answer_deadline_s):
                 await self.sandbox.cores.wait_for_capacity()
                 grade = await self._grade(job.completion, job.grader)
                 if grade.reward is not None and not math.isfinite(grade.reward):
                     grade = self._ungraded(job, f"its reward is {grade.reward}")
         except TimeoutError:
             _log.warning("answer_deadline_passed", job=job.job_id)
-            grade = self._ungraded(job, f"not graded in {self._deadline_s:g} s")
+            grade = self._ungraded(job, f"not graded in {self.config.answer_deadline_s:g} s")
         except QueueFull as full:
             grade = self._ungraded(job, str(full))
         except Exception as error:  # noqa: BLE001 - the edge: counted, logged, never a reward

@@ -5,7 +5,7 @@ Encoding: `struct sock_filter` of linux/filter.h, 8 bytes: u16 code, u8 jt, u8 j
 """
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LOAD_WORD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP, _JUMP_EQUAL, _JUMP_AT_LEAST = 0x05, 0x15, 0x35
@@ -20,13 +20,12 @@ def argument_at(index: int, *, high: bool = False) -> int:
     return 16 + 8 * index + (4 if high else 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Instruction:
+class _Instruction(NamedTuple):
     code: int
     k: int = 0
-    target: str | None = None
     if_true: str = NEXT
     if_false: str = NEXT
+    target: str | None = None
 
 
 class Assembler:
@@ -47,32 +46,27 @@ class Assembler:
 
     def load(self, offset: int) -> None:
         """Load 32 bits of `seccomp_data` into the accumulator."""
-        self._instructions.append(_Instruction(code=_LOAD_WORD, k=offset))
+        self._instructions.append(_Instruction(_LOAD_WORD, offset))
 
     def mask(self, bits: int) -> None:
         """Keep only these bits of the accumulator."""
-        self._instructions.append(_Instruction(code=_AND, k=bits))
+        self._instructions.append(_Instruction(_AND, bits))
 
     def jump(self, target: str) -> None:
         """Go on at a label."""
-        self._instructions.append(_Instruction(code=_JUMP, target=target))
+        self._instructions.append(_Instruction(_JUMP, target=target))
 
     def if_equal(self, value: int, if_true: str = NEXT, if_false: str = NEXT) -> None:
         """Branch on accumulator == value."""
-        self._branch(_JUMP_EQUAL, value, if_true, if_false)
+        self._instructions.append(_Instruction(_JUMP_EQUAL, value, if_true, if_false))
 
     def if_at_least(self, value: int, if_true: str = NEXT, if_false: str = NEXT) -> None:
         """Branch on accumulator >= value, unsigned."""
-        self._branch(_JUMP_AT_LEAST, value, if_true, if_false)
+        self._instructions.append(_Instruction(_JUMP_AT_LEAST, value, if_true, if_false))
 
     def give(self, action: int) -> None:
         """End with this seccomp action."""
-        self._instructions.append(_Instruction(code=_RETURN, k=action))
-
-    def _branch(self, code: int, value: int, if_true: str, if_false: str) -> None:
-        self._instructions.append(
-            _Instruction(code=code, k=value, if_true=if_true, if_false=if_false)
-        )
+        self._instructions.append(_Instruction(_RETURN, action))
 
     def encode(self) -> bytes:
         """The program, 8 bytes an instruction.

@@ -70,11 +70,6 @@ class CoreQueue:
         self._room.set()
 
     @property
-    def load_s(self) -> float:
-        """Estimated CPU-seconds that wait, for each core."""
-        return self.queued_s / self._cores
-
-    @property
     def waiting(self) -> int:
         """Pieces of work that wait."""
         return len(self._waiting)
@@ -92,7 +87,7 @@ class CoreQueue:
             QueueFull: with the seconds until more may be accepted.
         """
         if self.queued_s >= self._bound_s:
-            wait_s = math.ceil(max(1.0, self.load_s - self._bound_s / self._cores / 2))
+            wait_s = math.ceil(max(1.0, (self.queued_s - self._bound_s / 2) / self._cores))
             reason = f"{self.queued_s:.0f} CPU-seconds of work are waiting already"
             raise QueueFull(reason, retry_after_s=wait_s)
 
