@@ -7,14 +7,22 @@ from tests.chaos.front import Front
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
+KILLS = 5
+"""On a busy machine a router may have read no token of all that a dead replica was answering."""
+
+
 async def test_a_killed_replica_costs_no_call_and_no_token(front: Front) -> None:
-    victim, _ = front.scene.replicas
-    await front.begin()
-    await front.in_the_middle_on(victim)
-    front.scene.kill_replica(victim)
-    continued = await front.same_answers()
-    assert continued
-    assert not front.retried
+    continued = 0
+    for _ in range(KILLS):
+        victim, _ = await front.make_whole()
+        await front.begin()
+        await front.in_the_middle_on(victim)
+        front.scene.kill_replica(victim)
+        continued += await front.same_answers()
+        assert not front.retried
+        if continued:
+            return
+    raise AssertionError(f"of {KILLS} replicas none died in the middle of an answer")
 
 
 async def test_when_all_replicas_are_gone_calls_wait_for_others_and_go_on(front: Front) -> None:

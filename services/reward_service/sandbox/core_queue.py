@@ -66,8 +66,8 @@ class CoreQueue:
         self._numbers = itertools.count()
         self._now = 0.0  # virtual time: the finish tag of the work granted last
         self._finished: dict[str, float] = {}
-        self._room = asyncio.Event()
-        self._room.set()
+        self._capacity = asyncio.Event()
+        self._capacity.set()
 
     @property
     def waiting(self) -> int:
@@ -91,11 +91,11 @@ class CoreQueue:
             reason = f"{self.queued_s:.0f} CPU-seconds of work are waiting already"
             raise QueueFull(reason, retry_after_s=wait_s)
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Wait until more may be queued."""
         while self.queued_s >= self._bound_s:
-            self._room.clear()
-            await self._room.wait()
+            self._capacity.clear()
+            await self._capacity.wait()
 
     @asynccontextmanager
     async def core(self, kind: str, estimate_s: float) -> AsyncIterator[None]:
@@ -182,4 +182,4 @@ class CoreQueue:
     def _grow(self, estimate_s: float) -> None:
         self.queued_s = self.queued_s + estimate_s if self._waiting else 0.0
         if self.queued_s < self._bound_s:
-            self._room.set()
+            self._capacity.set()
