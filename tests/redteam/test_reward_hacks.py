@@ -115,7 +115,7 @@ async def test_no_hack_earns_anything_in_any_kind_of_test(
     good = f"def f(x):\n    return {SECRET}"
     codes = [code + _PROGRAM * (kind == "programs") for code in (HACKS[hack], good)]
     jobs = [ScoreJob(job_id=code, completion=code, grader=grader) for code in codes]
-    hacked, honest = await asyncio.wait_for(scoring.score(jobs), 60)
+    hacked, honest = await asyncio.wait_for(scoring.score(jobs), 600)
     assert hacked.reward == 0.0, hacked
     assert hacked.verdict not in (Verdict.ACCEPTED, Verdict.CRASHED_SANDBOX), hacked
     assert str(SECRET) not in str(hacked)

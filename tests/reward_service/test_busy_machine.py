@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from services.protocol.reward.reward_service import Verdict
+from services.protocol.reward.grader import PythonAssertsGrader
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.grading import helper_main
 from services.reward_service.isolation.jail import BOOT
 from services.reward_service.sandbox.slot import Control
@@ -22,6 +23,19 @@ def slowly(*arguments):
     time.sleep(1.2)
     seal(*arguments)
 confine.seal = slowly
+module.main(control)
+"""
+
+
+LATE = """
+import time
+zygote = sys.modules['services.reward_service.jailed.zygote']
+wait = zygote.ForkServer._wait_until_confined
+def late(self, child, handle):
+    confined = wait(self, child, handle)
+    time.sleep(1.0)
+    return confined
+zygote.ForkServer._wait_until_confined = late
 module.main(control)
 """
 
@@ -49,6 +63,26 @@ async def test_an_answer_is_judged_though_its_jail_took_longer_than_its_limits(
     finally:
         scoring.close()
     assert (good.verdict, loop.verdict) == (Verdict.ACCEPTED, Verdict.TIME_LIMIT)
+
+
+async def test_tests_that_waited_for_a_starved_answer_wait_again_though_its_jail_saw_less(
+    new_scoring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The jail of the tests may learn late that they began, so its clock alone proves nothing."""
+    boot = BOOT.replace("module.main(control)", LATE)
+    monkeypatch.setattr("services.reward_service.isolation.jail.BOOT", boot)
+    monkeypatch.setattr("services.reward_service.judging.split_tests.idle_limit_s", lambda _: 1.5)
+    of_worker = "services.reward_service.sandbox.sandbox_worker"
+    monkeypatch.setattr(f"{of_worker}._machine_is_contended", lambda: True)
+    tests = "def check(call):\n    for x in (7, 7):\n        assert call(x) == x"
+    grader = PythonAssertsGrader(kind="python_asserts", tests=tests, entry_point="f")
+    answer = "import time\ntime.sleep(2.5)\ndef f(x):\n    return x"
+    scoring = await new_scoring("B", slots=1)
+    try:
+        (score,) = await scoring.score([ScoreJob(job_id="job", completion=answer, grader=grader)])
+    finally:
+        scoring.close()
+    assert score.verdict is Verdict.ACCEPTED, score
 
 
 async def test_an_answer_that_is_there_counts_though_the_loop_came_late() -> None:

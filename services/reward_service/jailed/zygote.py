@@ -26,8 +26,9 @@ PROGRAM_FD, STDLIB_FD, CONFINED_FD = 59, 60, 61
 REPORT_FD, CHANNEL_FDS = 3, (4, 5)
 _CONFINED_S = 60.0
 """For a child to confine itself: only a hang takes longer, however busy the machine is."""
-_CONFINED = struct.Struct("=d")
-"""A confined child's message before it runs the answer: the processor seconds it has used."""
+_CONFINED = struct.Struct("=dd")
+"""A confined child's message before it runs the answer: the processor seconds it has used, and the
+time. This process may read it late on a busy machine."""
 
 
 def main(control: socket.socket) -> None:
@@ -100,11 +101,12 @@ class ForkServer:
             self._become_answer(order, descriptors)
         handle = os.pidfd_open(child)
         try:
-            own_cpu_s = self._wait_until_confined(child, handle)
-            began, killed = time.monotonic(), None
-            if own_cpu_s is not None:  # the limits are the answer's, and it begins now
+            confined = self._wait_until_confined(child, handle)
+            own_cpu_s, began = confined or (0.0, time.monotonic())
+            killed = None
+            if confined is not None:  # the limits are the answer's, and it began then
                 other = descriptors[-2] if order["channel"] else None
-                killed = self._watch(child, handle, own_cpu_s, order, other)
+                killed = self._watch(child, handle, confined, order, other)
         finally:
             os.close(handle)
         _, status, usage = os.wait4(child, 0)
@@ -116,17 +118,18 @@ class ForkServer:
             "exit": ended,
             # A process that was ending by itself when its limit came was not killed.
             "killed": killed if ended == -signal.SIGKILL else None,
-            "confined": own_cpu_s is not None,
-            "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - (own_cpu_s or 0.0)),
+            "confined": confined is not None,
+            "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - own_cpu_s),
             "wall_s": time.monotonic() - began,
             "peak_kb": usage.ru_maxrss,
         }
 
-    def _wait_until_confined(self, child: int, handle: int) -> float | None:
+    def _wait_until_confined(self, child: int, handle: int) -> tuple[float, float] | None:
         """Wait until the child is confined; no answer can forge its message.
 
         Returns:
-            Processor seconds of the child until then; None if it ended or hung before.
+            Processor seconds of the child until then, and the time then; None if it ended or
+            hung before.
         """
         waiting = select.poll()
         for descriptor in (handle, self._confined, self._control.fileno()):
@@ -135,13 +138,19 @@ class ForkServer:
         if self._control.fileno() in ready:
             self._leave(child)
         try:
-            return float(_CONFINED.unpack(os.read(self._confined, _CONFINED.size))[0])
+            own_cpu_s, began = _CONFINED.unpack(os.read(self._confined, _CONFINED.size))
         except BlockingIOError:
             os.kill(child, signal.SIGKILL)
             return None
+        return own_cpu_s, began
 
     def _watch(
-        self, child: int, handle: int, own_cpu_s: float, order: dict[str, Any], other: int | None
+        self,
+        child: int,
+        handle: int,
+        confined: tuple[float, float],
+        order: dict[str, Any],
+        other: int | None,
     ) -> str | None:
         """Wait for the child and kill it at a limit; None if it ended by itself.
 
@@ -149,7 +158,7 @@ class ForkServer:
         of which `other` is the descriptor to read from, ended and the child did not.
         """
         child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
-        cpu_s, deadline = own_cpu_s + order["cpu_s"], time.monotonic() + order["wall_s"]
+        cpu_s, deadline = confined[0] + order["cpu_s"], confined[1] + order["wall_s"]
         left = False
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
@@ -200,7 +209,7 @@ class ForkServer:
             )
             kind = "program" if order["program"] else "source"
             confine.seal(self._ruleset, *self._filters[kind])
-            os.write(CONFINED_FD, _CONFINED.pack(time.process_time()))
+            os.write(CONFINED_FD, _CONFINED.pack(time.process_time(), time.monotonic()))
             os.closerange(CONFINED_FD, 1 << 16)
             os.close(self._ruleset)
             if order["program"]:
