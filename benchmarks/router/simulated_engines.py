@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.router.request.needs import PromptPrefix
+from services.router.request.client_request import PromptPrefix
 
 CACHE_TOKENS = 262_144
 PREFILL_PER_S = 20_000.0

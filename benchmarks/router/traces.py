@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.router.simulated_engines import Call, Clock, Segment
-from services.router.request.needs import PromptPrefix
+from services.router.request.client_request import PromptPrefix
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 from starlette.responses import JSONResponse
 from starlette.types import Receive
 
@@ -90,3 +91,11 @@ def strict_json(text: str) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def json_bytes(value: Any) -> bytes:
+    """`value` as JSON."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half a character of the client's, which only JSON can spell
+        return json.dumps(value).encode()

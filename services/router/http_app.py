@@ -19,8 +19,7 @@ from services.open_files import open_files
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog, LoggedApp
-from services.router.http.answer_routes import AnswerRoutes
-from services.router.http.endpoints import AnswerEndpoint, Gate
+from services.router.http.answer_endpoint import AnswerEndpoint, AnswerRoutes, Gate
 from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
@@ -28,7 +27,7 @@ from services.router.http.session_endpoints import interrupt_route, session_rout
 from services.router.http.status_endpoints import status_routes
 from services.router.listener.listener import Listener
 from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
-from services.router.listener.open_connections import bounded
+from services.router.listener.refused_connections import bounded
 from services.router.placement.membership import TableSource
 from services.router.placement.reservations import Reservations
 from services.router.sharing.sharing import ExchangePoint

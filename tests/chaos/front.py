@@ -11,7 +11,7 @@ import aiohttp
 from services.protocol.router import REPLICA_HEADER, SESSION_HEADER
 from services.router.config import RouterConfig
 from services.router.placement.probes import read_pressure
-from services.router.sharing.shared_table import SharedTable, SyncRequest, SyncResponse
+from services.router.sharing.sharing import SharedTable, SyncRequest, SyncResponse
 from services.weight_bus.changes import Changes
 from tests.chaos.answered import Answer, check_same, read
 from tests.chaos.calls import serve

@@ -12,9 +12,8 @@ import pytest
 
 from services.open_files import open_files, raise_open_files
 from services.router.config import ListenConfig, RouterConfig
-from services.router.listener import bounded_head
 from services.router.listener.listener import Listener
-from services.router.listener.open_connections import bounded
+from services.router.listener.refused_connections import bounded
 from tests.router.conftest import MODEL, Cluster, Fault
 
 PATH = "/v1/chat/completions"
@@ -144,7 +143,7 @@ async def test_a_flood_of_headers_is_cut_off(router, many):
 
 
 async def test_headers_that_do_not_come_are_not_waited_for_long(router, monkeypatch):
-    monkeypatch.setattr(bounded_head, "_HEAD_S", 0.2)
+    monkeypatch.setattr("services.router.listener.listener._HEAD_S", 0.2)
     for sent in (b"", b"POST /v1/chat", _head()[:-2]):
         async with _connected(router) as (reader, writer):
             writer.write(sent)

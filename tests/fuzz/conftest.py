@@ -16,7 +16,6 @@ from services.page.http_app import page_app
 from services.page.run_store import FolderRunStore
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import ListenConfig
-from services.router.listener import bounded_head
 from services.router.listener.listener import Listener
 from tests.conformance.conftest import before, until_idle
 from tests.orchestrator.fakes import world
@@ -191,7 +190,7 @@ async def attacked(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Attacked]:
     """One interface; after the test it still answers, and nothing of the attack is left in it."""
-    monkeypatch.setattr(bounded_head, "_HEAD_S", PATIENCE_S)
+    monkeypatch.setattr("services.router.listener.listener._HEAD_S", PATIENCE_S)
     monkeypatch.setattr(runs_api, "_BODY_S", PATIENCE_S)
     # Drawing takes longer than a whole run here.
     monkeypatch.setattr(RunDirectory, "draw_learning_curve", lambda self: None)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.router.answering.batches import batched
+from services.router.answering.streams import batched
 
 
 def _no_pause():

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.placement.fair_queue import FairQueue, Waiter
+from services.router.placement.reservation_queue import FairQueue, Waiter
 
 
 def _serve_all(queue):

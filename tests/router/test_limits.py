@@ -12,11 +12,11 @@ import pytest
 
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.protocol.weights.weight_bus import ReplicaState
-from services.router.answering.attempts import Attempts
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.http.request_body import parsed
-from services.router.request.needs import Needs
+from services.router.http.answer_endpoint import parsed
+from services.router.request.client_request import Needs
+from services.router.upstream.replicas import Attempts
 
 ASK = [{"role": "user", "content": "hello"}]
 
@@ -179,7 +179,7 @@ async def test_the_pause_before_the_only_replica_is_tried_again_is_bounded(clust
     async def sleep(seconds):
         pauses.append(seconds)
 
-    monkeypatch.setattr("services.router.answering.attempts.asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("services.router.upstream.replicas.asyncio", SimpleNamespace(sleep=sleep))
     with await attempts.reserve(None, session=None, weight=1):
         assert pauses == [10.0]
 

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig, RouterConfig
-from services.router.listener import bounded_head
 from services.router.listener.listener import Listener
 
 DEADLINE_S = 60.0
@@ -61,7 +60,7 @@ async def test_whoever_comes_when_all_connections_are_taken_is_sent_away(cluster
 
 
 async def test_empty_lines_are_no_request_that_is_waited_for(cluster, listener, monkeypatch):
-    monkeypatch.setattr(bounded_head, "_HEAD_S", 0.05)
+    monkeypatch.setattr("services.router.listener.listener._HEAD_S", 0.05)
     listener._server.config.timeout_keep_alive = 600  # an idle connection ends much later
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")

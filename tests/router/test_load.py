@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.router.placement.sequence_cap import Pressure
+from services.router.placement.health import Pressure
 from tests.router.test_failover import _whole
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
 from services.router.errors import RequestFailed, UpstreamBroken
-from services.router.request.needs import Needs
+from services.router.request.client_request import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.config import RouterConfig
-from services.router.placement.sequence_cap import Pressure, SequenceCap
+from services.router.placement.health import Pressure, SequenceCap
 
 
 class _Engine:

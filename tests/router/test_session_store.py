@@ -6,8 +6,7 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.trajectories.history import History
 from services.router.trajectories.session_store import SessionStore
-from services.router.trajectories.trajectory_tree import RecordedCall
-from services.router.trajectories.turn import RecordedChoice
+from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
 
 
 def _store(**settings):

@@ -9,7 +9,7 @@ import pytest
 
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import SessionFields, SessionList, SessionSummary
-from services.router.trajectories.trajectory_reading import TrajectoryReading
+from services.router.trajectories.trajectory_tree import TrajectoryReading
 
 MODEL = "test-model"
 EOS, MARK = 256, 300

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from services.protocol.errors import NotReady
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
+from services.router.placement.choice import SessionTable
 from services.router.placement.reservations import Reservations
-from services.router.placement.session_table import SessionTable
-from services.router.sharing.shared_table import SharedTable, SyncRequest
-from services.router.sharing.sharing import Sharing
+from services.router.sharing.sharing import SharedTable, Sharing, SyncRequest
 
 from .conftest import Bus, Cluster
 from .test_failover import _whole

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.router.upstream.stall_timer import StallTimer
+from services.http.event_stream import StallTimer
 
 
 @pytest.fixture

@@ -7,8 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.router.trajectories.history import History
-from services.router.trajectories.trajectory_tree import RecordedCall, TrajectoryTree
-from services.router.trajectories.turn import RecordedChoice
+from services.router.trajectories.trajectory_tree import (
+    RecordedCall,
+    RecordedChoice,
+    TrajectoryTree,
+)
 
 
 def _choice(token_ids, *, first_logprob=-1.0, spans=None, text=""):

@@ -17,12 +17,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from services.router.answering.attempts import Attempts
-from services.router.answering.batches import batched
 from services.router.answering.journal import ChoiceJournal, Piece
+from services.router.answering.streams import batched
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.request.client_request import ClientRequest
-from services.router.upstream.replicas import Replicas
+from services.router.upstream.replicas import Attempts, Replicas
 
 _MARK = re.compile(r"\s*[<\[◁].+[>\]▷]\s*", re.DOTALL)
 _REST = 4.0

@@ -7,10 +7,12 @@ depends on the generated part of a sequence (penalties, grammars) would see that
 prompt, so such a request is made again from the prompt, with the same seed.
 """
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from services.protocol.rollout_server import HISTORY_DEPENDENT
 from services.router.answering.journal import ChoiceJournal
+from services.router.errors import RequestFailed
 
 ENGINE_DEFAULT_MAX_TOKENS = 16
 """vLLM's default. What a replica tells leaves out fields that are equal to it, and generate reads
@@ -98,3 +100,124 @@ def segment_seed(seed: int, index: int, segment: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return (mixed ^ (mixed >> 31)) >> 1
+
+
+Derender = Callable[[dict[str, Any]], Awaitable[Any]]
+"""Posts one body to a replica's `/v1/completions/derender`."""
+
+_SEED_TOKENS = 32
+# Decoding is seeded with the end of the prompt; vLLM reads only the last few tokens of it.
+
+
+class ContinuedText:
+    """Decodes and ends the text of one cut choice.
+
+    Args:
+        journal: the choice; its text and, for stop strings, its end are set here.
+        request: as prepared.
+    """
+
+    def __init__(self, journal: ChoiceJournal, request: dict[str, Any]) -> None:
+        params = request["sampling_params"]
+        stop = params.get("stop") or []
+        self._stops: list[str] = [stop] if isinstance(stop, str) else list(stop)
+        self._include_stop = bool(params.get("include_stop_str_in_output"))
+        self._min_tokens = params.get("min_tokens") or 0
+        self._journal, self._request = journal, request
+        self._cut = len(journal.token_ids)
+        self._text = ""
+        self._decoded = 0
+        self._searched = 0
+        self._state: dict[str, Any] | None = None
+
+    @property
+    def looks_for_stops(self) -> bool:
+        """Whether every new token must be decoded at once."""
+        return bool(self._stops)
+
+    async def advance(self, derender: Derender) -> str:
+        """Decode the tokens that are new in the journal and return the new visible text.
+
+        Sets the journal's finish when a stop string completes; settles the journal when it
+        is finished and all of it is decoded.
+
+        Raises:
+            UpstreamBroken: the replica failed; call again with another one.
+            RequestFailed: the client was shown text that the tokens do not spell.
+        """
+        journal = self._journal
+        last = self._end_of_text()
+        if self._decoded < min(self._cut, last):
+            # The engine that made these tokens found no stop string in them.
+            await self._decode(min(self._cut, last), derender)
+            self._searched = len(self._text)
+        while self._decoded < last:
+            await self._decode(self._decoded + 1 if self._stops else last, derender)
+            if (end := self._stop_at()) is not None:
+                text, stop_string = end
+                journal.keep_tokens(self._decoded)
+                journal.finish_reason, journal.stop_reason = "stop", stop_string
+                return self._show(text, finished=True)
+        return self._show(self._text, finished=journal.finish_reason is not None)
+
+    def _end_of_text(self) -> int:
+        """Tokens that have text: a token that stopped the answer has none."""
+        journal, count = self._journal, len(self._journal.token_ids)
+        by_token = journal.finish_reason == "stop" and not isinstance(journal.stop_reason, str)
+        return count - 1 if by_token and not self._include_stop else count
+
+    async def _decode(self, end: int, derender: Derender) -> None:
+        params = self._request["sampling_params"]
+        options = {
+            name: params[name]
+            for name in ("skip_special_tokens", "spaces_between_special_tokens")
+            if name in params
+        }
+        answer = await derender(
+            {
+                "stream": True,
+                "model": self._request.get("model"),
+                "generate_chunk": {
+                    "request_id": self._request["request_id"],
+                    "choices": [
+                        {"index": 0, "token_ids": self._journal.token_ids[self._decoded : end]}
+                    ],
+                },
+                "stream_state": self._state,
+                "prompt_token_ids": self._request["token_ids"][-_SEED_TOKENS:],
+                # Only the options are read; the prompt must be there to be valid.
+                "completion_request": {"prompt": "-", **options},
+            }
+        )
+        self._text += answer["chunk"]["choices"][0]["text"]
+        self._state, self._decoded = answer["stream_state"], end
+
+    def _stop_at(self) -> tuple[str, str] | None:
+        """The text up to the stop string that the last token completed, and the string."""
+        begin, self._searched = self._searched, len(self._text)
+        if self._decoded <= self._min_tokens:
+            return None
+        found = [
+            (at + len(stop), order, at, stop)
+            for order, stop in enumerate(self._stops)
+            if (at := self._text.find(stop, max(0, begin - len(stop) + 1))) >= 0
+        ]
+        if not found:
+            return None
+        end, _, start, stop = min(found)
+        return self._text[: end if self._include_stop else start], stop
+
+    def _show(self, text: str, *, finished: bool) -> str:
+        """Make `text` visible, less what a stop string may still take away."""
+        journal, shown = self._journal, self._journal.text
+        if self._stops and not self._include_stop and not finished:
+            text = text[: max(0, len(text) - max(len(stop) for stop in self._stops) + 1)]
+        if text.startswith(shown):
+            new = text[len(shown) :]
+        elif journal.visible:
+            raise RequestFailed(502, "text_mismatch", "the answer's tokens do not spell its text")
+        else:
+            new = text
+        journal.replace_text(text)
+        journal.settled = finished
+        return new

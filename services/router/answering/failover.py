@@ -5,20 +5,19 @@ from contextlib import aclosing
 from typing import Any
 
 from services.observability.metrics import RouterMetrics
-from services.router.answering.attempts import Attempts
 from services.router.answering.continuation import (
+    ContinuedText,
     continuation,
     finished_at_cut,
     hindrance,
     whole_again,
 )
-from services.router.answering.continued_text import ContinuedText
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens, Piece, take
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
 from services.router.request.trace_context import Segment, request_span
-from services.router.upstream.replicas import Replicas
+from services.router.upstream.replicas import Attempts, Replicas
 
 _DERENDER = "/v1/completions/derender"
 

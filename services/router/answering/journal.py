@@ -62,32 +62,6 @@ class ChoiceJournal:
         settled: nothing more will come, neither tokens nor text.
     """
 
-    __slots__ = (
-        "_base",
-        "_closed",
-        "_cut",
-        "_keep_entries",
-        "_keep_logprobs",
-        "_label",
-        "_labels",
-        "_open",
-        "_parts",
-        "_replica",
-        "_streamed",
-        "_unseen",
-        "entries",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "message",
-        "parsed",
-        "segments",
-        "settled",
-        "stop_reason",
-        "token_ids",
-        "visible",
-    )
-
     def __init__(
         self,
         index: int,

@@ -1,22 +1,21 @@
 """One open request: from render to the last token, on as many replicas as it takes."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from services.protocol.rollout_server import GenerationOrder
 from services.router.answering.answer_parser import AnswerParser
-from services.router.answering.attempts import Attempts
 from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
 from services.router.answering.journal import ChoiceJournal, Piece, take
-from services.router.answering.merge import merged
+from services.router.answering.streams import merged
 from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
-from services.router.request.phases import Phases
 from services.router.request.trace_context import Segment, request_span
-from services.router.upstream.replicas import Replicas
+from services.router.upstream.replicas import Attempts, Replicas
 
 
 class OpenRequest:
@@ -199,3 +198,36 @@ class OpenRequest:
         if journal.settled:
             reservation.shrink()
         return Piece.of(self.ask, journal, text, new)
+
+
+Phase = Literal["queue", "first_token", "stream"]
+"""`queue` for a place on a replica, until its `first_token`, and `stream` for the rest. A request
+that is continued elsewhere comes back to `queue`."""
+
+
+class Phases:
+    """Seconds by phase; every moment since the first phase began belongs to one of them.
+
+    Attributes:
+        seconds: up to the beginning of the current phase.
+    """
+
+    __slots__ = ("_now", "_since", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds: dict[Phase, float] = {}
+        self._now: Phase | None = None
+        self._since = 0.0
+
+    def begin(self, phase: Phase) -> None:
+        """What follows is this phase's, until the next begins."""
+        if phase != self._now:
+            self.end()
+            self._now, self._since = phase, time.monotonic()
+
+    def end(self) -> None:
+        """The request is over; a second call does nothing."""
+        if self._now is not None:
+            spent = time.monotonic() - self._since
+            self.seconds[self._now] = self.seconds.get(self._now, 0.0) + spent
+            self._now = None

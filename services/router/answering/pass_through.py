@@ -12,11 +12,11 @@ from typing import Any
 
 from services.http.event_stream import END
 from services.observability.metrics import RouterMetrics
-from services.router.answering.attempts import Attempts
-from services.router.errors import RequestFailed, UpstreamBroken
+from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
+from services.router.errors import RequestFailed, UpstreamBroken, bad_request
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
-from services.router.upstream.replicas import Replicas
+from services.router.upstream.replicas import Attempts, Replicas
 from services.router.upstream.upstream import checked_answer
 
 _ABORTED = "abort"
@@ -27,18 +27,26 @@ class PassThrough:
 
     Args:
         ask: what the client wants.
-        name: the field because of which there is no journal.
+        name: the field because of which there is no journal; None: because of the model.
         replicas: where to pass it.
+        recorded: a session would keep the answer's tokens.
+
+    Raises:
+        RequestFailed: 400, the request wants what only a journal can give.
 
     Attributes:
+        ask: what the client wants.
         first_reservation: the replica that was chosen first, for the response headers.
     """
 
-    def __init__(self, ask: ClientRequest, name: str, replicas: Replicas) -> None:
-        self._ask, self._name, self._replicas = ask, name, replicas
+    def __init__(
+        self, ask: ClientRequest, name: str | None, replicas: Replicas, *, recorded: bool = False
+    ) -> None:
+        _check_needs_no_journal(ask, name, recorded=recorded)
+        self.ask, self._name, self._replicas = ask, name or "this model", replicas
         self._attempts = Attempts(replicas.config, replicas.reservations, ask.needs)
         self.first_reservation: Reservation | None = None
-        RouterMetrics.passed_through.inc(tags={"field": name})
+        RouterMetrics.passed_through.inc(tags={"field": self._name})
 
     async def whole(self) -> dict[str, Any]:
         """The replica's answer to a request that does not stream.
@@ -50,7 +58,7 @@ class PassThrough:
             reservation = await self._reservation()
             try:
                 with reservation:
-                    path, body = self._ask.path, self._ask.body
+                    path, body = self.ask.path, self.ask.body
                     answer = await self._replicas.upstream.answer(reservation, path, body)
                     _check_complete(answer)
                     return answer
@@ -81,14 +89,14 @@ class PassThrough:
                 self._attempts.note(broken, reservation)
 
     async def _reservation(self) -> Reservation:
-        ask = self._ask
+        ask = self.ask
         weight = ask.choices * ask.prompts
         reservation = await self._attempts.reserve(ask.model, session=ask.session, weight=weight)
         self.first_reservation = self.first_reservation or reservation
         return reservation
 
     async def _stream(self, reservation: Reservation) -> AsyncGenerator[str, None]:
-        events = self._replicas.upstream.events(reservation, self._ask.path, self._ask.body)
+        events = self._replicas.upstream.events(reservation, self.ask.path, self.ask.body)
         async with aclosing(events):
             async for event in events:
                 if event == END:
@@ -100,6 +108,20 @@ class PassThrough:
                 reservation.answered()
                 yield event.decode()
         raise UpstreamBroken("eof", reservation.replica_id)
+
+
+def _check_needs_no_journal(ask: ClientRequest, name: str | None, *, recorded: bool) -> None:
+    wants = {
+        RETURN_TRAJECTORY: ask.return_trajectory,
+        STREAM_BY: ask.stream_by == "choice",
+        "a recorded session": recorded,
+    }
+    for extension in (extension for extension, wanted in wants.items() if wanted):
+        if name is None:
+            message = f"{ask.model!r} is served by a backend without a journal: leave out"
+            raise bad_request(f"{message} {extension}", extension)
+        message = f"{extension} needs tokens that an answer with {name} does not tell"
+        raise bad_request(f"{message}; leave one of the two out", name)
 
 
 def _check_complete(answer: dict[str, Any]) -> None:

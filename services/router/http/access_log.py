@@ -1,4 +1,6 @@
-"""The access log: a JSON line for a request that has ended, or for some of them."""
+"""The record of each request, for metrics, and the access log.
+
+The log has a JSON line for a request that has ended, or for some of them."""
 
 import time
 from collections.abc import Collection
@@ -9,7 +11,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
 from services.observability.log import Log
-from services.router.request.trace_context import trace_headers, trace_id
+from services.observability.metrics import RouterMetrics
+from services.router.answering.open_request import OpenRequest
+from services.router.answering.pass_through import PassThrough
+from services.router.request.client_request import ClientRequest, Endpoint
+from services.router.request.trace_context import TRACE, trace_headers, trace_id
 
 _LOG = Log("router")
 
@@ -88,4 +94,68 @@ class LoggedApp:
             key=scope.get(KEY_NAME),
             trace=trace_id(trace_headers(Headers(scope=scope), begin=False)),
             ms={"total": round(1000 * seconds, 1)},
+        )
+
+
+class RequestRecord:
+    """One request, from its first byte to its last.
+
+    Args:
+        endpoint: where it came in.
+        log: where it may be written.
+        key: name of the client's key, None without keys.
+
+    Attributes:
+        ask: what the client wants, once it has been read.
+        served: what answers it.
+    """
+
+    def __init__(self, endpoint: Endpoint, log: AccessLog, key: str | None) -> None:
+        self._tags: dict[str, str] = {"endpoint": endpoint}
+        self._log, self.key = log, key
+        self._began = time.monotonic()
+        self.ask: ClientRequest | None = None
+        self.served: OpenRequest | PassThrough | None = None
+
+    def close(self, status: str) -> None:
+        """The request is over.
+
+        Args:
+            status: named, `ok` if all went well.
+        """
+        phases: dict[str, float] = {}
+        if isinstance(self.served, OpenRequest):
+            self.served.phases.end()
+            phases |= self.served.phases.seconds
+        seconds = time.monotonic() - self._began
+        RouterMetrics.requests.inc(tags={**self._tags, "status": status})
+        RouterMetrics.duration.observe(seconds, self._tags)
+        for phase, spent in phases.items():
+            RouterMetrics.phase.observe(spent, {"phase": phase})
+        if "stream" in phases:
+            waited = sum(phases.values()) - phases["stream"]
+            RouterMetrics.first_token.observe(waited, self._tags)
+        if self._log.takes(well=status == "ok"):
+            self._write(status, {**phases, "total": seconds})
+
+    def _write(self, status: str, seconds: dict[str, float]) -> None:
+        ask, served = self.ask, self.served
+        reservation = served.first_reservation if served else None
+        request = served if isinstance(served, OpenRequest) else None
+        journals = request.journals if request else []
+        self._log.write(
+            endpoint=self._tags["endpoint"],
+            status=status,
+            key=self.key,
+            trace=trace_id(TRACE.get()),
+            answer=ask.answer_id if ask else None,
+            model=reservation.model if reservation else ask.model if ask else None,
+            session=ask.session if ask else None,
+            stream=ask.stream if ask else None,
+            replica=reservation.replica_id if reservation else None,
+            choice=reservation.kind if reservation else None,
+            prompt_tokens=len(request.prompt_token_ids) if request else None,
+            tokens=sum(len(journal.token_ids) for journal in journals) if request else None,
+            continued=sum(max(0, journal.segments - 1) for journal in journals) or None,
+            ms={name: round(1000 * spent, 1) for name, spent in seconds.items()},
         )

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from starlette.types import Send
+
+from services.http.event_stream import StallTimer
+from services.http.json_body import json_bytes
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.errors import RequestFailed
@@ -13,6 +17,59 @@ _OBJECTS = {
     ("completions", False): "text_completion",
     ("completions", True): "text_completion",
 }
+
+
+class HttpAnswer:
+    """Writes an HTTP response; each write must be taken within `write_s` seconds.
+
+    Attributes:
+        stall_timer: ends a write that is not; None while nothing watches.
+    """
+
+    def __init__(self, send: Send, write_s: float) -> None:
+        self._send, self._write_s = send, write_s
+        self.stall_timer: StallTimer | None = None
+        self.begun = False
+
+    async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """A complete JSON response."""
+        payload = json_bytes(body)
+        fixed = {"content-type": "application/json", "content-length": str(len(payload))}
+        await self._begin(status, fixed | headers)
+        await self._write(payload, more=False)
+
+    async def begin_stream(self, headers: dict[str, str]) -> None:
+        """Start of a stream of server-sent events."""
+        fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        await self._begin(200, fixed | headers)
+
+    async def event(self, data: bytes) -> None:
+        """One server-sent event."""
+        await self._write(b"data: %b\n\n" % data, more=True)
+
+    async def end_stream(self) -> None:
+        """The end marker."""
+        await self._write(b"data: [DONE]\n\n", more=False)
+
+    async def fail(self, failure: RequestFailed) -> None:
+        """An error, as a response or, inside a stream, as an event."""
+        if self.begun:
+            await self.event(json_bytes(failure.body))
+            await self.end_stream()
+            return
+        await self.whole(failure.status, failure.body, failure.headers)
+
+    async def _begin(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        if self.stall_timer is not None:
+            self.stall_timer.begin(self._write_s)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        if self.stall_timer is not None:
+            self.stall_timer.end()
 
 
 class AnswerWriter:

@@ -11,8 +11,7 @@ from yarl import URL
 from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.http.endpoints import Gate
-from services.router.http.request_body import disconnected, read_body
+from services.router.http.answer_endpoint import Gate, disconnected, read_body
 from services.side_by_side import cancel, running
 
 OWN_PORT = "millrace.own_port"

@@ -18,8 +18,8 @@ from services.protocol.session import (
 )
 from services.protocol.strict import StrictModel, first_problem
 from services.router.errors import bad_request
+from services.router.http.answer_endpoint import parsed, read_body
 from services.router.http.openapi import query
-from services.router.http.request_body import parsed, read_body
 from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.sessions import SessionRecords
 

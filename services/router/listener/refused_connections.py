@@ -10,6 +10,8 @@ from typing import Any
 from services.http.error_answer import error_body
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
+from services.open_files import most_connections
+from services.router.config import RouterConfig
 
 ACCEPTED_AT_ONCE = 16
 """The `backlog` for asyncio, which accepts as many before it looks at the first of them: so
@@ -74,3 +76,22 @@ class RefusedConnections:
 
 
 refused = RefusedConnections()
+
+
+_log = Log("router")
+
+
+def bounded(config: RouterConfig, open_files: int) -> RouterConfig:
+    """The settings with no more connections and requests than a limit of open files allows.
+
+    A router that accepts no more than it can hold never runs out of descriptors in the middle of
+    its work.
+    """
+    share = most_connections(open_files)
+    asked = {name: getattr(config, name) for name in ("max_connections", "max_open_requests")}
+    update: dict[str, object] = {name: share for name, most in asked.items() if most > share}
+    if config.listen is not None and config.listen.max_connections > share:
+        update["listen"] = config.listen.model_copy(update={"max_connections": share})
+    if update:
+        _log.warning("connections_bounded", open_files=open_files, most=share, fields=[*update])
+    return config.model_copy(update=update)

@@ -15,8 +15,8 @@ from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
+from services.router.placement.health import Pressure
 from services.router.placement.reservations import Reservations
-from services.router.placement.sequence_cap import Pressure
 from services.side_by_side import cancel
 
 _LOG = Log("router")

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from services.protocol.weights.weight_bus import Member
 from services.router.errors import UpstreamBroken
 from services.router.placement.choice import Choice
-from services.router.request.needs import Needs
+from services.router.request.client_request import Needs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
+from services.router.placement.health import SequenceCap
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
 from services.router.placement.reservation import Reservation, ReservationRequest
 from services.router.placement.reservation_queue import ReservationQueue
-from services.router.placement.sequence_cap import SequenceCap
-from services.router.request.needs import NO_NEEDS, Needs
+from services.router.request.client_request import NO_NEEDS, Needs
 
 _LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort", INTERRUPTED)

@@ -4,17 +4,25 @@ The router reads little of a body and judges nothing that vLLM judges: what it c
 what no token journal can answer, the replica answers by itself (`pass_through`).
 """
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
-from services.protocol.router import RETURN_TRAJECTORY, SESSION_HEADER, STREAM_BY, StreamBy
+from services.protocol.router import (
+    MIN_VERSION_HEADER,
+    PRIORITY_HEADER,
+    RETURN_TRAJECTORY,
+    SESSION_HEADER,
+    STREAM_BY,
+    StreamBy,
+)
 from services.router.errors import bad_request, unreadable_body
-from services.router.request.needs import Needs
 
 Endpoint = Literal["chat", "completions"]
 
@@ -36,6 +44,100 @@ _UNJOURNALED = (
     "use_beam_search",
 )
 """Fields whose answers hold what generate's stream does not tell."""
+
+
+_HEAD_CHARACTERS = 4096
+_LOOK_BACK = 16
+"""Messages that one turn may add, such as an answer and the results of many tools."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPrefix:
+    """Keys of a prompt.
+
+    Attributes:
+        group: its beginning; None: nothing to go by.
+        whole: all of it; None while it is nothing but a beginning.
+        earlier: beginnings longer than the group's that may have been a prompt themselves,
+            longest first.
+    """
+
+    group: str | None = None
+    whole: str | None = None
+    earlier: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, body: dict[str, Any]) -> "PromptPrefix":
+        """Of a client's body, whatever it holds: the replica judges it, not this."""
+        messages = body.get("messages")
+        if isinstance(messages, list):
+            return cls._of_messages(body.get("model"), messages)
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str | list) or not prompt:
+            return NO_PREFIX
+        # Completions have no messages to go by: what begins alike for so long is a group.
+        head = json.dumps([body.get("model"), prompt[:_HEAD_CHARACTERS]])
+        return cls(group=_digest(head.encode()).hexdigest())
+
+    @classmethod
+    def _of_messages(cls, model: Any, messages: list[Any]) -> "PromptPrefix":
+        state, keys = _digest(json.dumps(model).encode()), []
+        for message in messages:
+            state.update(json.dumps(message).encode())
+            keys.append(state.hexdigest())
+        if not keys:
+            return NO_PREFIX
+        roles = [message.get("role") if isinstance(message, dict) else None for message in messages]
+        head = roles.index("user") if "user" in roles else 0
+        if head == len(keys) - 1:
+            return cls(group=keys[head])
+        earlier = reversed(keys[max(head + 1, len(keys) - 1 - _LOOK_BACK) : -1])
+        return cls(group=keys[head], whole=keys[-1], earlier=tuple(earlier))
+
+
+NO_PREFIX = PromptPrefix()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a request says of itself, or what follows from it.
+
+    Attributes:
+        min_version: lowest policy version of a replica that may answer; None: any.
+        priority: lower goes first, as in vLLM; 0 unless the client says something else.
+        flow: those who wait under one name take turns with those under another.
+        prefix: how the prompt begins.
+    """
+
+    min_version: int | None = None
+    priority: int = 0
+    flow: str = ""
+    prefix: PromptPrefix = NO_PREFIX
+
+    @classmethod
+    def of(cls, body: dict[str, Any], headers: Mapping[str, str], *, flow: str) -> "Needs":
+        """Of a client's request.
+
+        Raises:
+            RequestFailed: 400, with the header at fault.
+        """
+        own = body.get("priority")
+        priority = _integer(headers, PRIORITY_HEADER)
+        if priority is None:
+            priority = own if isinstance(own, int) else 0
+        version = _integer(headers, MIN_VERSION_HEADER)
+        if version is not None and version < 0:
+            raise bad_request(f"{MIN_VERSION_HEADER} must be 0 or more", MIN_VERSION_HEADER)
+        return cls(min_version=version, priority=priority, flow=flow, prefix=PromptPrefix.of(body))
+
+    def at_least(self, version: int | None) -> "Needs":
+        """The same, of a replica that serves this version or a newer one; None: any."""
+        if version is None or version <= (self.min_version or 0):
+            return self
+        return replace(self, min_version=version)
+
+
+NO_NEEDS = Needs()
 
 
 class _StreamOptions(BaseModel):
@@ -181,21 +283,6 @@ class ClientRequest:
             needs=Needs.of(body, headers, flow=caller or session or ""),
         )
 
-    def check_needs_no_journal(self, name: str, *, recorded: bool) -> None:
-        """Refuse what only a journal can give to a request that gets none because of `name`.
-
-        Raises:
-            RequestFailed: 400, with the field at fault.
-        """
-        wants = {
-            RETURN_TRAJECTORY: self.return_trajectory,
-            STREAM_BY: self.stream_by == "choice",
-            "a recorded session": recorded,
-        }
-        for extension in (extension for extension, wanted in wants.items() if wanted):
-            message = f"{extension} needs tokens that an answer with {name} does not tell"
-            raise bad_request(f"{message}; leave one of the two out", name)
-
 
 def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
     try:
@@ -204,7 +291,7 @@ def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
         # vLLM reads the same field, and says what is wrong with it in its own words.
         return _Read(), str(unreadable.errors()[0]["loc"][0])
     asked = (name for name in _UNJOURNALED if _is_asked(body.get(name)))
-    return read, next(asked, "prompt" if _has_several_prompts(body.get("prompt")) else None)
+    return read, next(asked, "prompt" if _prompts(body) > 1 else None)
 
 
 def _is_asked(value: Any) -> bool:
@@ -221,11 +308,8 @@ def _check_choices(n: int | None, prompts: int, bound: int) -> None:
 
 def _prompts(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
-    return len(prompt) if isinstance(prompt, list) and _has_several_prompts(prompt) else 1
-
-
-def _has_several_prompts(prompt: Any) -> bool:
-    return isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    return len(prompt) if several else 1
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:
@@ -233,3 +317,17 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     if value not in (None, True, False):
         raise bad_request(f"{name} must be true or false", name)
     return bool(value)
+
+
+def _digest(data: bytes) -> "blake2b":
+    return blake2b(data, digest_size=16)
+
+
+def _integer(headers: Mapping[str, str], name: str) -> int | None:
+    value = headers.get(name)
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        raise bad_request(f"{name} must be an integer, not {value[:40]!r}", name) from None

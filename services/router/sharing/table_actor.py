@@ -9,7 +9,7 @@ from ray.exceptions import RayActorError
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
-from services.router.sharing.shared_table import SharedTable, SyncRequest, SyncResponse
+from services.router.sharing.sharing import SharedTable, SyncRequest, SyncResponse
 
 TABLE_ACTOR = "router_table"
 _TIMEOUT_S = 2.0

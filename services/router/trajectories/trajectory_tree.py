@@ -5,13 +5,62 @@ tokens, one for one. Answers therefore form trees, and every leaf ends one traje
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.protocol.session import CallKind
-from services.router.trajectories.history import History
-from services.router.trajectories.trajectory_reading import TrajectoryReading
-from services.router.trajectories.turn import RecordedChoice, Turn
+from services.protocol.session import CallKind, SessionTrajectory
+from services.router.answering.journal import Span
+from services.router.trajectories.history import History, HistoryMark
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedChoice:
+    """One finished answer: at least one token, each with its logprob, covered by spans."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    spans: Sequence[Span]
+    finish_reason: str
+    text: str
+
+
+class Turn:
+    """One answer: the tokens put before it since the answer it goes on from, and its own.
+
+    It never changes, so other threads may read it.
+
+    Attributes:
+        put: the tokens before it; one array for all answers to one prompt.
+        sampled: its own tokens.
+        depth: tokens up to its end.
+        turns: answers up to it, itself included.
+    """
+
+    def __init__(
+        self,
+        choice: RecordedChoice,
+        *,
+        put: "array[int]",
+        parent: "Turn | None",
+        kind: CallKind,
+        mark: HistoryMark,
+    ) -> None:
+        begin: int = parent.depth if parent else 0
+        self.turns: int = parent.turns + 1 if parent else 1
+        self.parent, self.kind, self.mark, self.put = parent, kind, mark, put
+        self.sampled, self.logprobs = array("i", choice.token_ids), array("d", choice.logprobs)
+        self.spans = tuple(choice.spans)
+        self.finish_reason, self.text = choice.finish_reason, choice.text
+        self.depth: int = begin + len(self.put) + len(self.sampled)
+
+    def begins(self, prompt: "array[int]") -> bool:
+        """Whether its tokens stand in `prompt` where they stand in the tree."""
+        own = self.depth - len(self.sampled)
+        return (
+            self.depth <= len(prompt)
+            and prompt[own : self.depth] == self.sampled
+            and prompt[own - len(self.put) : own] == self.put
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +119,7 @@ class TrajectoryTree:
             self.written_out += turn.depth
         return kind
 
-    def reading(self) -> TrajectoryReading:
+    def reading(self) -> "TrajectoryReading":
         """What is recorded now, to be written out."""
         return TrajectoryReading(self._turns)
 
@@ -99,3 +148,84 @@ class TrajectoryTree:
         ):
             return "retokenized"
         return "branched" if parent else "other_history"
+
+
+class TrajectoryReading:
+    """The trajectories of a session as it is now; any thread may read it.
+
+    There is one for each leaf, and every sampled token has mask 1 in exactly one of them.
+    Answers that several have in common count to the one that samples most after them.
+
+    Args:
+        turns: all answers, parents before children.
+    """
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = tuple(turns)
+
+    def leaves(self) -> list[Turn]:
+        """The answers that end a trajectory, as they came; `depth` is its number of tokens."""
+        parents = {turn.parent for turn in self._turns}
+        return [turn for turn in self._turns if turn not in parents]
+
+    def trajectories(self, leaves: Sequence[Turn]) -> list[SessionTrajectory]:
+        """Those that end with these answers."""
+        heirs = self._heirs()
+        return [_trajectory(leaf, heirs) for leaf in leaves]
+
+    def _heirs(self) -> dict[Turn, Turn]:
+        """The answer after each one that has the most sampled tokens after it."""
+        weights: dict[Turn, int] = {}
+        heirs: dict[Turn, Turn] = {}
+        for turn in reversed(self._turns):
+            heir = heirs.get(turn)
+            weights[turn] = len(turn.sampled) + (weights[heir] if heir else 0)
+            parent = turn.parent
+            # Of equals the one that came first, which this meets last.
+            if parent and (parent not in heirs or weights[turn] >= weights[heirs[parent]]):
+                heirs[parent] = turn
+        return heirs
+
+
+def _trajectory(leaf: Turn, heirs: Mapping[Turn, Turn]) -> SessionTrajectory:
+    path, own = [leaf], leaf
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    while own.parent is not None and heirs[own.parent] is own:
+        own = own.parent
+    path.reverse()
+    response: list[int] = []
+    logprobs: list[float] = []
+    mask: list[int] = []
+    spans: list[Span] = []
+    shared = 0
+    for turn in path:
+        put = turn.put if turn.parent else array("i")
+        spans += _moved(turn.spans, len(response), len(put))
+        response += [*put, *turn.sampled]
+        logprobs += [*[0.0] * len(put), *turn.logprobs]
+        mine = turn.turns >= own.turns
+        mask += [0] * len(put) + [int(mine)] * len(turn.sampled)
+        shared = shared if mine else len(response)
+    return SessionTrajectory(
+        prompt_token_ids=list(path[0].put),
+        response_token_ids=response,
+        behaviour_logprobs=logprobs,
+        loss_mask=mask,
+        spans=spans,
+        finish_reason=leaf.finish_reason,
+        text=leaf.text,
+        begun_by=own.kind,
+        calls=len(path),
+        shared_tokens=shared,
+    )
+
+
+def _moved(spans: Sequence[Span], at: int, put: int) -> list[Span]:
+    """Spans of an answer that begins after `at` + `put` tokens; the first takes in the `put`.
+
+    What was put there was read, never sampled, by the policy of the span that follows.
+    """
+    moved = [(v, at + put + start, at + put + end, name) for v, start, end, name in spans]
+    version, _, end, name = moved[0]
+    return [(version, at, end, name), *moved[1:]]

@@ -15,13 +15,11 @@ import aiohttp
 from services.http.api_key import key_header, key_in
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
-from services.protocol.router import RETURN_TRAJECTORY, STREAM_BY
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import BackendConfig, RouterConfig
-from services.router.errors import RequestFailed, UpstreamBroken, bad_request
+from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.placement.reservations import Reservations
-from services.router.request.client_request import ClientRequest
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream
 
@@ -130,21 +128,6 @@ def external_replicas(config: RouterConfig) -> Replicas:
         upstream=_ExternalUpstream(config, keys),
         probed=False,
     )
-
-
-def check_needs_no_journal(ask: ClientRequest) -> None:
-    """Refuse what a backend without a journal cannot give.
-
-    Raises:
-        RequestFailed: 400, with the field at fault.
-    """
-    for field, wanted in (
-        (RETURN_TRAJECTORY, ask.return_trajectory),
-        (STREAM_BY, ask.stream_by == "choice"),
-    ):
-        if wanted:
-            message = f"{ask.model!r} is served by a backend without a journal: leave out {field}"
-            raise bad_request(message, field)
 
 
 def _names(config: RouterConfig) -> dict[str, BackendConfig]:

@@ -4,22 +4,22 @@ Bodies are plain dictionaries on purpose: one chunk comes per decode step, and v
 it again would cost more than everything else the router does.
 """
 
-from collections.abc import AsyncGenerator
+import math
+import socket
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from services.http.event_stream import END, EventStream, EventTooLong
+from services.http.event_stream import END, EventStream, EventTooLong, StallTimer
+from services.http.json_body import json_bytes
 from services.protocol.rollout_server import RENDER_AND_GENERATE, GenerationOrder
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
-from services.router.request.json_bytes import json_bytes
 from services.router.request.trace_context import TRACE
-from services.router.upstream.connections import socket_factory
-from services.router.upstream.stall_timer import StallTimer
 
 _END_OF_EVENT = b"\n\n"
 _EVENTS = "text/event-stream"
@@ -237,3 +237,35 @@ def _chunk(event: bytes) -> dict[str, Any]:
         return checked_answer(msgspec.json.decode(event))
     except ValueError:
         raise UpstreamBroken("malformed", "a chunk is not JSON") from None
+
+
+_UNANSWERED = 3
+"""Probes in a row that may get no acknowledgement."""
+
+
+def socket_factory(silence_s: float) -> Callable[[Any], socket.socket]:
+    """Sockets for `aiohttp.TCPConnector`.
+
+    Args:
+        silence_s: after so long without an acknowledgement a connection breaks; rounded up to
+            what the kernel counts in, whole seconds for each of its probes.
+    """
+    pause_s = math.ceil(silence_s / (_UNANSWERED + 1))
+
+    def made(address: Any) -> socket.socket:
+        family, kind, protocol, *_ = address
+        connection = socket.socket(family, kind, protocol)
+        options = {
+            # While nothing is under way, such as before an answer: probes.
+            (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): pause_s,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): pause_s,
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): _UNANSWERED,
+            # While something is, such as a request: 15 minutes, were it not for this.
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): math.ceil(silence_s * 1000),
+        }
+        for (level, option), value in options.items():
+            connection.setsockopt(level, option, value)
+        return connection
+
+    return made

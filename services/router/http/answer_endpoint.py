@@ -1,40 +1,40 @@
-"""The HTTP side: OpenAI's endpoints as plain ASGI applications.
+"""OpenAI's generating endpoints, as plain ASGI applications.
 
-The answering endpoints are not FastAPI path operations, because they must write their own
-stream and see the client go: over plain HTTP a disconnect arrives as a message, under Serve
-as a cancellation. Both end the work, and with it the upstream request, at once.
-"""
+FastAPI path operations cannot write their own stream and see the client disconnect: over plain
+HTTP a disconnect arrives as a message, under Serve as a cancellation. Both end the work, and with
+it the upstream request, at once."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
+from services.http import json_body
+from services.http.event_stream import StallTimer
+from services.http.json_body import json_bytes
 from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
 from services.router.answering.journal import Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.answering.pass_through import PassThrough
-from services.router.errors import RequestFailed, Unjournaled
-from services.router.http.access_log import LOGGED, AccessLog
-from services.router.http.answers import AnswerWriter
-from services.router.http.request_body import disconnected, parsed, read_body
-from services.router.http.request_record import RequestRecord
+from services.router.errors import RequestFailed, Unjournaled, unreadable_body
+from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
+from services.router.http.answers import AnswerWriter, HttpAnswer
 from services.router.request.client_request import ClientRequest, Endpoint
-from services.router.request.json_bytes import json_bytes
 from services.router.request.trace_context import TRACE, trace_headers
-from services.router.trajectories.session_call import SessionCall
-from services.router.trajectories.sessions import SessionRecords
-from services.router.upstream.external_backends import check_needs_no_journal
+from services.router.trajectories.sessions import SessionCall, SessionRecords
 from services.router.upstream.replicas import Replicas
-from services.router.upstream.stall_timer import StallTimer
 
 _LOG = Log("router")
+_NESTED = (dict, list)
+_DEEPEST = 500
+"""What is deeper can be read, but not by those who look at it after us: Python has a limit."""
 
 
 class Gate:
@@ -51,6 +51,28 @@ class Gate:
 
     def __exit__(self, *_: object) -> None:
         self._open -= 1
+
+
+class AnswerRoutes:
+    """Middleware that leads requests for answers past FastAPI's own layers.
+
+    The endpoints are plain ASGI applications, which need none of them, and every event of a
+    stream would pass through each.
+
+    Args:
+        app: serves everything else, other methods on these paths included.
+        endpoints: by path, for POST.
+    """
+
+    def __init__(self, app: ASGIApp, endpoints: Mapping[str, ASGIApp]) -> None:
+        self._app, self._endpoints = app, endpoints
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the application's life."""
+        app = self._app
+        if scope["type"] == "http" and scope["method"] == "POST":
+            app = self._endpoints.get(scope["path"], app)
+        await app(scope, receive, send)
 
 
 class AnswerEndpoint:
@@ -82,7 +104,7 @@ class AnswerEndpoint:
         config = self._replicas.config
         record = RequestRecord(self._endpoint, self._log, scope.get(KEY_NAME))
         scope[LOGGED] = True
-        answer, status = _Answer(send, config.client_write_s), "disconnected"
+        answer, status = HttpAnswer(send, config.client_write_s), "disconnected"
         headers = dict(Headers(scope=scope))
         came = trace_headers(headers, begin=config.begin_traces)
         span = tracing.begin("request", came, endpoint=self._endpoint)
@@ -102,7 +124,7 @@ class AnswerEndpoint:
             span.end()
 
     async def _serve(
-        self, headers: Mapping[str, str], raw: bytes, answer: "_Answer", record: RequestRecord
+        self, headers: Mapping[str, str], raw: bytes, answer: HttpAnswer, record: RequestRecord
     ) -> str:
         try:
             with self._gate:
@@ -113,21 +135,18 @@ class AnswerEndpoint:
                     max_choices=self._replicas.config.max_choices,
                     caller=record.key or "",
                 )
-                record.asks(ask)
+                record.ask = ask
                 async with SessionCall(self._sessions, ask.session) as call:
                     if ask.model in self._external_models:
-                        check_needs_no_journal(ask)
-                        passing = PassThrough(ask, "this model", self._external)
-                        record.served_by(passing)
-                        await self._pass_on(passing, ask, answer)
+                        passing = PassThrough(ask, None, self._external)
+                        await self._pass_on(passing, answer, record)
                         return "ok"
                     try:
                         await self._answer(ask, call, answer, record)
                     except Unjournaled as found:
-                        ask.check_needs_no_journal(found.name, recorded=call.recorded)
-                        passing = PassThrough(ask, found.name, self._replicas)
-                        record.served_by(passing)
-                        await self._pass_on(passing, ask, answer)
+                        recorded = call.recorded
+                        passing = PassThrough(ask, found.name, self._replicas, recorded=recorded)
+                        await self._pass_on(passing, answer, record)
             return "ok"
         except RequestFailed as failure:
             await answer.fail(failure)
@@ -140,12 +159,12 @@ class AnswerEndpoint:
             return "internal_error"
 
     async def _answer(
-        self, ask: ClientRequest, call: SessionCall, answer: "_Answer", record: RequestRecord
+        self, ask: ClientRequest, call: SessionCall, answer: HttpAnswer, record: RequestRecord
     ) -> None:
         if ask.unjournaled is not None:
             raise Unjournaled(ask.unjournaled)
         request = OpenRequest(ask, self._replicas, recorded=call.recorded)
-        record.served_by(request)
+        record.served = request
         async with aclosing(call.watched(request)) as pieces:
             try:
                 await (self._stream if ask.stream else self._whole)(request, pieces, answer)
@@ -153,8 +172,11 @@ class AnswerEndpoint:
                 AnswerWriter(request).tell_generated(failure)
                 raise
 
-    async def _pass_on(self, passing: PassThrough, ask: ClientRequest, answer: "_Answer") -> None:
-        if not ask.stream:
+    async def _pass_on(
+        self, passing: PassThrough, answer: HttpAnswer, record: RequestRecord
+    ) -> None:
+        record.served = passing
+        if not passing.ask.stream:
             whole = await passing.whole()
             await answer.whole(200, whole, _choice_headers(passing))
             return
@@ -166,14 +188,14 @@ class AnswerEndpoint:
         await answer.end_stream()
 
     async def _whole(
-        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: HttpAnswer
     ) -> None:
         async for _ in pieces:
             pass
         await answer.whole(200, AnswerWriter(request).whole(), _choice_headers(request))
 
     async def _stream(
-        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: "_Answer"
+        self, request: OpenRequest, pieces: AsyncGenerator[Piece, None], answer: HttpAnswer
     ) -> None:
         writer = AnswerWriter(request)
         async for piece in pieces:
@@ -187,60 +209,7 @@ class AnswerEndpoint:
         await answer.end_stream()
 
 
-class _Answer:
-    """Writes an HTTP response; each write must be taken within `write_s` seconds.
-
-    Attributes:
-        stall_timer: ends a write that is not; None while nothing watches.
-    """
-
-    def __init__(self, send: Send, write_s: float) -> None:
-        self._send, self._write_s = send, write_s
-        self.stall_timer: StallTimer | None = None
-        self.begun = False
-
-    async def whole(self, status: int, body: dict[str, Any], headers: dict[str, str]) -> None:
-        """A complete JSON response."""
-        payload = json_bytes(body)
-        fixed = {"content-type": "application/json", "content-length": str(len(payload))}
-        await self._begin(status, fixed | headers)
-        await self._write(payload, more=False)
-
-    async def begin_stream(self, headers: dict[str, str]) -> None:
-        """Start of a stream of server-sent events."""
-        fixed = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        await self._begin(200, fixed | headers)
-
-    async def event(self, data: bytes) -> None:
-        """One server-sent event."""
-        await self._write(b"data: %b\n\n" % data, more=True)
-
-    async def end_stream(self) -> None:
-        """The end marker."""
-        await self._write(b"data: [DONE]\n\n", more=False)
-
-    async def fail(self, failure: RequestFailed) -> None:
-        """An error, as a response or, inside a stream, as an event."""
-        if self.begun:
-            await self.event(json_bytes(failure.body))
-            await self.end_stream()
-            return
-        await self.whole(failure.status, failure.body, failure.headers)
-
-    async def _begin(self, status: int, headers: dict[str, str]) -> None:
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
-        self.begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
-
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        if self.stall_timer is not None:
-            self.stall_timer.begin(self._write_s)
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
-        if self.stall_timer is not None:
-            self.stall_timer.end()
-
-
-async def _until_gone(receive: Receive, work: Awaitable[str], answer: _Answer) -> str:
+async def _until_gone(receive: Receive, work: Awaitable[str], answer: HttpAnswer) -> str:
     """Run `work` to its end, or cancel it when the client is gone or stuck.
 
     In the caller's own task: a task of its own for the work costs as much as choosing a replica.
@@ -281,3 +250,52 @@ def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
         return {}
     headers = {REPLICA_HEADER: reservation.replica_id, CHOICE_HEADER: reservation.kind}
     return headers | ({JOURNAL_HEADER: "none"} if isinstance(request, PassThrough) else {})
+
+
+async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """All of it.
+
+    Raises:
+        RequestFailed: 413 for too much, 408 for too slow, 499 if the client has gone.
+    """
+    try:
+        return await json_body.read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
+    except json_body.BodyRefused as refused:
+        raise RequestFailed(refused.status, refused.kind, str(refused)) from None
+
+
+def parsed(raw: bytes) -> Any:
+    """What its JSON says.
+
+    Raises:
+        RequestFailed: 400, it is none.
+    """
+    try:
+        value = json.loads(raw)
+    except ValueError:
+        raise unreadable_body("the body is not JSON") from None
+    except RecursionError:
+        raise _too_deep() from None
+    # Only many brackets can be deep, and most bodies have few.
+    if raw.count(b"[") + raw.count(b"{") > _DEEPEST and _is_deeper(value, _DEEPEST):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> RequestFailed:
+    return unreadable_body(f"the body is nested more than {_DEEPEST} times")
+
+
+def _is_deeper(value: Any, bound: int) -> bool:
+    level = [value]
+    while level and bound:
+        parts = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [inner for part in parts for inner in part if type(inner) in _NESTED]
+        bound -= 1
+    return bool(level)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone; the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
