@@ -15,19 +15,19 @@ from services.access.access_control import protect
 from services.http.error_answer import error_body
 from services.http.json_body import AsciiJson
 from services.observability.log import Log
+from services.observability.metrics import RouterMetrics
 from services.open_files import open_files
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.access_log import AccessLog, LoggedApp
 from services.router.http.answer_endpoint import AnswerEndpoint, AnswerRoutes, Gate
-from services.router.http.loop_lag import LoopLag
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
 from services.router.http.session_endpoints import interrupt_route, session_routes
 from services.router.http.status_endpoints import status_routes
+from services.router.listener.connection_bound import bounded
 from services.router.listener.listener import Listener
 from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
-from services.router.listener.refused_connections import bounded
 from services.router.placement.membership import TableSource
 from services.router.placement.reservations import Reservations
 from services.router.sharing.sharing import ExchangePoint
@@ -35,13 +35,14 @@ from services.router.trajectories.sessions import SessionRecords, Sessions
 from services.router.upstream.external_backends import external_replicas
 from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream
+from services.side_by_side import running
+
+_log = Log("router")
+_LAG_PERIOD_S = 0.5
 
 
 async def _always() -> bool:
     return True
-
-
-_log = Log("router")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +94,10 @@ def build_http(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as ends:
-            await replicas.start()
-            ends.push_async_callback(replicas.stop)
+            await ends.enter_async_context(replicas.running())
             if config.backends:
-                await external.start()
-                ends.push_async_callback(external.stop)
-            loop_lag = LoopLag()
-            loop_lag.start()
-            ends.push_async_callback(loop_lag.stop)
+                await ends.enter_async_context(external.running())
+            await ends.enter_async_context(running(_observe_loop_lag(), name="loop_lag"))
             if config.listen is not None:
                 listener = Listener(config.listen, node.port)
                 await listener.start(_marked(app), _accepting_after(node.runs))
@@ -122,6 +119,15 @@ def build_http(
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
+
+
+async def _observe_loop_lag() -> None:
+    """Measure how late a short sleep ends: the router's own sign of overload."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + _LAG_PERIOD_S
+        await asyncio.sleep(_LAG_PERIOD_S)
+        RouterMetrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 
 def _accepting_after(

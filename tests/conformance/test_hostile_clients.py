@@ -12,8 +12,8 @@ import pytest
 
 from services.open_files import open_files, raise_open_files
 from services.router.config import ListenConfig, RouterConfig
+from services.router.listener.connection_bound import bounded
 from services.router.listener.listener import Listener
-from services.router.listener.refused_connections import bounded
 from tests.router.conftest import MODEL, Cluster, Fault
 
 PATH = "/v1/chat/completions"

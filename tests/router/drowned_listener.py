@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 from services.observability.metrics import RouterMetrics
 from services.open_files import open_files
 from services.router.config import ListenConfig, RouterConfig
+from services.router.listener.connection_bound import ACCEPTED_AT_ONCE, bounded, refused
 from services.router.listener.listener import BoundedHead
-from services.router.listener.refused_connections import ACCEPTED_AT_ONCE, bounded, refused
 
 
 async def main() -> None:

@@ -63,9 +63,9 @@ def test_among_loaded_replicas_a_session_stays_for_longer():
 def test_a_finished_session_is_new_again():
     chooser = _chooser()
     _choose(chooser, session="s")
-    chooser.forget("s")
+    chooser.homes.forget("s")
     assert _choose(chooser, session="s").kind == "new"
-    assert chooser.sessions == 1
+    assert len(chooser.homes) == 1
 
 
 def _body(*texts):
@@ -143,11 +143,11 @@ def test_the_session_table_is_bounded_and_forgets_the_idle():
     chooser = _chooser(max_sessions=2, session_idle_s=10)
     for session in ("one", "two", "one", "three"):
         _choose(chooser, session=session)
-    assert chooser.sessions == 2
+    assert len(chooser.homes) == 2
     assert _choose(chooser, session="one").kind == "hit"
     assert _choose(chooser, session="two").kind == "new"
     assert _choose(chooser, session="one", now=11.0).kind == "new"
-    assert chooser.sessions == 1
+    assert len(chooser.homes) == 1
 
 
 def _fail(chooser, replica, times, now=0.0):

@@ -68,7 +68,7 @@ class Choosing(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(["s0", "s1"]))
     def finish(self, session):
-        self.chooser.forget(session)
+        self.chooser.homes.forget(session)
         assert self.chooser.homes.get(session, self.now) is None
 
     @invariant()
@@ -80,7 +80,7 @@ class Choosing(RuleBasedStateMachine):
 
     @invariant()
     def the_session_table_is_bounded(self):
-        assert self.chooser.sessions <= CONFIG.max_sessions
+        assert len(self.chooser.homes) <= CONFIG.max_sessions
 
 
 TestChoosing = Choosing.TestCase

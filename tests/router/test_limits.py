@@ -15,6 +15,7 @@ from services.protocol.weights.weight_bus import ReplicaState
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.http.answer_endpoint import parsed
+from services.router.placement.reservation import ReservationRequest
 from services.router.request.client_request import Needs
 from services.router.upstream.replicas import Attempts
 
@@ -87,7 +88,9 @@ async def test_a_lost_lease_is_no_failure_of_the_replica(cluster):
     await cluster.start(eject_after=1, eject_s=60.0)
     reservations = cluster.reservations
     for _ in range(3):
-        reservation = await reservations.reserve(None, session=None, weight=1)
+        reservation = await reservations.reserve(
+            ReservationRequest(model=None, session=None, weight=1)
+        )
         reservation.lose()
         with pytest.raises(UpstreamBroken, match="lease_lost"), reservation:
             reservation.check_lease()
@@ -146,7 +149,7 @@ async def test_more_open_requests_than_allowed_are_refused_with_retry_after(clus
     assert refusal.value.response.headers["retry-after"] == "1"
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    await _until(lambda: not cluster.reservations._taken)
+    await _until(lambda: not cluster.reservations._open)
     assert (await _chat(cluster)).choices[0].message.content == "ahello"
 
 

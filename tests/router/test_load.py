@@ -34,7 +34,9 @@ async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(clu
     assert (load["full"], load["in_flight"], load["kv_usage"]) == (2, 2, None)
     assert load["by_replica"] == {"replica-0": 1, "replica-1": 1}
     for name, usage in (("replica-0", 0.5), ("replica-1", 1.0)):
-        cluster.reservations.cap(name).observe(Pressure(running=1, waiting=3, kv_usage=usage), 1)
+        cluster.reservations.chooser.health(name).cap.observe(
+            Pressure(running=1, waiting=3, kv_usage=usage), 1
+        )
     load = (await cluster.http.get(url)).json()
     assert (load["queued"], load["kv_usage"]) == (6.0, 0.75)
     for answer in answers:

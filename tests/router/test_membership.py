@@ -10,6 +10,7 @@ from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
 from services.router.placement.membership import Membership
+from services.side_by_side import running
 
 
 def _member(name, **changes):
@@ -59,14 +60,13 @@ async def watched():
     membership = Membership(
         bus, RouterConfig(), on_gone=gone.append, on_news=lambda: news.put_nowait(None)
     )
-    membership.start()
 
     async def say(answer):
         bus.answers.put_nowait(answer)
         await asyncio.wait_for(news.get(), 60)
 
-    yield membership, bus, gone, say
-    await membership.stop()
+    async with running(membership.watch(), name="membership"):
+        yield membership, bus, gone, say
 
 
 async def test_only_leased_members_of_the_model_may_get_work(watched):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.router.config import RouterConfig
-from services.router.listener.refused_connections import RefusedConnections, bounded
+from services.router.listener.connection_bound import RefusedConnections, bounded
 
 DROWNED = Path(__file__).with_name("drowned_listener.py")
 OPEN_FILES, CONNECTIONS, ANSWER_S = 512, 700, 60

@@ -9,6 +9,7 @@ from aiohttp import web
 from services.router.config import RouterConfig
 from services.router.placement.health import ReplicaHealth
 from services.router.placement.probes import read_pressure
+from services.router.placement.reservation import ReservationRequest
 
 QUICK = {"probe_s": 0.01, "eject_after": 2, "eject_s": 30.0, "eject_max_s": 60.0}
 
@@ -127,7 +128,9 @@ async def test_a_busy_replica_is_full_when_its_engine_says_so(cluster):
     runner, address = await _page(METRICS)
     await cluster.bus.put(replace(cluster.replicas[0].member(), address=address))
     await cluster.until_leased("replica-0")
-    with await cluster.reservations.reserve(None, session=None, weight=60):
+    with await cluster.reservations.reserve(
+        ReservationRequest(model=None, session=None, weight=60)
+    ):
         await _until(lambda: cluster.reservations.full("replica-0"))
-    assert 50 < cluster.reservations.cap("replica-0").limit < 60
+    assert 50 < cluster.reservations.chooser.health("replica-0").cap.limit < 60
     await runner.cleanup()

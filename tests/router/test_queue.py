@@ -8,6 +8,7 @@ import pytest
 
 from services.protocol.router import MIN_VERSION_HEADER, PRIORITY_HEADER, REPLICA_HEADER
 from services.router.errors import RequestFailed, UpstreamBroken
+from services.router.placement.reservation import ReservationRequest
 from services.router.request.client_request import Needs
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -105,10 +106,12 @@ async def test_lines_take_turns_and_what_goes_first_does_so_over_all_of_them(clu
 
     async def take(name, version, priority=0, urgent=False):
         needs = Needs(min_version=version, priority=priority)
-        with await reservations.reserve(None, session=None, weight=1, needs=needs, urgent=urgent):
+        with await reservations.reserve(
+            ReservationRequest(model=None, session=None, weight=1, needs=needs, urgent=urgent)
+        ):
             order.append(name)
 
-    with await reservations.reserve(None, session=None, weight=1):
+    with await reservations.reserve(ReservationRequest(model=None, session=None, weight=1)):
         waiting = []
         wishes = [
             *[("any", None), ("any", None), ("any", None), ("one", 1), ("one", 1), ("zero", 0)],
@@ -149,10 +152,12 @@ async def test_an_answer_that_was_begun_goes_on_before_new_ones(cluster):
     reservations, order = cluster.reservations, []
 
     async def take(name, **wish):
-        with await reservations.reserve(None, session=None, weight=1, **wish):
+        with await reservations.reserve(
+            ReservationRequest(model=None, session=None, weight=1, **wish)
+        ):
             order.append(name)
 
-    with await reservations.reserve(None, session=None, weight=1):
+    with await reservations.reserve(ReservationRequest(model=None, session=None, weight=1)):
         new = asyncio.create_task(take("new", needs=Needs(priority=-5)))
         await _queued(cluster, 1)
         begun = asyncio.create_task(take("begun", urgent=True))
@@ -166,14 +171,18 @@ async def test_what_would_rather_go_elsewhere_goes_back_before_it_blocks_the_que
     await cluster.start(max_sequences=1, min_sequences=1)
     await cluster.until_leased("replica-0", "replica-1")
     reservations = cluster.reservations
-    with await reservations.reserve(None, session=None, weight=1) as taken:
+    with await reservations.reserve(
+        ReservationRequest(model=None, session=None, weight=1)
+    ) as taken:
         wish = {"session": None, "weight": 1, "urgent": True}
         (idle,) = {"replica-0", "replica-1"} - {taken.replica_id}
         with await asyncio.wait_for(
-            reservations.reserve(None, avoid=idle, **wish), 60
+            reservations.reserve(ReservationRequest(model=None, avoid=idle, **wish)), 60
         ) as reservation:
             assert reservation.replica_id == idle
-    with await reservations.reserve(None, avoid="replica-0", **wish) as reservation:
+    with await reservations.reserve(
+        ReservationRequest(model=None, avoid="replica-0", **wish)
+    ) as reservation:
         assert reservation.replica_id == "replica-1"
 
 
@@ -185,7 +194,7 @@ async def test_a_parser_that_fails_says_nothing_of_the_engine(cluster, reason, e
     for _ in range(2):
         with (
             pytest.raises(UpstreamBroken),
-            await reservations.reserve(None, session=None, weight=0),
+            await reservations.reserve(ReservationRequest(model=None, session=None, weight=0)),
         ):
             raise UpstreamBroken(reason)
     assert reservations.chooser.health("replica-0").ejected is ejects
@@ -207,9 +216,9 @@ async def test_a_reservation_that_comes_as_its_client_goes_is_given_to_the_next(
     reservations = cluster.reservations
     wish = {"session": None, "weight": 1}
     await cluster.until_leased("replica-0")
-    with await reservations.reserve(None, **wish):
-        leaving = asyncio.create_task(reservations.reserve(None, **wish))
-        staying = asyncio.create_task(reservations.reserve(None, **wish))
+    with await reservations.reserve(ReservationRequest(model=None, **wish)):
+        leaving = asyncio.create_task(reservations.reserve(ReservationRequest(model=None, **wish)))
+        staying = asyncio.create_task(reservations.reserve(ReservationRequest(model=None, **wish)))
         await _queued(cluster, 2)
     leaving.cancel()  # its reservation is there, but it has not run since
     with await asyncio.wait_for(staying, 60) as reservation:
@@ -223,7 +232,7 @@ async def test_what_runs_no_sequence_waits_for_nobody(cluster, fault):
     waiting = _chat(cluster)
     await _queued(cluster, 1)
     with await asyncio.wait_for(
-        cluster.reservations.reserve(None, session=None, weight=0), 60
+        cluster.reservations.reserve(ReservationRequest(model=None, session=None, weight=0)), 60
     ) as reservation:
         assert reservation.replica_id == "replica-0"
     await _end(running, waiting)

@@ -10,6 +10,7 @@ from services.protocol.errors import NotReady
 from services.protocol.router import CHOICE_HEADER, REPLICA_HEADER
 from services.router.config import RouterConfig
 from services.router.placement.choice import SessionTable
+from services.router.placement.reservation import ReservationRequest
 from services.router.placement.reservations import Reservations
 from services.router.sharing.sharing import SharedTable, Sharing, SyncRequest
 
@@ -254,7 +255,7 @@ async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):
 async def test_a_router_without_the_table_decides_alone(pair):
     point, first, second = pair
     point.away = True
-    with await second.reservations.reserve(None, session=None, weight=1):
+    with await second.reservations.reserve(ReservationRequest(model=None, session=None, weight=1)):
         await _call(first, "s")
         point.away = False
         await _until(lambda: sum(first.reservations.chooser.elsewhere.values()) == 1)

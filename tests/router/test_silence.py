@@ -6,14 +6,16 @@ import os
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
 from services.router.config import RouterConfig
 from services.router.errors import UpstreamBroken
+from services.router.placement.reservation import ReservationRequest
 from services.router.placement.reservations import Reservations
 from services.router.upstream.upstream import Upstream
+from services.side_by_side import running
 from tests.router.conftest import Bus, Replica
 
 CLONE_NEWNET = 0x40000000
@@ -42,11 +44,14 @@ async def lost(fault, *, first: bool) -> UpstreamBroken:
     await replica.start()
     await bus.put(replica.member())
     reservations = Reservations(CONFIG, bus)
-    reservations.membership.start()
-    await upstream.start()
+    ends = AsyncExitStack()
+    await ends.enter_async_context(running(reservations.membership.watch(), name="membership"))
+    await ends.enter_async_context(upstream.running())
 
     async def ask():
-        with await reservations.reserve(None, session=None, weight=1) as reservation:
+        with await reservations.reserve(
+            ReservationRequest(model=None, session=None, weight=1)
+        ) as reservation:
             async with aclosing(upstream.generate(reservation, PROMPT)) as chunks:
                 async for _ in chunks:
                     pass
@@ -61,8 +66,7 @@ async def lost(fault, *, first: bool) -> UpstreamBroken:
         await replica.stalled.wait()
         cut(replica.port)
     (ended,) = await asyncio.gather(asking, return_exceptions=True)
-    await upstream.stop()
-    await reservations.membership.stop()
+    await ends.aclose()
     reservations.queue.stop()
     await replica.runner.cleanup()
     return ended

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from copy import copy
 from typing import Any, Literal
 
 from services.protocol.rollout_server import GenerationOrder
@@ -106,7 +107,7 @@ class OpenRequest:
                 request=self._request,
                 model=self.model,
                 replicas=self._replicas,
-                attempts=attempts.copy(),
+                attempts=copy(attempts),
             )
             for journal in rest
         ]

@@ -1,8 +1,8 @@
-"""Items that come faster than they are worked on, taken together."""
+"""Asynchronous generators that are drained in the background: several as one, or in batches."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +14,27 @@ _BOUND = 256
 
 @dataclass(frozen=True)
 class _End:
+    """A source has ended."""
+
     error: Exception | None = None
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield the items of all sources as they come.
+
+    The first error of a source ends all. Whatever ends the generator, no task and no open
+    source is left behind.
+    """
+    async with _drained(sources) as ready:
+        open_sources = len(sources)
+        while open_sources:
+            item = await ready.get()
+            if not isinstance(item, _End):
+                yield item
+            elif item.error is not None:
+                raise item.error
+            else:
+                open_sources -= 1
 
 
 async def batched(
@@ -27,20 +47,7 @@ async def batched(
             before it.
         pause_s: asked before every batch; how many seconds to gather more of it.
     """
-    ready: asyncio.Queue[T | _End] = asyncio.Queue(_BOUND)
-
-    async def gather() -> None:
-        try:
-            async with aclosing(source):
-                async for item in source:
-                    await ready.put(item)
-        except Exception as error:  # noqa: BLE001  raised again by the reader below
-            await ready.put(_End(error))
-        else:
-            await ready.put(_End())
-
-    task = asyncio.create_task(gather())
-    try:
+    async with _drained([source]) as ready:
         end: _End | None = None
         while end is None:
             got = [await ready.get()]
@@ -53,42 +60,27 @@ async def batched(
                 yield items
         if end.error is not None:
             raise end.error
-    finally:
-        await cancel(task)
 
 
-T = TypeVar("T")
-_BOUND = 64
-
-
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Yield the items of all sources as they come.
-
-    The first error of a source ends all. Whatever ends the generator, no task and no open
-    source is left behind.
-    """
-    queue: asyncio.Queue[tuple[bool, T | BaseException | None]] = asyncio.Queue(_BOUND)
+@asynccontextmanager
+async def _drained(
+    sources: Sequence[AsyncGenerator[T, None]],
+) -> AsyncIterator["asyncio.Queue[T | _End]"]:
+    """The items of all sources as they come, and the end of each."""
+    ready: asyncio.Queue[T | _End] = asyncio.Queue(_BOUND)
 
     async def drain(source: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:
-                    await queue.put((True, item))
-        except Exception as error:  # noqa: BLE001  raised again by the reader below
-            await queue.put((False, error))
+                    await ready.put(item)
+        except Exception as error:  # noqa: BLE001  raised again by the reader
+            await ready.put(_End(error))
         else:
-            await queue.put((False, None))
+            await ready.put(_End())
 
     tasks = [asyncio.create_task(drain(source)) for source in sources]
     try:
-        open_sources = len(tasks)
-        while open_sources:
-            is_item, item = await queue.get()
-            if is_item:
-                yield item  # type: ignore[misc]
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                open_sources -= 1
+        yield ready
     finally:
         await cancel(*tasks)

@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
+from services.router.listener.connection_bound import ACCEPTED_AT_ONCE, refused
 from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
-from services.router.listener.refused_connections import ACCEPTED_AT_ONCE, refused
 from services.router.listener.socket_holder import BACKLOG
 
 _START_S = 30.0
@@ -26,6 +26,8 @@ _IDLE_S = 20.0
 """Longer than clients keep an idle connection (aiohttp 15 s, httpx 5 s), so that they close it
 first and no request meets a closing connection."""
 _POLL_S = 0.1
+_HEAD_BYTES = 64 * 1024
+_HEAD_S = 60.0
 
 
 class Listener:
@@ -104,6 +106,64 @@ async def _serve_when(
     await server.serve([listening])
 
 
+class BoundedHead(HttpToolsProtocol):
+    """Cuts off a connection whose next request's head is too long, or does not come.
+
+    The parser has no bound of its own, and uvicorn waits for a first request for ever. Whoever
+    comes when `limit_concurrency` is reached is sent away; uvicorn itself would then refuse the
+    requests of those who are there.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._in_head, self._head_bytes = False, 0
+        self._head_due: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
+            refused.refuse(transport)
+            return
+        self._head_due = self.loop.call_later(_HEAD_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._head_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        super().data_received(data)
+        # Also empty lines between two requests come instead of a head.
+        idle = self.cycle is None or self.cycle.response_complete
+        if not (self._in_head or idle):
+            return
+        self._head_bytes += len(data) * self._in_head
+        if self._head_bytes > _HEAD_BYTES:
+            self.send_400_response("The request's head is too long.")
+        elif self._head_due is None:
+            self._head_due = self.loop.call_later(_HEAD_S, self.transport.close)
+
+    def on_message_begin(self) -> None:
+        """See `httptools`."""
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
+
+    def on_headers_complete(self) -> None:
+        """See `httptools`."""
+        self._in_head = False
+        self._head_came()
+        super().on_headers_complete()
+        self.headers: list[tuple[bytes, bytes]] = []  # for trailers, which are no headers
+
+    def _head_came(self) -> None:
+        if self._head_due is not None:
+            self._head_due.cancel()
+            self._head_due = None
+
+
 class _Server(uvicorn.Server):
     """Leaves the process's signals alone, says when it listens, and can end connections gently."""
 
@@ -170,65 +230,3 @@ def _uvicorn_config(app: ASGIApp, config: ListenConfig) -> uvicorn.Config:
         field = "router.args.listen.ssl_certfile"
         raise InvalidInput(field, config.ssl_certfile, fix) from None
     return settings
-
-
-_HEAD_BYTES = 64 * 1024
-_HEAD_S = 60.0
-
-
-class BoundedHead(HttpToolsProtocol):
-    """Cuts off a connection whose next request's head is too long, or does not come.
-
-    The parser has no bound of its own, and uvicorn waits for a first request for ever. Whoever
-    comes when `limit_concurrency` is reached is sent away; uvicorn itself would then refuse the
-    requests of those who are there.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._in_head, self._head_bytes = False, 0
-        self._head_due: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See `asyncio.Protocol`."""
-        super().connection_made(transport)
-        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
-            self.connections.discard(self)
-            refused.refuse(transport)
-            return
-        self._head_due = self.loop.call_later(_HEAD_S, transport.close)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        self._head_came()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        super().data_received(data)
-        # Also empty lines between two requests come instead of a head.
-        idle = self.cycle is None or self.cycle.response_complete
-        if not (self._in_head or idle):
-            return
-        self._head_bytes += len(data) * self._in_head
-        if self._head_bytes > _HEAD_BYTES:
-            self.send_400_response("The request's head is too long.")
-        elif self._head_due is None:
-            self._head_due = self.loop.call_later(_HEAD_S, self.transport.close)
-
-    def on_message_begin(self) -> None:
-        """See `httptools`."""
-        super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
-
-    def on_headers_complete(self) -> None:
-        """See `httptools`."""
-        self._in_head = False
-        self._head_came()
-        super().on_headers_complete()
-        self.headers: list[tuple[bytes, bytes]] = []  # for trailers, which are no headers
-
-    def _head_came(self) -> None:
-        if self._head_due is not None:
-            self._head_due.cancel()
-            self._head_due = None

@@ -172,10 +172,6 @@ class ReplicaChooser:
         """Sequences that this router counts, by replica."""
         return dict(self._in_flight)
 
-    def forget(self, session: str) -> None:
-        """The session is over: nothing of it will come again."""
-        self.homes.forget(session)
-
     def health(self, replica_id: str) -> ReplicaHealth:
         """What has been seen of a replica."""
         if replica_id not in self._health:
@@ -192,11 +188,6 @@ class ReplicaChooser:
         for table in (self._health, self._turn):
             for replica in [name for name in table if name not in known]:
                 del table[replica]
-
-    @property
-    def sessions(self) -> int:
-        """Sessions remembered."""
-        return len(self.homes)
 
 
 def _rank(key: str, replica: str) -> bytes:

@@ -17,6 +17,7 @@ class ReplicaHealth:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
+        self.cap = SequenceCap(config)
         self._failures = 0
         self._pause_s = 0.0
         self._ejected_until: float | None = None

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 from services.router.errors import RequestFailed
 from services.router.placement.membership import Membership
-from services.router.placement.reservation import Reservation
+from services.router.placement.reservation import Reservation, ReservationRequest
 
 INTERRUPTED = "interrupted"
 """Reason of `UpstreamBroken` for an answer that was stopped so; nothing has failed."""
@@ -84,8 +84,8 @@ class Interruptions:
         member = self._membership.members.get(reservation.replica_id)
         return floor is not None and (member is None or (member.committed_version or 0) < floor)
 
-    async def passed(self, session: str | None, model: str | None) -> int | None:
-        """Wait until a replica may go on with the session.
+    async def passed(self, request: ReservationRequest) -> int | None:
+        """Wait until a replica may go on with the session of a request.
 
         Returns:
             The version that the replica must serve; None: any.
@@ -93,12 +93,13 @@ class Interruptions:
         Raises:
             RequestFailed: 503, it was not there in time.
         """
-        floor = self._floors.get(session or "")
+        session, model = request.session or "", request.model
+        floor = self._floors.get(session)
         try:
             async with asyncio.timeout(self._wait_s):
                 while floor is not None and not self._served(model, floor):
                     await self._membership.wait_for_change(_LOOK_S)
-                    floor = self._floors.get(session or "")
+                    floor = self._floors.get(session)
         except TimeoutError:
             message = f"interrupted, and no replica reached version {floor} in {self._wait_s:g} s"
             raise RequestFailed(503, "version_not_served", message, retry_after_s=1) from None

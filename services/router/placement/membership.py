@@ -14,7 +14,6 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.config import RouterConfig
-from services.side_by_side import cancel
 
 _LOG = Log("router")
 _RETRY_S = 0.2
@@ -29,7 +28,7 @@ class TableSource(Protocol):
 
 
 class Membership:
-    """The router's view of the member table, refreshed by a background task.
+    """The router's view of the member table, refreshed while `watch` runs.
 
     Args:
         bus: where the table comes from.
@@ -58,17 +57,6 @@ class Membership:
         self._lease_s = 0.0
         self._news_at = 0.0
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Begin to watch the bus."""
-        self._started_at = time.monotonic()
-        self._task = asyncio.create_task(self._watch(), name="membership")
-
-    async def stop(self) -> None:
-        """Stop watching and wait until the task has ended."""
-        await cancel(self._task)
-        self._task = None
 
     def leased(self, model: str | None) -> Mapping[str, Member]:
         """Replicas that may be given work now and serve `model` (None: any), by id."""
@@ -111,7 +99,9 @@ class Membership:
         except TimeoutError:
             return
 
-    async def _watch(self) -> None:
+    async def watch(self) -> None:
+        """Watch the bus until cancelled."""
+        self._started_at = time.monotonic()
         while True:
             asked_at = time.monotonic()
             wait_s = self._config.watch_wait_s

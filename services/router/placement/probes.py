@@ -31,18 +31,10 @@ class Probes:
 
     def __init__(self, config: RouterConfig, reservations: Reservations) -> None:
         self._config, self._reservations = config, reservations
-        self._task: asyncio.Task[None] | None = None
         self._looks: dict[str, asyncio.Task[None]] = {}
 
-    def start(self) -> None:
-        """Begin to look; needs a running event loop."""
-        self._task = asyncio.create_task(self._run(), name="probes")
-
-    async def stop(self) -> None:
-        """Stop looking and wait until the tasks have ended."""
-        await cancel(self._task)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Look at replicas until cancelled."""
         # Of its own, so that looks never wait for a connection behind requests.
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
@@ -107,8 +99,9 @@ class Probes:
         result = "unknown" if pressure is None else "ok"
         RouterMetrics.probes.inc(tags={"kind": "pressure", "result": result})
         if pressure is not None:
-            cap = self._reservations.cap(member.replica_id)
-            cap.observe(pressure, self._reservations.chooser.load(member.replica_id))
+            chooser = self._reservations.chooser
+            cap = chooser.health(member.replica_id).cap
+            cap.observe(pressure, chooser.load(member.replica_id))
             self._reservations.queue.advance()
 
 

@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from services.protocol.weights.weight_bus import Member
 from services.router.errors import UpstreamBroken
 from services.router.placement.choice import Choice
-from services.router.request.client_request import Needs
+from services.router.request.client_request import NO_NEEDS, Needs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +21,16 @@ class ReservationRequest:
         session: value of the session header.
         weight: sequences the request will run at once.
         avoid: a replica to leave out while another one can be had.
-        urgent: it goes on with an answer that was begun.
+        urgent: it goes on with an answer that was begun, ahead of all new ones.
         needs: what else the request needs.
     """
 
     model: str | None
     session: str | None
     weight: int
-    avoid: str | None
-    urgent: bool
-    needs: Needs
+    avoid: str | None = None
+    urgent: bool = False
+    needs: Needs = NO_NEEDS
 
     @property
     def place(self) -> tuple[str | None, int | None]:

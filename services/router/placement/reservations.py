@@ -1,6 +1,7 @@
 """Makes reservations on leased replicas, and knows all open ones."""
 
 import time
+from dataclasses import replace
 from statistics import fmean
 
 from services.observability.log import Log
@@ -10,12 +11,10 @@ from services.protocol.weights.weight_bus import Member
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.choice import Choice, ReplicaChooser
-from services.router.placement.health import SequenceCap
 from services.router.placement.interruptions import INTERRUPTED, Interruptions
 from services.router.placement.membership import Membership, TableSource
 from services.router.placement.reservation import Reservation, ReservationRequest
 from services.router.placement.reservation_queue import ReservationQueue
-from services.router.request.client_request import NO_NEEDS, Needs
 
 _LOG = Log("router")
 _NO_FAULT = ("lease_lost", "abort", INTERRUPTED)
@@ -36,8 +35,7 @@ class Reservations:
         self._config = config
         self._measured = measured
         self._shown: set[str] = set()
-        self._taken: dict[str, set[Reservation]] = {}
-        self._caps: dict[str, SequenceCap] = {}
+        self._open: set[Reservation] = set()
         self.chooser = ReplicaChooser(config)
         self.membership = Membership(bus, config, on_gone=self._lose, on_news=self._news)
         self.interruptions = Interruptions(
@@ -52,44 +50,20 @@ class Reservations:
             next_chance=lambda request: self.chooser.next_chance(list(self._leased(request))),
         )
 
-    async def reserve(
-        self,
-        model: str | None,
-        *,
-        session: str | None,
-        weight: int,
-        avoid: str | None = None,
-        urgent: bool = False,
-        needs: Needs = NO_NEEDS,
-    ) -> Reservation:
-        """A reservation on a leased replica that serves `model`, after a wait if there is none.
-
-        Args:
-            model: served model name, None for any.
-            session: value of the session header.
-            weight: sequences the request will run at once.
-            avoid: a replica to leave out while another one can be had.
-            urgent: it goes on with an answer that was begun, ahead of all new ones.
-            needs: what else the request needs.
+    async def reserve(self, request: ReservationRequest) -> Reservation:
+        """A reservation on a leased replica that serves the model, after a wait if there is none.
 
         Raises:
             RequestFailed: 404 when members are known and none serves the model; 503 when
                 no lease came in time, or no version for an interrupted session; 429 when too
                 many wait, or every replica was full for too long.
         """
-        unknown = self._unknown(model)
-        if unknown is not None:
+        weight = request.weight
+        if (unknown := self._unknown(request.model)) is not None:
             raise unknown
         while True:
-            floor = await self.interruptions.passed(session, model) if weight else None
-            request = ReservationRequest(
-                model=model,
-                session=session,
-                weight=weight,
-                avoid=avoid,
-                urgent=urgent or floor is not None,
-                needs=needs.at_least(floor),
-            )
+            if weight and (floor := await self.interruptions.passed(request)) is not None:
+                request = replace(request, urgent=True, needs=request.needs.at_least(floor))
             reservation = None
             if request.urgent or not weight or not self.queue.stands(request):
                 reservation = self._try(request)
@@ -120,7 +94,7 @@ class Reservations:
             RouterMetrics.choices.inc(tags={"kind": choice.kind})
         reservation = Reservation(self, leased[choice.replica_id], choice, request)
         self.interruptions.took(reservation)
-        self._taken.setdefault(choice.replica_id, set()).add(reservation)
+        self._open.add(reservation)
         return reservation
 
     def _choose(self, request: ReservationRequest, candidates: list[str]) -> Choice | None:
@@ -134,16 +108,12 @@ class Reservations:
             full=[name for name in candidates if request.weight and self.full(name)],
         )
 
-    def cap(self, replica_id: str) -> SequenceCap:
-        """What the replica may have in flight."""
-        return self._caps.setdefault(replica_id, SequenceCap(self._config))
-
     @property
     def load(self) -> RouterLoad:
         """How full the replicas with a lease are."""
         leased = list(self.membership.leased(None))
         busy = [name for name in leased if self.chooser.load(name)]
-        seen = [pressure for name in busy if (pressure := self.cap(name).seen)]
+        seen = [pressure for name in busy if (pressure := self.chooser.health(name).cap.seen)]
         return RouterLoad(
             replicas=len(leased),
             full=sum(map(self.full, leased)),
@@ -157,7 +127,7 @@ class Reservations:
 
     def full(self, replica_id: str) -> bool:
         """Whether the replica has in flight what it may have."""
-        return self.chooser.load(replica_id) >= self.cap(replica_id).limit
+        return self.chooser.load(replica_id) >= self.chooser.health(replica_id).cap.limit
 
     def _hopeful(self, request: ReservationRequest) -> bool:
         now = time.monotonic()
@@ -211,10 +181,7 @@ class Reservations:
         """Count a reservation as free and remember how its request ended."""
         self.chooser.release(reservation.replica_id, weight)
         self.interruptions.gave_back(reservation)
-        reservations = self._taken.get(reservation.replica_id, set())
-        reservations.discard(reservation)
-        if not reservations:
-            self._taken.pop(reservation.replica_id, None)
+        self._open.discard(reservation)
         health = self.chooser.health(reservation.replica_id)
         health.over(reservation.trial)
         if error is None and weight:
@@ -231,28 +198,25 @@ class Reservations:
             _LOG.warning("replica_ejected", replica=replica_id, by=by)
 
     def _lose(self, gone: set[str]) -> None:
-        for replica in gone:
-            for reservation in list(self._taken.get(replica, ())):
-                reservation.lose()
+        for reservation in [one for one in self._open if one.replica_id in gone]:
+            reservation.lose()
 
     def _news(self) -> None:
-        known = set(self.membership.members) | set(self._taken)
-        self.chooser.keep_only(known)
-        for replica in self._caps.keys() - known:
-            del self._caps[replica]
+        busy = {reservation.replica_id for reservation in self._open}
+        self.chooser.keep_only(set(self.membership.members) | busy)
         self.queue.advance()
         if self._measured:
             self._show()
 
     def _show(self) -> None:
         """Set the gauges, and let those of replicas that are gone disappear."""
-        RouterMetrics.sessions.set(self.chooser.sessions)
+        RouterMetrics.sessions.set(len(self.chooser.homes))
         RouterMetrics.queue.set(len(self.queue))
         known = set(self.membership.members)
         for replica in known:
             tags = {"replica": replica}
             RouterMetrics.in_flight.set(self.chooser.in_flight(replica), tags)
-            RouterMetrics.cap.set(self.cap(replica).limit, tags)
+            RouterMetrics.cap.set(self.chooser.health(replica).cap.limit, tags)
         loads = [self.chooser.load(replica) for replica in self.membership.leased(None)]
         RouterMetrics.imbalance.set(max(loads, default=0) - min(loads, default=0))
         for replica in self._shown - known:

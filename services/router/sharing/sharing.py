@@ -1,4 +1,8 @@
-"""One router's part in the shared table: a task that tells and hears, beside all requests."""
+"""How several routers keep session homes, interruptions and counts of sequences in step.
+
+Counts are sent whole and not as changes, so nothing that is lost on the way stays wrong, and the
+counts of a router that falls silent expire. No request waits for an exchange: until the next one a
+router knows its own part, and for the rest guesses as every other router would."""
 
 import asyncio
 import secrets
@@ -13,7 +17,6 @@ from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
 from services.router.config import RouterConfig
 from services.router.placement.reservations import Reservations
-from services.side_by_side import cancel
 
 _LOG = Log("router")
 _MOST_HOMES = 10_000
@@ -152,17 +155,9 @@ class Sharing:
         self._unsaid_floors: dict[str, int] = {}
         self._table_id, self._revision = "", 0
         self._heard_at = time.monotonic()
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to exchange; needs a running event loop."""
-        self._task = asyncio.create_task(self._run(), name="sharing")
-
-    async def stop(self) -> None:
-        """Stop and wait until the task has ended; the counts of this router expire."""
-        await cancel(self._task)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Exchange until cancelled; the counts of this router expire after that."""
         while True:
             try:
                 await self.exchange()

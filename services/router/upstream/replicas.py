@@ -1,6 +1,8 @@
-"""What every request needs to reach replicas."""
+"""The replicas that requests are sent to, and bounded attempts on them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from services.observability.log import Log
@@ -9,11 +11,16 @@ from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.interruptions import INTERRUPTED
 from services.router.placement.probes import Probes
-from services.router.placement.reservation import Reservation
+from services.router.placement.reservation import Reservation, ReservationRequest
 from services.router.placement.reservations import Reservations
 from services.router.request.client_request import NO_NEEDS, Needs
 from services.router.sharing.sharing import ExchangePoint, Sharing
 from services.router.upstream.upstream import Upstream
+from services.side_by_side import running
+
+_LOG = Log("router")
+_LONGEST_PAUSE_S = 10.0
+_MOST_DOUBLINGS = 30
 
 
 @dataclass(kw_only=True)
@@ -35,29 +42,20 @@ class Replicas:
     probed: bool = True
     _end_tokens: dict[str, set[int]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._probes = Probes(self.config, self.reservations)
-        self._sharing: Sharing | None = None
-        if self.point is not None:
-            self._sharing = Sharing(self.config, self.reservations, self.point)
-
-    async def start(self) -> None:
-        """Open the connections, watch the bus and look at replicas."""
-        await self.upstream.start()
-        self.reservations.membership.start()
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Hold the connections, watch the bus, look at replicas and keep routers in step."""
+        tasks = {"membership": self.reservations.membership.watch()}
         if self.probed:
-            self._probes.start()
-        if self._sharing is not None:
-            self._sharing.start()
-
-    async def stop(self) -> None:
-        """End what `start` began."""
-        if self._sharing is not None:
-            await self._sharing.stop()
-        await self._probes.stop()
-        await self.reservations.membership.stop()
-        self.reservations.queue.stop()
-        await self.upstream.stop()
+            tasks["probes"] = Probes(self.config, self.reservations).run()
+        if self.point is not None:
+            tasks["sharing"] = Sharing(self.config, self.reservations, self.point).run()
+        async with AsyncExitStack() as ends:
+            await ends.enter_async_context(self.upstream.running())
+            ends.callback(self.reservations.queue.stop)
+            for name, task in tasks.items():
+                await ends.enter_async_context(running(task, name=name))
+            yield
 
     def end_tokens(self, model: str) -> set[int]:
         """End-of-sequence tokens that the model has shown so far.
@@ -65,11 +63,6 @@ class Replicas:
         A choice that ends with `stop` and without a stop reason has just shown one.
         """
         return self._end_tokens.setdefault(model, set())
-
-
-_LOG = Log("router")
-_LONGEST_PAUSE_S = 10.0
-_MOST_DOUBLINGS = 30
 
 
 class Attempts:
@@ -82,12 +75,6 @@ class Attempts:
         self._broken = 0
         self._avoid: str | None = None
 
-    def copy(self) -> "Attempts":
-        """Independent attempts that remember what broke so far."""
-        other = Attempts(self._config, self._reservations, self._needs)
-        other._broken, other._avoid = self._broken, self._avoid
-        return other
-
     async def reserve(self, model: str | None, *, session: str | None, weight: int) -> Reservation:
         """A reservation for the next attempt, elsewhere than the last one if possible.
 
@@ -98,14 +85,15 @@ class Attempts:
         if self._broken and not others:
             doubled = min(self._broken - 1, _MOST_DOUBLINGS)
             await asyncio.sleep(min(self._config.retry_pause_s * 2**doubled, _LONGEST_PAUSE_S))
-        return await self._reservations.reserve(
-            model,
+        request = ReservationRequest(
+            model=model,
             session=session,
             weight=weight,
             avoid=self._avoid,
             urgent=self._broken > 0,
             needs=self._needs,
         )
+        return await self._reservations.reserve(request)
 
     def note(
         self, broken: UpstreamBroken, reservation: Reservation, *, progressed: bool = False

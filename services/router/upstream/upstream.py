@@ -6,8 +6,8 @@ it again would cost more than everything else the router does.
 
 import math
 import socket
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -37,9 +37,10 @@ class Upstream:
         self._config = config
         self._session: aiohttp.ClientSession | None = None
 
-    async def start(self) -> None:
-        """Open the pool; needs a running event loop."""
-        self._session = aiohttp.ClientSession(
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Open the pool, and close all connections at the end."""
+        async with aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=self._config.max_connections,
                 keepalive_timeout=_KEEPALIVE_S,
@@ -49,12 +50,8 @@ class Upstream:
             read_bufsize=2**18,
             # One client's cookies are not for the next one.
             cookie_jar=aiohttp.DummyCookieJar(),
-        )
-
-    async def stop(self) -> None:
-        """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        ) as self._session:
+            yield
 
     async def call(self, reservation: Reservation, path: str, body: dict[str, Any] | bytes) -> Any:
         """POST one body, JSON already if bytes, and return the parsed answer, within `derender_s`.
@@ -177,7 +174,7 @@ class Upstream:
     async def _post(
         self, reservation: Reservation, path: str, body: dict[str, Any] | bytes
     ) -> aiohttp.ClientResponse:
-        assert self._session is not None, "start() comes first"
+        assert self._session is not None, "running() comes first"
         data = body if isinstance(body, bytes) else json_bytes(body)
         try:
             response = await self._session.post(

@@ -1,4 +1,4 @@
-"""Connections above the bound: answered, counted, logged once a minute."""
+"""The bound on connections. Those above it are answered, counted, and logged once a minute."""
 
 import asyncio
 import errno
@@ -33,12 +33,14 @@ _ANSWER = (
 )
 
 
+_LOG = Log("router")
+
+
 class RefusedConnections:
     """Those of one process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._log = Log("router")
         self._silent_until = clock()
         self._since = 0
 
@@ -71,14 +73,11 @@ class RefusedConnections:
         RouterMetrics.refused_connections.inc(tags={"reason": reason})
         self._since += 1
         if self._clock() >= self._silent_until:
-            self._log.warning("connections_refused", reason=reason, connections=self._since)
+            _LOG.warning("connections_refused", reason=reason, connections=self._since)
             self._silent_until, self._since = self._clock() + _SILENCE_S, 0
 
 
 refused = RefusedConnections()
-
-
-_log = Log("router")
 
 
 def bounded(config: RouterConfig, open_files: int) -> RouterConfig:
@@ -93,5 +92,5 @@ def bounded(config: RouterConfig, open_files: int) -> RouterConfig:
     if config.listen is not None and config.listen.max_connections > share:
         update["listen"] = config.listen.model_copy(update={"max_connections": share})
     if update:
-        _log.warning("connections_bounded", open_files=open_files, most=share, fields=[*update])
+        _LOG.warning("connections_bounded", open_files=open_files, most=share, fields=[*update])
     return config.model_copy(update=update)
