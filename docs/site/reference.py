@@ -38,7 +38,7 @@ MODEL_PAGES = {
             "Weight bus": ("services.weight_bus.config",),
             "Page": ("services.page.config",),
             "Traces": ("services.observability.tracing",),
-            "API keys": ("services.access.config", "services.access.key_ring"),
+            "API keys": ("services.access.config", "services.access.api_keys"),
         },
     ),
     "reference/run-file.md": (

@@ -17,7 +17,7 @@ class AccessConfig(StrictModel):
 
     Attributes:
         api_keys_file: YAML file with the keys, on every node that runs the service; see
-            `services.access.key_ring`. It is read again when it changes.
+            `services.access.api_keys`. It is read again when it changes.
         api_keys_env: environment variable with the same text, instead of a file.
         allow_unauthenticated: serve without keys wherever Serve listens, because something in
             front of it authenticates.

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.access.api_keys import ApiKey, KeyLimits, KeyRing, KeySource
 from services.access.config import AccessConfig
-from services.access.key_limits import KeyLimits
-from services.access.key_ring import ApiKey, KeyRing
-from services.access.key_source import KeySource
 from services.protocol.errors import InvalidInput
 
 SECRET = "a-key-of-some-length"

@@ -9,7 +9,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from millrace_tools.chaos.script import Script
 from millrace_tools.deploy.unknown_keys import unknown_keys
-from services.access.key_ring import ApiKey
+from services.access.api_keys import ApiKey
 from services.orchestrator.config import OrchestratorConfig
 from services.page.config import PageConfig
 from services.protocol.reward.code_tests import CodeTest
