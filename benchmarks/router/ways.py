@@ -62,7 +62,7 @@ def real_engine(folder: Path) -> Iterator[Engine]:
         # As rollout servers do: with a process for one worker, both would wait by spinning.
         *(
             "--distributed-executor-backend",
-            "services.rollout_server.engine.engine_process.OneWorker",
+            "services.rollout_server.engine.vllm_patches.executors.OneWorker",
         ),
         *("--logprobs-mode", "processed_logprobs"),
     ]

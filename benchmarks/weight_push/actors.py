@@ -18,8 +18,7 @@ import ray
 from services.peers import bus_peer
 from services.protocol.trainer import TrainBatch
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_environment import environment
-from services.rollout_server.engine.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import engine_sockets, environment
 from services.trainer.rank.rank import TrainerRank
 from services.trainer.rank.rank_messages import RankStep
 

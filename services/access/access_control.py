@@ -1,4 +1,4 @@
-"""The middleware that asks for an API key; without keys, the one that refuses other sites' pages."""
+"""The middleware that asks for an API key; without keys, the guard against other sites' pages."""
 
 import math
 import time

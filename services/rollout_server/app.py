@@ -16,12 +16,12 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
+from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_environment import environment
-from services.rollout_server.engine.engine_sockets import engine_sockets
-from services.rollout_server.placement import resources
+from services.rollout_server.engine.engine_environment import engine_sockets, environment
 from services.rollout_server.preflight import available_memory, check_memory, check_model
 from services.rollout_server.serve_log import serve_log_kept
+from services.warm_workers import Stage, warmed
 
 _UNBOUNDED = 1_000_000
 WANTED = "millrace_wanted_replicas"
@@ -137,3 +137,25 @@ def build(config: RolloutServerConfig) -> serve.Application:
         **resources(config),
     )
     return deployment.bind(config)
+
+
+def resources(config: RolloutServerConfig) -> dict[str, Any]:
+    """Options of the Serve deployment.
+
+    An engine of several GPUs gets a placement group of one bundle: its worker processes are
+    children of the replica's process and see the GPUs that Ray gave to that one, so all of
+    them must be the replica's own, and on one node. Where no node has so many the replica
+    waits, and `serve status` says for what.
+    """
+    mine: dict[str, Any] = {"num_cpus": config.num_cpus, "num_gpus": config.gpus}
+    node = {config.node_resource: NODE_RESOURCE_SHARE} if config.node_resource else {}
+    if node:
+        mine["resources"] = node
+    mine |= warmed(Stage.ENGINE)
+    if config.gpus <= 1:
+        return {"ray_actor_options": mine}
+    return {
+        "ray_actor_options": mine,
+        "placement_group_bundles": [{"CPU": config.num_cpus, "GPU": float(config.gpus)} | node],
+        "placement_group_strategy": "STRICT_PACK",
+    }

@@ -18,7 +18,7 @@ import uvicorn
 
 from services.rollout_server import replica as replica_module
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import engine_sockets
 from services.rollout_server.replica import RolloutReplica
 from services.router.config import RouterConfig
 from services.router.http_app import build_http

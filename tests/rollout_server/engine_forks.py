@@ -11,8 +11,8 @@ with heavy_imports():
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
-    from services.rollout_server.engine import engine_process
+    from services.rollout_server.engine.vllm_patches import executors
     from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
 
-engine_process.die_with_parent = lambda: None  # type: ignore[attr-defined]
+executors.die_with_parent = lambda: None  # type: ignore[attr-defined]
 fork_engine_processes()  # of tensor-parallel workers

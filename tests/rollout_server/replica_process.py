@@ -15,8 +15,7 @@ from typing import Any, cast
 from services.observability.garbage import heavy_imports
 from services.protocol.weights.weight_bus import Orders, ReplicaHello, WeightBus
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_environment import environment
-from services.rollout_server.engine.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import engine_sockets, environment
 
 
 class QuietBus:

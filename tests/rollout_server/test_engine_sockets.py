@@ -8,7 +8,7 @@ import pytest
 import zmq
 from vllm.utils.network_utils import get_open_zmq_ipc_path
 
-from services.rollout_server.engine.engine_sockets import engine_sockets
+from services.rollout_server.engine.engine_environment import engine_sockets
 
 
 def test_a_connected_socket_outlives_its_file() -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from services.rollout_server.engine.engine_process import rendezvous_file
+from services.rollout_server.engine.vllm_patches.executors import rendezvous_file
 
 _RANK = """
 import sys

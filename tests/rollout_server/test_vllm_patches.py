@@ -1,10 +1,14 @@
 """What is patched in vLLM is still there and still does what the patch expects."""
 
+import ast
 import inspect
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.outputs import CompletionOutput
 from vllm.utils import system_utils
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -12,12 +16,16 @@ from vllm.v1.engine.output_processor import RequestState
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
 
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.vllm_patches import weight_updates
+from services.rollout_server.engine.vllm_patches.argument_parser import ArgumentParser
 from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 from services.rollout_server.preflight import CPU_HEAD_DIMS
+from services.rollout_server.weights.weight_receiver import BACKEND, StagedWeightReceiver
 
 
 def test_an_unfinished_output_carries_the_spans_of_all_tokens_so_far() -> None:
@@ -55,6 +63,38 @@ def test_what_the_other_patches_replace_still_exists() -> None:
     assert "_init_executor" in vars(UniProcExecutor)
     for module in (multiproc_executor, uniproc_executor):
         assert "= get_file_store_init_method()" in inspect.getsource(module)
+
+
+def test_an_argument_has_vllms_own_action_and_a_parsed_value() -> None:
+    parser = ArgumentParser()
+    assert {"model", "block_size", "allowed_origins"} <= parser.actions.keys()
+    assert parser.defaults().chat_template is None
+    assert parser.parsed("block_size", 32) == 32
+    with pytest.raises(ValueError, match="true or false"):
+        parser.parsed("enforce_eager", "yes")
+
+
+def test_an_engine_is_registered_once_and_an_update_can_be_closed() -> None:
+    for _ in range(2):
+        weight_updates.register(BACKEND, StagedWeightReceiver)
+    assert BACKEND in WeightTransferEngineFactory._registry
+    assert "self._weight_update_active = False" in inspect.getsource(Worker.finish_weight_update)
+    worker = SimpleNamespace(_weight_update_active=True)
+    weight_updates.close(worker)
+    assert not worker._weight_update_active
+
+
+def test_private_names_of_vllm_are_in_one_folder() -> None:
+    root = Path(__file__).parents[2] / "services" / "rollout_server"
+    used = {
+        f"{path.relative_to(root)}: {ast.unparse(node)}"
+        for path in root.rglob("*.py")
+        if path.parent.name != "vllm_patches"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if ast.unparse(node.value) not in ("self", "os")
+    }
+    assert used == set()
 
 
 def test_vllm_pauses_with_the_same_two_calls_and_a_wait_that_it_says_nobody_needs() -> None:

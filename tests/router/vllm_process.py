@@ -76,7 +76,7 @@ def _command(model: Path, port: int, *more: int) -> list[str]:
         # As in a replica: vLLM's own keeps a second process busy with waiting.
         *(
             "--distributed-executor-backend",
-            "services.rollout_server.engine.engine_process.OneWorker",
+            "services.rollout_server.engine.vllm_patches.executors.OneWorker",
         ),
         *("--kv-cache-memory-bytes", str(_KV_CACHE_BYTES)),
         *("--enable-scale-out", "--enforce-eager", "--dtype", "float32"),

@@ -6,19 +6,18 @@ line is `null`, or the field, the value and the fix, as JSON.
 
 import json
 import sys
-from argparse import Action, ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import Namespace
 from difflib import get_close_matches
-from typing import Any, NoReturn, get_args
+from typing import Any, get_args
 
 from vllm.config.lora import MaxLoRARanks
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import make_arg_parser
-from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.rollout_server.config import RolloutServerConfig
+from services.rollout_server.engine.vllm_patches.argument_parser import ArgumentParser
 
 _PACKAGE = "services.rollout_server"
 _OURS = ("weight_transfer_config", "worker_extension_cls", "distributed_executor_backend")
@@ -37,16 +36,19 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
         InvalidInput: `engine_args` names an argument that vLLM does not have or that the
             rollout server must set itself, or gives it a value that vLLM does not take.
     """
-    parser = make_arg_parser(_Parser(add_help=False))  # type: ignore[no-untyped-call]
-    actions = {action.dest: action for action in parser._actions if action.option_strings}
-    arguments: Namespace = parser.parse_args([])
+    parser = ArgumentParser()
+    arguments = parser.defaults()
     for name, value in _chosen(config).items():
         setattr(arguments, name, value)
     for name, value in config.engine_args.items():
-        if name not in actions:
-            raise InvalidInput(f"engine_args.{name}", value, _nearest(name, list(actions)))
+        if name not in parser.actions:
+            fix = f"vLLM has no such argument; the nearest is {_nearest(name, [*parser.actions])}."
+            raise InvalidInput(f"engine_args.{name}", value, fix)
         _refuse_ours(name, value)
-        setattr(arguments, name, _parsed(parser, actions[name], value))
+        try:
+            setattr(arguments, name, parser.parsed(name, value))
+        except ValueError as problem:
+            raise InvalidInput(f"engine_args.{name}", value, str(problem)) from None
     return arguments
 
 
@@ -62,40 +64,9 @@ def _refuse_ours(name: str, value: Any) -> None:
         raise InvalidInput(f"engine_args.{name}", value, fix)
 
 
-class _Parser(FlexibleArgumentParser):
-    """vLLM's parser, which ends the process where it does not like an argument."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-def _parsed(parser: Any, action: Action, value: Any) -> Any:
-    """The value as vLLM's parser would have it from a command line."""
-    option = action.option_strings[0]
-    if value is None:
-        return None
-    try:
-        if action.nargs == 0 or isinstance(action, BooleanOptionalAction):
-            if not isinstance(value, bool):
-                raise ValueError("Write true or false.")
-            return value
-        if isinstance(value, list) and action.nargs is not None:
-            line = [option, *map(_word, value)]
-        else:
-            line = [f"{option}={_word(value)}"]
-        return getattr(parser.parse_args(line), action.dest)
-    except (ValueError, ArgumentTypeError) as error:
-        problem = " ".join(str(error).partition("[type=")[0].split())
-        raise InvalidInput(f"engine_args.{action.dest}", value, problem) from None
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _nearest(name: str, known: list[str]) -> str:
     (nearest,) = get_close_matches(name, known, n=1, cutoff=0.0) or [""]
-    return f"vLLM has no such argument; the nearest is {nearest}."
+    return nearest
 
 
 def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:
@@ -103,9 +74,9 @@ def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:
     return AsyncEngineArgs.from_cli_args(arguments)
 
 
-def _room_for(rank: int) -> int:
-    """The least of the ranks for which vLLM has kernels that has room for `rank`."""
-    return min(room for room in get_args(MaxLoRARanks) if room >= rank)
+def _kernel_rank(rank: int) -> int:
+    """The least rank for which vLLM has kernels that adapters of `rank` fit into."""
+    return min(largest for largest in get_args(MaxLoRARanks) if largest >= rank)
 
 
 def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
@@ -129,7 +100,7 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
         "enable_scale_out": True,
         "weight_transfer_config": WeightTransferConfig(backend="millrace_staged"),
         "worker_extension_cls": f"{_PACKAGE}.weights.weight_receiver.WeightReceiverExtension",
-        "distributed_executor_backend": f"{_PACKAGE}.engine.engine_process.{executor}",
+        "distributed_executor_backend": f"{_PACKAGE}.engine.vllm_patches.executors.{executor}",
     }
     if config.tracing is not None:
         # Its spans go below those that the router names in the headers of a request.
@@ -140,7 +111,7 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
             "load_format": "auto",
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": _room_for(config.lora_rank),
+            "max_lora_rank": _kernel_rank(config.lora_rank),
         }
     if config.device == "cpu":
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))

@@ -1,6 +1,9 @@
 """Environment variables that vLLM reads; no import of vllm here, because they must come first."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.vllm_patches.numa_library import PLUGIN
@@ -42,3 +45,22 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
         # and a C++ compiler that an ordinary machine may not have.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     return variables
+
+
+_VARIABLE = "VLLM_RPC_BASE_PATH"  # vLLM reads it whenever it makes a socket
+
+
+@contextmanager
+def engine_sockets() -> Iterator[None]:
+    """Start the engine inside; its socket files are gone afterwards."""
+    before = os.environ.get(_VARIABLE)
+    # A short name: a socket's path may have 107 characters.
+    with tempfile.TemporaryDirectory(prefix="vllm-", dir=before) as folder:
+        os.environ[_VARIABLE] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = before

@@ -10,7 +10,6 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer
 
-from services.rollout_server.http.public_routes import keep_public_routes
 from services.rollout_server.http.render_and_generate import RenderAndGenerate
 
 _BACKLOG = 2048
@@ -79,3 +78,33 @@ class HttpServer:
                 task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._socket.close()
+
+
+PUBLIC = frozenset(
+    {
+        "/health",
+        "/ping",
+        "/version",
+        "/load",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/docs/oauth2-redirect",
+        "/redoc",
+        "/tokenize",
+        "/detokenize",
+        "/inference/v1/generate",
+    }
+)
+API = "/v1/"
+"""OpenAI's and Anthropic's interfaces, and what renders for them."""
+
+
+def keep_public_routes(app: Any) -> None:
+    """Take every other route out of a FastAPI application."""
+    app.router.routes = [route for route in app.router.routes if _is_public(route.path)]
+    app.openapi_schema = None  # it would go on describing them
+
+
+def _is_public(path: str) -> bool:
+    return path in PUBLIC or path.startswith(API)

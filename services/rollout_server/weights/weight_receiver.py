@@ -9,9 +9,7 @@ Importing this module registers the engine, which happens in every worker becaus
 worker extension below lives here.
 """
 
-import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,10 +18,14 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
-from services.rollout_server.engine.vllm_patches import adapter_load, layerwise_load
+from services.rollout_server.engine.vllm_patches import (
+    adapter_load,
+    executors,
+    layerwise_load,
+    weight_updates,
+)
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
 from services.rollout_server.weights.peer_sender import PeerSender
 from services.rollout_server.weights.weight_staging import StagedVersion
@@ -196,13 +198,10 @@ class WeightReceiverExtension:
     """
 
     weight_transfer_engine: StagedWeightReceiver
-    _weight_update_active: bool
 
     def unlink_shared_memory(self) -> None:
-        """Take the name from the memory that tensor-parallel CPU workers share."""
-        name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own, set by its CPU worker
-        for segment in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
-            segment.unlink(missing_ok=True)
+        """See `executors.unlink_shared_memory`."""
+        executors.unlink_shared_memory()
 
     def stage_vote(self) -> dict[str, Any]:
         """See `StagedWeightReceiver.vote`."""
@@ -211,7 +210,7 @@ class WeightReceiverExtension:
     def drop_stage(self, prefix: str | None = None) -> None:
         """Abandon the open update; with `prefix`, also the links whose prefix starts so."""
         self.weight_transfer_engine.drop(prefix)
-        self._weight_update_active = False
+        weight_updates.close(self)
 
     def finish_adapter(self) -> None:
         """Load a staged adapter and end the update.
@@ -220,7 +219,7 @@ class WeightReceiverExtension:
         they were for to be replaced.
         """
         self.weight_transfer_engine.finish_weight_update()
-        self._weight_update_active = False
+        weight_updates.close(self)
 
     def send_copy(self, order: bytes, host: str) -> None:
         """See `StagedWeightReceiver.send_copy`; `order` is `SendWeights` as msgpack."""
@@ -241,14 +240,6 @@ class WeightReceiverExtension:
         return receiver.committed | {"torn": receiver.torn}
 
 
-def register() -> None:
-    """Make the engine known to vLLM; calling it again does nothing."""
-    if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, StagedWeightReceiver)
-
-
-register()
+weight_updates.register(BACKEND, StagedWeightReceiver)
 # The extension is what vLLM imports in every worker, so the worker's patch goes in here.
 leave_draws_spent()
-
-__all__ = ["BACKEND", "StagedWeightReceiver", "WeightReceiverExtension", "register"]

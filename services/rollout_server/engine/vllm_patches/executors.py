@@ -13,6 +13,7 @@ killed. Here it has no name in any folder and ends with the engine core.
 """
 
 import os
+from pathlib import Path
 
 from vllm.v1.executor import multiproc_executor, uniproc_executor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
@@ -29,6 +30,13 @@ def rendezvous_file() -> str:
 
 multiproc_executor.get_file_store_init_method = rendezvous_file
 uniproc_executor.get_file_store_init_method = rendezvous_file
+
+
+def unlink_shared_memory() -> None:
+    """Take the name from the memory that tensor-parallel CPU workers share."""
+    name = os.environ.get("VLLM_DIST_IDENT")  # vLLM's own, set by its CPU worker
+    for segment in Path("/dev/shm").glob(f"{name}-*-cpushm_*") if name else ():
+        segment.unlink(missing_ok=True)
 
 
 class OneWorker(UniProcExecutor):
