@@ -1,6 +1,7 @@
 """API keys of a service: by name, with their limits, from a file that may change.
 
-A key itself is never kept, shown or logged."""
+A key itself is never kept, shown or logged.
+"""
 
 import asyncio
 import hmac

@@ -118,27 +118,6 @@ def scaling(config: RolloutServerConfig) -> dict[str, Any]:
     }
 
 
-def build(config: RolloutServerConfig) -> serve.Application:
-    """The application "rollout_server": `config.replicas` engines, or more of them.
-
-    Raises:
-        InvalidInput: the model cannot be served as configured.
-    """
-    check_model(config)
-    deployment: Any = serve.deployment(
-        RolloutServer,
-        name="rollout_server",
-        max_ongoing_requests=_UNBOUNDED,
-        health_check_period_s=1.0,
-        health_check_timeout_s=60.0,
-        graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=30.0,
-        **scaling(config),
-        **resources(config),
-    )
-    return deployment.bind(config)
-
-
 def resources(config: RolloutServerConfig) -> dict[str, Any]:
     """Options of the Serve deployment.
 
@@ -159,3 +138,24 @@ def resources(config: RolloutServerConfig) -> dict[str, Any]:
         "placement_group_bundles": [{"CPU": config.num_cpus, "GPU": float(config.gpus)} | node],
         "placement_group_strategy": "STRICT_PACK",
     }
+
+
+def build(config: RolloutServerConfig) -> serve.Application:
+    """The application "rollout_server": `config.replicas` engines, or more of them.
+
+    Raises:
+        InvalidInput: the model cannot be served as configured.
+    """
+    check_model(config)
+    deployment: Any = serve.deployment(
+        RolloutServer,
+        name="rollout_server",
+        max_ongoing_requests=_UNBOUNDED,
+        health_check_period_s=1.0,
+        health_check_timeout_s=60.0,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=30.0,
+        **scaling(config),
+        **resources(config),
+    )
+    return deployment.bind(config)

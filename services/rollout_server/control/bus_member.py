@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from services.observability.log import Log
@@ -26,7 +27,7 @@ from services.protocol.weights.weights import WeightManifest
 from services.retry import retrying
 from services.rollout_server.control.replica_control import EngineControl
 from services.rollout_server.control.start_up import StartPhase
-from services.rollout_server.weights.canary import CanaryProver, Proof
+from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader
 from services.side_by_side import cancel
 
@@ -156,13 +157,20 @@ class BusMember:
             self._staging = None
 
     async def _stage(self, order: StageWeights) -> None:
+        async def stage() -> dict[str, Any]:
+            await self._loader.stage(order)
+            return {}
+
         version, prefix = order.manifest.version, order.links[0].prefix
-        await self._report_end(Phase.STAGE, version, prefix, self._loader.stage(order))
+        await self._report_end(self._report(Phase.STAGE, version, prefix=prefix), stage())
 
     async def _commit(self, order: CommitWeights) -> None:
+        async def commit() -> dict[str, Any]:
+            return {"paused_s": await self._loader.commit(order.version)}
+
         # A proof under way would be about tokens of two versions.
         await self._end_proof()
-        await self._report_end(Phase.COMMIT, order.version, "", self._loader.commit(order.version))
+        await self._report_end(self._report(Phase.COMMIT, order.version), commit())
         committed = self._loader.committed
         if committed is None:
             return
@@ -181,27 +189,13 @@ class BusMember:
 
     async def _prove(self, manifest: WeightManifest) -> None:
         """In the background of generation: it waits for its turn like any other request."""
-        await self._control.until_released()
-        started, error, proof = time.monotonic(), None, Proof(logprobs=None, unmoved=False)
-        try:
+
+        async def prove() -> dict[str, Any]:
             proof = await self._prover.prove(manifest)
-        # Edge of the task: whatever happened is the bus's to know.
-        except Exception as failure:  # noqa: BLE001
-            error = f"{type(failure).__name__}: {failure}"
-            log.warning("canary failed", replica=self._id, version=manifest.version, error=error)
-        self._count(Phase.CANARY, "failed" if error else "done")
-        await self._report(
-            Report(
-                member_id=self._id,
-                replica_id=self._id,
-                phase=Phase.CANARY,
-                version=manifest.version,
-                error=error,
-                seconds=time.monotonic() - started,
-                canary_logprobs=proof.logprobs,
-                canary_unmoved=proof.unmoved,
-            )
-        )
+            return {"canary_logprobs": proof.logprobs, "canary_unmoved": proof.unmoved}
+
+        await self._control.until_released()
+        await self._report_end(self._report(Phase.CANARY, manifest.version), prove())
 
     async def _end_proof(self) -> None:
         await cancel(self._proving)
@@ -217,25 +211,12 @@ class BusMember:
 
     async def _send(self, order: SendWeights) -> None:
         """Stand in for a trainer rank; the receiver's vote tells the bus of success."""
-        started, error, sent = time.monotonic(), None, 0
-        try:
-            sent = await self._loader.send(order)
-        # Edge of an order: whatever happened is the bus's to know.
-        except Exception as failure:  # noqa: BLE001
-            error = f"{type(failure).__name__}: {failure}"
-        self._count(Phase.SEND, "failed" if error else "done")
-        await self._report(
-            Report(
-                member_id=self._id,
-                replica_id=order.link.replica_id,
-                phase=Phase.SEND,
-                version=order.version,
-                error=error,
-                seconds=time.monotonic() - started,
-                sent_bytes=sent,
-                prefix=order.link.prefix,
-            )
-        )
+
+        async def send() -> dict[str, Any]:
+            return {"sent_bytes": await self._loader.send(order)}
+
+        report = self._report(Phase.SEND, order.version, prefix=order.link.prefix)
+        await self._report_end(replace(report, replica_id=order.link.replica_id), send())
 
     async def _drop(self, order: DropLinks) -> None:
         try:
@@ -251,33 +232,36 @@ class BusMember:
             return
         self._count("drop", "done")
 
-    async def _report_end(
-        self, phase: Phase, version: int, prefix: str, work: Coroutine[Any, Any, float]
-    ) -> None:
-        """Do the work and report how it ended; only cancellation leaves it unreported."""
-        started, error, result_s = time.monotonic(), None, 0.0
+    def _report(self, phase: Phase, version: int, *, prefix: str = "") -> Report:
+        return Report(
+            member_id=self._id,
+            replica_id=self._id,
+            phase=phase,
+            version=version,
+            error=None,
+            seconds=0.0,
+            prefix=prefix,
+        )
+
+    async def _report_end(self, report: Report, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
+        """Do the work and report how it ended; only cancellation leaves it unreported.
+
+        Args:
+            report: what is known before.
+            work: returns the fields of the report that only it knows.
+        """
+        started, error, found = time.monotonic(), None, {}
         try:
-            result_s = await work
+            found = await work
         # Edge of an order: whatever happened is the bus's to know.
         except Exception as failure:  # noqa: BLE001
             error = f"{type(failure).__name__}: {failure}"
-            log.warning(f"{phase} failed", replica=self._id, version=version, error=error)
-        self._count(phase, "failed" if error else "done")
-        await self._report(
-            Report(
-                member_id=self._id,
-                replica_id=self._id,
-                phase=phase,
-                version=version,
-                error=error,
-                seconds=time.monotonic() - started,
-                paused_s=result_s if phase is Phase.COMMIT else 0.0,
-                prefix=prefix,
+            log.warning(
+                f"{report.phase} failed", replica=self._id, version=report.version, error=error
             )
-        )
-
-    async def _report(self, report: Report) -> None:
-        await self._tell(lambda: self._bus.report(report))
+        self._count(report.phase, "failed" if error else "done")
+        ended = replace(report, error=error, seconds=time.monotonic() - started, **found)
+        await self._tell(lambda: self._bus.report(ended))
 
     async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:

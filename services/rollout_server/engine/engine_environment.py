@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.vllm_patches.numa_library import PLUGIN
 
+_SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM reads it whenever it makes a socket
+
 
 def environment(config: RolloutServerConfig) -> dict[str, str]:
     """Variables by which vLLM and its libraries take settings that have no argument.
@@ -47,20 +49,21 @@ def environment(config: RolloutServerConfig) -> dict[str, str]:
     return variables
 
 
-_VARIABLE = "VLLM_RPC_BASE_PATH"  # vLLM reads it whenever it makes a socket
-
-
 @contextmanager
 def engine_sockets() -> Iterator[None]:
-    """Start the engine inside; its socket files are gone afterwards."""
-    before = os.environ.get(_VARIABLE)
+    """Start the engine inside; its socket files are gone afterwards.
+
+    vLLM makes them in the temporary folder and never removes them. A connected socket needs its
+    file no more, so a replica that is killed later leaves none behind.
+    """
+    before = os.environ.get(_SOCKETS)
     # A short name: a socket's path may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="vllm-", dir=before) as folder:
-        os.environ[_VARIABLE] = folder
+        os.environ[_SOCKETS] = folder
         try:
             yield
         finally:
             if before is None:
-                del os.environ[_VARIABLE]
+                del os.environ[_SOCKETS]
             else:
-                os.environ[_VARIABLE] = before
+                os.environ[_SOCKETS] = before

@@ -1,4 +1,9 @@
-"""vLLM's own OpenAI-compatible application, served beside the engine in the same event loop."""
+"""vLLM's own OpenAI-compatible application, served beside the engine in the same event loop.
+
+vLLM's application also has paths by which anybody ends other people's requests or changes the
+engine, and many more in its development mode. Control goes through the weight bus
+(`replica_control.py`), so every path that is not named here is taken out.
+"""
 
 import asyncio
 import socket
@@ -16,6 +21,25 @@ _BACKLOG = 2048
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 _POLL_S = 0.01
+
+PUBLIC = frozenset(
+    {
+        "/health",
+        "/ping",
+        "/version",
+        "/load",
+        "/metrics",
+        "/openapi.json",
+        "/docs",
+        "/docs/oauth2-redirect",
+        "/redoc",
+        "/tokenize",
+        "/detokenize",
+        "/inference/v1/generate",
+    }
+)
+API = "/v1/"
+"""OpenAI's and Anthropic's interfaces, and what renders for them."""
 
 
 class HttpServer:
@@ -78,26 +102,6 @@ class HttpServer:
                 task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._socket.close()
-
-
-PUBLIC = frozenset(
-    {
-        "/health",
-        "/ping",
-        "/version",
-        "/load",
-        "/metrics",
-        "/openapi.json",
-        "/docs",
-        "/docs/oauth2-redirect",
-        "/redoc",
-        "/tokenize",
-        "/detokenize",
-        "/inference/v1/generate",
-    }
-)
-API = "/v1/"
-"""OpenAI's and Anthropic's interfaces, and what renders for them."""
 
 
 def keep_public_routes(app: Any) -> None:

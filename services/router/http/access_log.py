@@ -1,6 +1,7 @@
 """The record of each request, for metrics, and the access log.
 
-The log has a JSON line for a request that has ended, or for some of them."""
+The log has a JSON line for a request that has ended, or for some of them.
+"""
 
 import time
 from collections.abc import Collection

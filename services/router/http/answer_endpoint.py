@@ -2,7 +2,8 @@
 
 FastAPI path operations cannot write their own stream and see the client disconnect: over plain
 HTTP a disconnect arrives as a message, under Serve as a cancellation. Both end the work, and with
-it the upstream request, at once."""
+it the upstream request, at once.
+"""
 
 import asyncio
 import json

@@ -2,7 +2,8 @@
 
 Counts are sent whole and not as changes, so nothing that is lost on the way stays wrong, and the
 counts of a router that falls silent expire. No request waits for an exchange: until the next one a
-router knows its own part, and for the rest guesses as every other router would."""
+router knows its own part, and for the rest guesses as every other router would.
+"""
 
 import asyncio
 import secrets
