@@ -62,7 +62,8 @@ def train(way: str, model: str) -> dict[str, float]:
     from services.protocol.run.algorithm import AlgorithmConfig
     from services.protocol.trainer import RunStart
     from services.trainer.config import TrainerConfig
-    from services.trainer.rank.learner import Learner, join_group, open_store
+    from services.trainer.rank.learner import Learner
+    from services.trainer.rank.process_group import join_group, open_store
 
     given = {"model": model, "world_size": 1, "lora": lora_of(way)}
     config = TrainerConfig.model_validate(given)

@@ -19,7 +19,8 @@ from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.config import MIB, TrainerConfig
 from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
 from services.trainer.model.token_logprobs import token_logprobs
-from services.trainer.rank.learner import Learner, join_group, open_store
+from services.trainer.rank.learner import Learner
+from services.trainer.rank.process_group import join_group, open_store
 
 TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
 

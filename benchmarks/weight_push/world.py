@@ -180,7 +180,7 @@ class World:
         answers = await self.call("timed_train", batch, 0, version)
         self.version = version
         steps = [step for step, _ in answers]
-        return steps[0], answers[0][1], self._manifest(version, [s.snapshot for s in steps])
+        return steps[0], answers[0][1], self._manifest(version, [step.digests for step in steps])
 
     async def deliver(self, manifest: WeightManifest) -> tuple[float, float]:
         """Publish a version that the ranks hold; when all was staged, and when committed."""
@@ -214,9 +214,9 @@ class World:
     async def _publish(self, version: int) -> Push:
         self.version = version
         started = time.monotonic()
-        snapshots = await self.call("snapshot", version)
+        digests = await self.call("snapshot", version)
         taken = time.monotonic()
-        staged, committed = await self.deliver(self._manifest(version, snapshots))
+        staged, committed = await self.deliver(self._manifest(version, digests))
         await self.prove()
         return Push(
             started=started, ended=committed, snapshot=taken - started, staged=staged - taken
@@ -239,14 +239,14 @@ class World:
                     committed.setdefault(member.replica_id, now)
         return max(staged.values()), max(committed.values())
 
-    def _manifest(self, version: int, snapshots: list[Any]) -> WeightManifest:
+    def _manifest(self, version: int, digests: list[Any]) -> WeightManifest:
         model = self.group.model
         return WeightManifest(
             version=version,
             train_step=self.steps,
             tensors=model.tensors,
             buckets=model.buckets,
-            digests=tuple(snapshot.digests for snapshot in snapshots),
+            digests=tuple(digests),
             canary=model.canary,
         )
 

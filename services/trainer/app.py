@@ -6,14 +6,6 @@ from services.observability import tracing
 from services.open_files import raise_open_files
 from services.peers import bus_peer
 from services.protocol.model_source import model_folder, on_hub
-from services.protocol.trainer import (
-    CheckpointReport,
-    LedgerFrontier,
-    RunStart,
-    TrainBatch,
-    TrainerState,
-    TrainReport,
-)
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.rank_group import RankGroup
 from services.trainer.lead.service import TrainerService
@@ -30,44 +22,18 @@ from services.trainer.lead.service import TrainerService
     health_check_timeout_s=30.0,
     logging_config={"enable_access_log": False},  # state() is polled
 )
-class TrainerDeployment:
+class TrainerDeployment(TrainerService):
     """Serves `services.protocol.trainer.Trainer` over a handle; up when its ranks are."""
 
     async def __init__(self, config: TrainerConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         raise_open_files()
         tracing.start(config.tracing, service="trainer")
-        self._service = TrainerService(config, bus_peer(), RankGroup.start)
-        await self._service.open()
-
-    async def start_run(self, start: RunStart) -> TrainerState:
-        """See `Trainer.start_run`."""
-        return await self._service.start_run(start)
-
-    async def train(self, batch: TrainBatch) -> TrainReport:
-        """See `Trainer.train`."""
-        return await self._service.train(batch)
-
-    async def save(
-        self, run_id: str, frontier: LedgerFrontier | None = None, wait: bool = True
-    ) -> CheckpointReport:
-        """See `Trainer.save`."""
-        return await self._service.save(run_id, frontier, wait)
-
-    async def logprobs(self, sequences: list[list[int]]) -> list[list[float]]:
-        """See `Trainer.logprobs`."""
-        return await self._service.logprobs(sequences)
-
-    async def state(self) -> TrainerState:
-        """See `Trainer.state`."""
-        return await self._service.state()
-
-    def check_health(self) -> None:
-        """Serve restarts the replica when this raises; dead ranks heal without it."""
-        self._service.check()
+        super().__init__(config, bus_peer(), RankGroup.start)
+        await self.open()
 
     async def __del__(self) -> None:
         """Serve awaits this at shutdown: the ranks go first."""
-        await self._service.close()
+        await self.close()
 
 
 def build(config: TrainerConfig) -> serve.Application:

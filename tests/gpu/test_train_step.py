@@ -15,7 +15,8 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
-from services.trainer.rank.learner import Learner, join_group, open_store
+from services.trainer.rank.learner import Learner
+from services.trainer.rank.process_group import join_group, open_store
 
 pytestmark = [
     pytest.mark.gpu,

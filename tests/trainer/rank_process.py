@@ -19,7 +19,8 @@ with heavy_imports():
 
     from services.trainer.config import TrainerConfig
     from services.trainer.model.lora import adapter_off
-    from services.trainer.rank.learner import Learner, join_group, open_store
+    from services.trainer.rank.learner import Learner
+    from services.trainer.rank.process_group import join_group, open_store
 
 
 class RankProcess:

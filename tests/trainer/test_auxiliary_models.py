@@ -165,11 +165,11 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is(
     ranks.load(tiny_model)
     critic = {"learning_rate": 1e-3, "warmup_steps": 2}
     start = make_start(preset="ppo", critic=critic, warmup_steps=2)
-    held = ranks.call("start_run", start, 0)[0].snapshot.digests
+    held = ranks.call("start_run", start, 0)[0].digests
     digests, values = [], []
     for step in (1, 2, 3):
         done = ranks.call("train", make_batch(step, groups=3), step - 1, step)[0]
-        digests.append(done.snapshot.digests)
+        digests.append(done.digests)
         values.append(done.metrics["value_mean"])
     assert digests[:2] == [held, held]
     assert digests[2] != held

@@ -45,7 +45,7 @@ def test_a_checkpoint_of_two_ranks_continues_exactly_on_any_number(
     assert largest_difference(reader.call("full_tensors")[0], weights) < 2e-5
     if size == writer.world_size:
         for one, other in zip(continued, expected, strict=True):
-            assert one.snapshot.digests == other.snapshot.digests
+            assert one.digests == other.digests
 
 
 def test_training_goes_on_while_a_checkpoint_is_written_and_neither_changes_the_other(
@@ -58,7 +58,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_neither_changes_the_
     begun = ranks.call("save", 1, None, False)[0]
     second = ranks.call("train", make_batch(2), 1, 2)[0]
     assert begun.saved_step == second.checkpoint.saved_step == 0
-    assert second.snapshot.digests == plain[1].snapshot.digests
+    assert second.digests == plain[1].digests
     assert CheckpointFolder(start.checkpoint_dir).newest_first() == []
     ranks.call("let_checkpoints_go")
     assert ranks.call("save", 2, None, True)[0].saved_step == 2  # after the one before
@@ -67,7 +67,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_neither_changes_the_
     shutil.rmtree(CheckpointFolder(start.checkpoint_dir).of_step(2))
     ranks.call("start_run", start, 7)
     again = ranks.call("train", make_batch(2), 7, 8)[0]
-    assert again.snapshot.digests == second.snapshot.digests
+    assert again.digests == second.digests
 
 
 def test_the_random_state_comes_back_with_the_checkpoint(

@@ -42,7 +42,7 @@ def test_what_travels_is_the_first_copy_whole_and_nothing_of_the_other(
     described = four_ranks.load(tiny_model, model_copies=2, lora=lora)
     four_ranks.call("start_run", make_start(), 0)
     steps = four_ranks.call("train", make_batch(1), 0, 1)
-    assert [bool(step.snapshot.digests) for step in steps] == [True, True, False, False]
+    assert [bool(step.digests) for step in steps] == [True, True, False, False]
     buckets = four_ranks.call("snapshot_bytes", 1)
     assert buckets[2:] == [[], []]
     sent, held = sent_tensors(described, buckets[:2]), four_ranks.call("full_tensors")[0]

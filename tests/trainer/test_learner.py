@@ -155,10 +155,10 @@ def test_groups_without_variance_leave_the_weights_bit_exact(
 ) -> None:
     ranks = rank_groups[2]
     ranks.load(tiny_model)
-    before = ranks.call("start_run", make_start(weight_decay=0.5), 0)[0].snapshot.digests
+    before = ranks.call("start_run", make_start(weight_decay=0.5), 0)[0].digests
     batch = make_batch(1, rewards=lambda draw: 1.0)
     report = ranks.call("train", batch, 0, 1)[0]
-    assert report.snapshot.digests == before
+    assert report.digests == before
     assert report.tokens == 0
     assert report.metrics["grad_norm"] == 0.0
 
@@ -227,7 +227,7 @@ def test_scoring_before_a_run_changes_nothing_in_it(
     ranks.call("logprobs", [[3, 4, 5], [6, 7]])
     ranks.call("start_run", make_start(), 0)
     scored = ranks.call("train", make_batch(1), 0, 1)[0]
-    assert scored.snapshot.digests == plain.snapshot.digests
+    assert scored.digests == plain.digests
     ranks.call("logprobs", [[3, 4, 5], [6, 7]])
     assert ranks.call("save", 1)[0].saved_step == 1
 
@@ -237,11 +237,11 @@ def test_starting_again_without_a_checkpoint_goes_back_to_the_initial_weights(
 ) -> None:
     ranks = rank_groups[2]
     ranks.load(tiny_model)
-    initial = ranks.call("start_run", make_start(), 0)[0].snapshot.digests
+    initial = ranks.call("start_run", make_start(), 0)[0].digests
     first = ranks.call("train", make_batch(1), 0, 1)[0]
-    assert first.snapshot.digests != initial
-    assert ranks.call("start_run", make_start(), 2)[0].snapshot.digests == initial
-    assert ranks.call("train", make_batch(1), 2, 3)[0].snapshot.digests == first.snapshot.digests
+    assert first.digests != initial
+    assert ranks.call("start_run", make_start(), 2)[0].digests == initial
+    assert ranks.call("train", make_batch(1), 2, 3)[0].digests == first.digests
 
 
 def test_the_same_seed_gives_the_same_bytes(
@@ -251,7 +251,7 @@ def test_the_same_seed_gives_the_same_bytes(
     batches = [make_batch(1), make_batch(2)]
     first, _ = run_steps(rank_groups[2], tiny_model, start, batches)
     second, _ = run_steps(rank_groups[2], tiny_model, start, batches)
-    assert [one.snapshot.digests for one in first] == [one.snapshot.digests for one in second]
+    assert [one.digests for one in first] == [one.digests for one in second]
 
 
 def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
@@ -261,11 +261,11 @@ def test_shards_of_both_ranks_make_the_full_tensors_and_match_their_digests(
     model = ranks.load(tied_model, bucket_mb=0.05)
     assert len(model.buckets) > 2
     assert "lm_head.weight" not in {spec.name for spec in model.tensors}
-    snapshots = ranks.call("snapshot", 11)
+    digests = ranks.call("snapshot", 11)
     shards = ranks.call("snapshot_bytes", 11)
     for rank in range(2):
         hashed = tuple(blake3.blake3(bucket).hexdigest() for bucket in shards[rank])
-        assert snapshots[rank].digests == hashed
+        assert digests[rank] == hashed
     saved = AutoModelForCausalLM.from_pretrained(tied_model, dtype=torch.float32).state_dict()
     for bucket, (first, last) in enumerate(model.buckets):
         at = [0, 0]

@@ -14,7 +14,7 @@ from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec,
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import service as service_module
 from services.trainer.lead.service import TrainerService
-from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot import publisher
 
 CONFIG = TrainerConfig(model="model", world_size=2, bus_timeout_s=2.0)
@@ -141,22 +141,23 @@ class FakeGroup:
             raise self.error
         return [getattr(self, method)(rank, *args) for rank in range(2)]
 
-    def snapshot(self, rank: int, version: int) -> RankSnapshot:
-        return snapshot_of(rank, self.weights)
+    def snapshot(self, rank: int, version: int) -> Digests:
+        return digests_of(rank, self.weights)
 
     def start_run(self, rank: int, start: Any, version: int) -> RankRun:
         self.weights = self.saved_step
-        return RankRun(step=self.saved_step, snapshot=self.snapshot(rank, version))
+        return RankRun(step=self.saved_step, digests=self.snapshot(rank, version))
 
     def train(self, rank: int, batch: TrainBatch, held: int, version: int) -> RankStep:
         self.weights += rank  # once for both ranks
-        snapshot = snapshot_of(rank, batch.step)
         metrics = {"loss": 0.5, "grad_norm": 1.0, "mismatch_max": 0.0}
         return RankStep(
+            step=batch.step,
+            policy_version=version,
             tokens=3,
             metrics=metrics,
             seconds={"optimizer": 0.1},
-            snapshot=snapshot,
+            digests=digests_of(rank, batch.step),
             checkpoint=CheckpointReport(),
         )
 
@@ -171,9 +172,9 @@ class FakeGroup:
         self.lost.set()
 
 
-def snapshot_of(rank: int, weights: int) -> RankSnapshot:
+def digests_of(rank: int, weights: int) -> Digests:
     """The digests name the weights."""
-    return RankSnapshot(digests=(f"{rank}/{weights}",))
+    return (f"{rank}/{weights}",)
 
 
 class Starter:
@@ -391,7 +392,7 @@ async def test_a_restarted_bus_whose_replicas_are_newer_is_left_alone(
     await until(lambda: bus.away == 0)
     assert (await service.train(batch(2))).policy_version == 8
     assert bus.published == [8]
-    service.check()
+    service.check_health()
 
 
 async def test_state_answers_during_a_train_step(open_service, make_start) -> None:
@@ -511,11 +512,11 @@ async def test_save_names_the_run_and_returns_the_step(open_service, make_start)
         await service.save("other")
 
 
-async def test_health_fails_when_nobody_looks_after_the_ranks(open_service) -> None:
+async def test_health_fails_when_nobody_watches_the_ranks(open_service) -> None:
     service = await open_service(FakeBus(), FakeGroup())
-    service.check()
+    service.check_health()
     assert service._loops[0] is not None
     service._loops[0].cancel()
     await asyncio.gather(service._loops[0], return_exceptions=True)
-    with pytest.raises(RuntimeError, match="looks after"):
-        service.check()
+    with pytest.raises(RuntimeError, match="no longer watches"):
+        service.check_health()

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 from services.observability import tracing
@@ -24,9 +24,9 @@ from services.protocol.weights.weights import WeightManifest
 from services.retry import retrying
 from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
-from services.trainer.lead.group import Group
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
-from services.trainer.rank.rank_messages import RankRun, RankSnapshot, RankStep
+from services.trainer.lead.rank_group import RankGroup
+from services.trainer.rank.rank_messages import Digests, RankRun, RankStep
 from services.trainer.snapshot.canary import CanaryScorer, by_sequence
 from services.trainer.snapshot.publisher import Publisher
 
@@ -58,7 +58,7 @@ class TrainerService:
         self,
         config: TrainerConfig,
         bus: WeightBus,
-        start_group: Callable[[TrainerConfig], Awaitable[Group]],
+        start_group: Callable[[TrainerConfig], Awaitable[RankGroup]],
     ) -> None:
         self._config, self._start_group = config, start_group
         self._publisher = Publisher(bus, config.bus_timeout_s)
@@ -67,7 +67,7 @@ class TrainerService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
         self._first_publish: asyncio.Task[None] | None = None
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._run: _Run | None = None
         self._last_start: RunStart | None = None
         self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
@@ -93,10 +93,10 @@ class TrainerService:
         if self._group is not None:
             await self._group.close()
 
-    def check(self) -> None:
-        """Raise when the service cannot heal itself any more."""
+    def check_health(self) -> None:
+        """Raise if the service cannot recover by itself; Serve then restarts the replica."""
         if any(loop.done() for loop in self._loops):
-            raise RuntimeError("the trainer no longer looks after its ranks or its versions")
+            raise RuntimeError("the trainer no longer watches its ranks or its versions")
 
     async def state(self) -> TrainerState:
         """See `Trainer.state`; answers during a train step."""
@@ -157,7 +157,7 @@ class TrainerService:
         version = await self._publisher.next_version()
         runs: list[RankRun] = await self._call("start_run", start, version)
         record_refused(start.run_id, runs[0].refused)
-        manifest = self._manifest(version, runs[0].step, [run.snapshot for run in runs])
+        manifest = self._manifest(version, runs[0].step, [run.digests for run in runs])
         if await self._publisher.is_published(manifest):
             _log.info("run_starts_from_published_weights", run=start.run_id)
         else:
@@ -177,26 +177,13 @@ class TrainerService:
         except InvalidInput:
             self._unsettled = False  # refused before anything was computed
             raise
-        manifest = self._manifest(version, batch.step, [step.snapshot for step in steps])
+        manifest = self._manifest(version, batch.step, [step.digests for step in steps])
         with tracing.span("publish", version=version) as publishing:
             await self._publish(replace(manifest, trace=publishing.traceparent))
-        checkpoint = steps[0].checkpoint
-        saved_step = record_checkpoint(batch.run_id, run.saved_step, checkpoint)
+        report = _report(steps, total_s=time.perf_counter() - started)
+        saved_step = record_checkpoint(batch.run_id, run.saved_step, report.checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
         self._unsettled = False
-        total = time.perf_counter() - started
-        report = TrainReport(
-            step=batch.step,
-            policy_version=version,
-            tokens=steps[0].tokens,
-            metrics=steps[0].metrics,
-            seconds=steps[0].seconds | {"total": total},
-            skipped_groups=steps[0].skipped_groups,
-            checkpoint=checkpoint,
-            rank_seconds=tuple(one.seconds for one in steps),
-            advantages=steps[0].advantages,
-            details=tuple(detail for one in steps for detail in one.details),
-        )
         record_step(batch.run_id, report)
         return report
 
@@ -253,7 +240,7 @@ class TrainerService:
             raise InvalidInput(field, run_id, f"The trainer holds run {self._run.run_id!r}.")
         return self._run
 
-    def _install(self, group: Group) -> None:
+    def _install(self, group: RankGroup) -> None:
         self._group = group
         self._publisher.follow(group.name)
         self._restored = None
@@ -271,15 +258,8 @@ class TrainerService:
             TrainerMetrics.restarts.inc()
             self._install(await self._restart())
 
-    async def _restart(self) -> Group:
-        return await retrying(
-            lambda: self._start_group(self._config),
-            on=_RESTARTABLE,
-            pauses=RESTART_PAUSES_S,
-            failed=lambda error, pause_s: _log.warning(
-                "restart_failed", why=str(error), again_in_s=pause_s
-            ),
-        )
+    async def _restart(self) -> RankGroup:
+        return await _retrying("restart_failed", lambda: self._start_group(self._config))
 
     async def _publish_first(self) -> None:
         """Give rollout servers weights as soon as there are ranks, however often it takes."""
@@ -288,14 +268,7 @@ class TrainerService:
             async with self._turn:
                 await self._publish_unless_published()
 
-        await retrying(
-            publish,
-            on=_RESTARTABLE,
-            pauses=RESTART_PAUSES_S,
-            failed=lambda error, pause_s: _log.warning(
-                "first_publish_failed", why=str(error), again_in_s=pause_s
-            ),
-        )
+        await _retrying("first_publish_failed", publish)
 
     async def _publish_unless_published(self) -> None:
         """Publish what new ranks should hold: the last run's newest checkpoint, else the
@@ -318,15 +291,15 @@ class TrainerService:
             _log.info("weights_of_an_unknown_run_left_alone")
             return
         version = await self._publisher.next_version()
-        snapshots = await self._call("snapshot", version)
-        await self._publish(self._manifest(version, 0, snapshots))
+        digests = await self._call("snapshot", version)
+        await self._publish(self._manifest(version, 0, digests))
 
     async def _publish(self, manifest: WeightManifest) -> None:
         await self._publisher.publish(manifest)
         if manifest.canary:
             self._own(self._canary.score_when_delivered(manifest.version, self._turn))
 
-    def _manifest(self, version: int, step: int, snapshots: list[RankSnapshot]) -> WeightManifest:
+    def _manifest(self, version: int, step: int, digests: list[Digests]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"
         model = self._group.model
         return WeightManifest(
@@ -334,8 +307,28 @@ class TrainerService:
             train_step=step,
             tensors=model.tensors,
             buckets=model.buckets,
-            digests=tuple(one.digests for one in snapshots[: self._config.shards]),
+            digests=tuple(digests[: self._config.shards]),
             canary=model.canary,
             adapter=model.adapter,
             model=self._config.model,
         )
+
+
+async def _retrying(event: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Repeat `work` for ever; each failure is logged as `event`."""
+
+    def failed(error: Exception, pause_s: float) -> None:
+        _log.warning(event, why=str(error), again_in_s=pause_s)
+
+    return await retrying(work, on=_RESTARTABLE, pauses=RESTART_PAUSES_S, failed=failed)
+
+
+def _report(steps: list[RankStep], *, total_s: float) -> TrainReport:
+    """The report of a step from those of its ranks."""
+    first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
+    return replace(
+        TrainReport(**first),
+        seconds=steps[0].seconds | {"total": total_s},
+        rank_seconds=tuple(one.seconds for one in steps),
+        details=tuple(detail for one in steps for detail in one.details),
+    )

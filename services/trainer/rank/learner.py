@@ -1,18 +1,14 @@
 """The torch side of one rank: model, optimizer, run. Used by one thread, in step with its peers."""
 
-import os
 import time
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
-from services.protocol.weights.weights import Dtype, TensorSpec
+from services.protocol.weights.weights import Dtype
 from services.trainer.algorithms.losses.user_loss import UserLoss, load_user_loss
 from services.trainer.batch.batching import (
     advantages_of,
@@ -26,53 +22,17 @@ from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
 from services.trainer.checkpoints.folder import CheckpointFolder
 from services.trainer.checkpoints.frozen_base import identify_base, refuse_other_base
 from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
-from services.trainer.checkpoints.names import CheckpointNames
 from services.trainer.checkpoints.writer import CheckpointWriter
-from services.trainer.collectives import all_gather
 from services.trainer.config import TrainerConfig
 from services.trainer.model.model import Policy, load_policy
-from services.trainer.rank.network import interface_of
-from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+from services.trainer.rank.process_group import make_mesh
+from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot.canary import canary_sequences
-from services.trainer.snapshot.snapshot import (
-    SnapshotStore,
-    WireLayout,
-    describe_adapter,
-    exported_tensors,
-    take_snapshot,
-    tensor_specs,
-)
+from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.step import TrainStep
-from services.transport.shared_memory import BufferPool
 
 BETAS = (0.9, 0.95)
-
-
-def open_store(address: str) -> TCPStore:
-    """The rendezvous store of a group, on a free port of rank 0's node."""
-    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
-
-
-def join_group(config: TrainerConfig, rank: int, store: TCPStore, address: str) -> None:
-    """Make the default process group of the ranks.
-
-    Gloo takes the interface of the default group from its own environment variable only;
-    without it, it looks the hostname up, which fails on some machines.
-    """
-    interface = interface_of(address)
-    if interface is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
-    torch.set_num_threads(config.threads_per_rank)
-    if config.device == "cuda":
-        torch.cuda.set_device(0)
-    dist.init_process_group(
-        backend="gloo" if config.device == "cpu" else "cpu:gloo,cuda:nccl",
-        store=store,
-        rank=rank,
-        world_size=config.world_size,
-        timeout=timedelta(seconds=config.group_timeout_s),
-    )
 
 
 class Learner:
@@ -83,16 +43,14 @@ class Learner:
     """
 
     def __init__(self, config: TrainerConfig) -> None:
-        self.snapshots = SnapshotStore()
-        self._pool = BufferPool()
         self._config = config
         self._device = torch.device(config.device)
-        self._mesh = _mesh(config)
+        self._mesh = make_mesh(config)
         self._policy = load_policy(config, self._mesh, Policy)
         self._touched = False
-        self._dtype = Dtype(config.dtype)
-        self._layout = WireLayout(self._describe(), config.bucket_bytes)
         self._base = identify_base(config)
+        self._exporter = WeightExporter(self._policy, config, self._base)
+        self.snapshots = self._exporter.snapshots
         self._canary = canary_sequences(self._policy.vocabulary, config.canary_sequences)
         self._start: RunStart | None = None
         self._algorithm = AlgorithmConfig()
@@ -107,22 +65,15 @@ class Learner:
         """What was loaded."""
         return RankModel(
             parameters=sum(one.numel() for one in self._policy.parameters()),
-            tensors=self._layout.tensors,
-            buckets=self._layout.buckets,
+            tensors=self._exporter.layout.tensors,
+            buckets=self._exporter.layout.buckets,
             canary=self._canary,
-            adapter=describe_adapter(self._config.lora, self._base),
+            adapter=self._exporter.adapter,
         )
 
-    def snapshot(self, version: int) -> RankSnapshot:
+    def snapshot(self, version: int) -> Digests:
         """Copy the weights as they are under the name `version`, where they will be sent."""
-        self._policy.reshard_all()
-        if dist.get_rank() >= self._config.shards:
-            return RankSnapshot(digests=())
-        shards = (one.shard() for one in exported_tensors(self._policy, self._config.lora))
-        dtype = getattr(torch, self._dtype.value)
-        taken = take_snapshot(version, shards, self._layout.parameters, dtype, self._pool)
-        self.snapshots.put(taken)
-        return RankSnapshot(digests=taken.digests)
+        return self._exporter.snapshot(self._policy, version)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
         """Load the newest good checkpoint, else the initial weights, and take a snapshot.
@@ -150,7 +101,7 @@ class Learner:
         self._checkpoints.follow(self._progress.step)
         return RankRun(
             step=self._progress.step,
-            snapshot=self.snapshot(version),
+            digests=self.snapshot(version),
             frontier=loaded.manifest.frontier if loaded else None,
             refused=loaded.refused if loaded else (),
         )
@@ -184,21 +135,23 @@ class Learner:
         done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
         self._auxiliary_models.follow(batch.step, self._policy)
-        snapshot = self.snapshot(next_version)
+        digests = self.snapshot(next_version)
         self._progress = Progress(
             step=batch.step,
             optimizer_steps=self._progress.optimizer_steps + done.optimizer_steps,
             policy_version=next_version,
         )
         return RankStep(
+            step=batch.step,
+            policy_version=next_version,
             tokens=done.tokens,
             metrics=done.metrics | left_out(batch, rows, self._algorithm),
             seconds=done.seconds | {"snapshot": time.perf_counter() - began},
-            snapshot=snapshot,
             skipped_groups=done.skipped_groups,
             checkpoint=self._checkpoints.report(),
             advantages=advantages_of(rows),
             details=done.details,
+            digests=digests,
         )
 
     def save(
@@ -213,7 +166,7 @@ class Learner:
             frontier=frontier,
             world_size=dist.get_world_size(),
             model=self._config.model,
-            dtype=self._dtype,
+            dtype=Dtype(self._config.dtype),
             lora=self._config.lora,
             base=self._base,
         )
@@ -289,18 +242,3 @@ class Learner:
             weight_decay=self._algorithm.weight_decay,
             fused=True,
         )
-
-    def _describe(self) -> list[tuple[TensorSpec, ...]]:
-        tensors = exported_tensors(self._policy, self._config.lora)
-        numels = all_gather([one.parameter.to_local().numel() for one in tensors])
-        shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
-        names = CheckpointNames(self._policy.model_type)
-        return tensor_specs(shapes, numels[: self._config.shards], names, self._dtype)
-
-
-def _mesh(config: TrainerConfig) -> DeviceMesh:
-    """All ranks, or copies of the model by shards of a copy; gradients are averaged over all."""
-    if config.model_copies == 1:
-        return init_device_mesh(config.device, (config.shards,))
-    shape = config.model_copies, config.shards
-    return init_device_mesh(config.device, shape, mesh_dim_names=("copy", "shard"))

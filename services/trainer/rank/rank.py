@@ -5,7 +5,7 @@ The module imports no torch, so the Serve replica that starts ranks stays light.
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,10 +16,9 @@ from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
 from services.protocol.errors import NotReady, portable_errors
-from services.protocol.trainer import CheckpointReport, LedgerFrontier, RunStart, TrainBatch
 from services.protocol.weights.weight_bus import Link, TrainerHello
 from services.trainer.config import TrainerConfig
-from services.trainer.rank.rank_messages import RankModel, RankRun, RankSnapshot, RankStep
+from services.trainer.rank.rank_messages import RankModel
 
 if TYPE_CHECKING:
     from services.trainer.rank.fault_injector import FaultInjector, Spoiling
@@ -27,6 +26,15 @@ if TYPE_CHECKING:
     from services.transport.gloo import GlooLink
 
 T = TypeVar("T")
+
+
+def _of_learner(name: str) -> Callable[..., Awaitable[Any]]:
+    """The method of the same name of `Learner`, called in the torch thread."""
+
+    async def call(self: "TrainerRank", *args: Any) -> Any:
+        return await self._in_torch(lambda: getattr(self._loaded(), name)(*args))
+
+    return call
 
 
 class TrainerRank:
@@ -106,27 +114,11 @@ class TrainerRank:
             raise RuntimeError("follow_bus before join")
         await self._member
 
-    async def snapshot(self, version: int) -> RankSnapshot:
-        """See `Learner.snapshot`."""
-        return await self._in_torch(lambda: self._loaded().snapshot(version))
-
-    async def start_run(self, start: RunStart, version: int) -> RankRun:
-        """See `Learner.start_run`."""
-        return await self._in_torch(lambda: self._loaded().start_run(start, version))
-
-    async def train(self, batch: TrainBatch, held_version: int, next_version: int) -> RankStep:
-        """See `Learner.train`."""
-        return await self._in_torch(lambda: self._loaded().train(batch, held_version, next_version))
-
-    async def save(
-        self, version: int, frontier: LedgerFrontier | None, wait: bool
-    ) -> CheckpointReport:
-        """See `Learner.save`."""
-        return await self._in_torch(lambda: self._loaded().save(version, frontier, wait))
-
-    async def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
-        """See `Learner.logprobs`."""
-        return await self._in_torch(lambda: self._loaded().logprobs(sequences))
+    snapshot = _of_learner("snapshot")
+    start_run = _of_learner("start_run")
+    train = _of_learner("train")
+    save = _of_learner("save")
+    logprobs = _of_learner("logprobs")
 
     async def _in_torch(self, work: Callable[[], T]) -> T:
         with portable_errors():
@@ -135,7 +127,8 @@ class TrainerRank:
     def _load(self, address: str, port: int) -> "Learner":
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # seconds to import; see the module's first line
 
-        from services.trainer.rank.learner import Learner, join_group
+        from services.trainer.rank.learner import Learner
+        from services.trainer.rank.process_group import join_group
 
         store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
         join_group(self._config, self._rank, store, self._address)
@@ -158,6 +151,6 @@ def _import_torch() -> None:
 
 
 def _open_store(address: str) -> Any:
-    from services.trainer.rank.learner import open_store  # imports torch
+    from services.trainer.rank.process_group import open_store  # imports torch
 
     return open_store(address)

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
-from services.protocol.trainer import CheckpointReport, LedgerFrontier, TokenDetail
+from services.protocol.trainer import LedgerFrontier, TrainReport
 from services.protocol.weights.weights import Adapter, TensorSpec
+
+Digests = tuple[str, ...]
+"""blake3 hex of a rank's buckets of a version; empty for a rank that does not send."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,10 +15,10 @@ class RankModel:
 
     Attributes:
         parameters: of the whole model.
-        tensors: what a snapshot consists of.
+        tensors: of a snapshot.
         buckets: half-open ranges of indexes into `tensors`.
         canary: token sequences that are scored for every version.
-        adapter: what the tensors are to be added to; None: they are the whole model.
+        adapter: set if the tensors are an adapter's; None: they are the whole model.
     """
 
     parameters: int
@@ -26,53 +29,30 @@ class RankModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSnapshot:
-    """The weights of one version as one rank copied them.
-
-    Attributes:
-        digests: blake3 hex of the rank's buckets; none of a rank that does not send.
-    """
-
-    digests: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class RankRun:
     """A run that a rank has loaded.
 
     Attributes:
         step: train steps done in it.
-        snapshot: what was loaded.
-        frontier: of the ledger, as the checkpoint that was loaded has it.
+        digests: of the snapshot of the weights that were loaded.
+        frontier: of the ledger, from the checkpoint that was loaded.
         refused: newer checkpoints that are not good, each with the reason.
     """
 
     step: int
-    snapshot: RankSnapshot
+    digests: Digests
     frontier: LedgerFrontier | None = None
     refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankStep:
-    """A train step as one rank saw it; counts and metrics are the same on all.
+class RankStep(TrainReport):
+    """A train step of one rank; counts and metrics are the same on all.
+
+    `seconds` and `details` are of this rank, and `rank_seconds` is empty.
 
     Attributes:
-        tokens: response tokens that carried a gradient.
-        metrics: see `TrainReport`.
-        seconds: `forward_backward`, `optimizer` and `snapshot`.
-        snapshot: the result.
-        skipped_groups: see `TrainReport`.
-        checkpoint: see `TrainReport`.
-        advantages: see `TrainReport`.
-        details: see `TrainReport`; only of this rank's rows.
+        digests: of the snapshot of the new weights.
     """
 
-    tokens: int
-    metrics: dict[str, float]
-    seconds: dict[str, float]
-    snapshot: RankSnapshot
-    skipped_groups: tuple[int, ...] = ()
-    checkpoint: CheckpointReport
-    advantages: tuple[tuple[int, tuple[tuple[int, float], ...]], ...] = ()
-    details: tuple[TokenDetail, ...] = ()
+    digests: Digests

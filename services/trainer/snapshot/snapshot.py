@@ -3,17 +3,20 @@
 import math
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
 import torch
+import torch.distributed as dist
+from cachetools import FIFOCache
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from services.protocol.weights.weights import Adapter, Dtype, TensorSpec, plan_buckets
 from services.trainer.checkpoints.names import CheckpointNames, Part
-from services.trainer.config import LoraConfig
+from services.trainer.collectives import all_gather
+from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX, LoraLinear, lora_layers
 from services.trainer.model.model import Policy
 from services.transport.bucket import Encoded, changes, digest, whole
@@ -51,9 +54,8 @@ class SnapshotStore:
     """The newest snapshots; the training thread puts, link threads get."""
 
     def __init__(self, kept: int = SNAPSHOTS_KEPT) -> None:
-        self._kept = kept
         self._lock = threading.Lock()
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: FIFOCache[int, Snapshot] = FIFOCache(kept)
         self._encoding = threading.Lock()
         # By version, base and bucket; None: sent whole, from memory that is used again later.
         self._encoded: dict[tuple[int, int, int], Encoded | None] = {}
@@ -61,10 +63,7 @@ class SnapshotStore:
     def put(self, snapshot: Snapshot) -> None:
         """Add or replace a version; the oldest beyond the limit goes."""
         with self._lock:
-            self._snapshots.pop(snapshot.version, None)
             self._snapshots[snapshot.version] = snapshot
-            while len(self._snapshots) > self._kept:
-                del self._snapshots[next(iter(self._snapshots))]
 
     def get(self, version: int) -> Snapshot | None:
         """The version, or None when it is no longer or not yet here."""
@@ -96,16 +95,7 @@ class SnapshotSource:
 
     def __init__(self, snapshot: Snapshot, store: SnapshotStore) -> None:
         self._snapshot, self._store = snapshot, store
-
-    @property
-    def version(self) -> int:
-        """See `BucketSource`."""
-        return self._snapshot.version
-
-    @property
-    def bucket_count(self) -> int:
-        """See `BucketSource`."""
-        return len(self._snapshot.buckets)
+        self.version, self.bucket_count = snapshot.version, len(snapshot.buckets)
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
         """See `BucketSource`."""
@@ -114,37 +104,56 @@ class SnapshotSource:
         return self._store.changes(self._snapshot, bucket, base)
 
 
-def take_snapshot(
-    version: int,
-    shards: Iterable[Tensor],
-    buckets: Sequence[tuple[int, int]],
-    dtype: torch.dtype,
-    pool: BufferPool,
-) -> Snapshot:
-    """Copy local shards into host memory.
+class WeightExporter:
+    """Copies the weights of this rank into host memory, from where links send them. Collective.
 
-    Args:
-        version: name of the copy.
-        shards: this rank's part of every parameter, in the manifest's order.
-        buckets: half-open ranges of indexes into `shards`.
-        dtype: element type on the wire.
-        pool: gives the memory, and gets it back when nobody holds the snapshot any more.
+    Attributes:
+        snapshots: the versions that can be sent.
+        layout: of every version.
+        adapter: set if only the tensors of an adapter are exported.
     """
-    copied = [shard.reshape(-1).to("cpu", dtype) for shard in shards]
-    ends = list(accumulate((shard.numel() * dtype.itemsize for shard in copied), initial=0))
-    buffer = pool.take(ends[-1])
-    flat = buffer.bytes.view(dtype)
-    torch.cat(copied, out=flat)
-    copies = tuple(buffer.bytes[ends[first] : ends[last]] for first, last in buckets)
-    snapshot = Snapshot(
-        version=version,
-        buckets=copies,
-        places=tuple(buffer.place(ends[first]) for first, _ in buckets),
-        digests=tuple(digest([copy]) for copy in copies),
-        itemsize=dtype.itemsize,
-    )
-    weakref.finalize(snapshot, pool.give, buffer)
-    return snapshot
+
+    def __init__(self, policy: Policy, config: TrainerConfig, base: str | None) -> None:
+        """`base` is the digest of the weights that an adapter is for."""
+        self._lora, self._senders, self._pool = config.lora, config.shards, BufferPool()
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        self.snapshots = SnapshotStore()
+        self.adapter: Adapter | None = None
+        if config.lora is not None and config.lora.push == "adapter" and base is not None:
+            self.adapter = Adapter(rank=config.lora.rank, alpha=config.lora.alpha, base=base)
+        tensors = exported_tensors(policy, config.lora)
+        numels = all_gather([one.parameter.to_local().numel() for one in tensors])
+        shapes = [(one.name, tuple(one.parameter.shape)) for one in tensors]
+        names = CheckpointNames(policy.model_type)
+        specs = tensor_specs(shapes, numels[: config.shards], names, Dtype(config.dtype))
+        self.layout = WireLayout(specs, config.bucket_bytes)
+
+    def snapshot(self, policy: Policy, version: int) -> tuple[str, ...]:
+        """Copy the weights as they are now; returns the digest of each bucket.
+
+        Ranks beyond the first copy of the model send nothing and have no digests.
+        """
+        policy.reshard_all()
+        if dist.get_rank() >= self._senders:
+            return ()
+        dtype = self._dtype
+        shards = (one.shard() for one in exported_tensors(policy, self._lora))
+        copied = [shard.reshape(-1).to("cpu", dtype) for shard in shards]
+        ends = list(accumulate((shard.numel() * dtype.itemsize for shard in copied), initial=0))
+        buffer = self._pool.take(ends[-1])
+        torch.cat(copied, out=buffer.bytes.view(dtype))
+        ranges = [(ends[first], ends[last]) for first, last in self.layout.parameters]
+        buckets = tuple(buffer.bytes[start:end] for start, end in ranges)
+        snapshot = Snapshot(
+            version=version,
+            buckets=buckets,
+            places=tuple(buffer.place(start) for start, _ in ranges),
+            digests=tuple(digest([bucket]) for bucket in buckets),
+            itemsize=dtype.itemsize,
+        )
+        weakref.finalize(snapshot, self._pool.give, buffer)
+        self.snapshots.put(snapshot)
+        return snapshot.digests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,35 +177,22 @@ class ExportedTensor:
         return self.parameter.to_local().detach()
 
 
-def describe_adapter(config: LoraConfig | None, base: str | None) -> Adapter | None:
-    """The adapter, if only its tensors are exported; None if the whole model's are."""
-    if config is None or base is None or config.push != "adapter":
-        return None
-    return Adapter(rank=config.rank, alpha=config.alpha, base=base)
-
-
 def exported_tensors(policy: Policy, config: LoraConfig | None) -> list[ExportedTensor]:
     """The tensors of a version in wire order: the adapter's, or the model's with it merged."""
-    if config is not None and config.push == "adapter":
-        return list(_adapter(policy))
     layers = dict(lora_layers(policy.causal))
+    if config is not None and config.push == "adapter":
+        return [
+            ExportedTensor(
+                name=f"{PEFT_PREFIX}{name}.{kind}.weight", parameter=getattr(layer, kind)
+            )
+            for name, layer in layers.items()
+            for kind in ADAPTER_PARAMETERS
+        ]
+    adapted = {f"{name}.weight": layer for name, layer in layers.items()}
     return [
-        ExportedTensor(name=name, parameter=parameter, merged=_merged(name, layers))
+        ExportedTensor(name=name, parameter=parameter, merged=adapted.get(name))
         for name, parameter in policy.checkpoint_parameters()
     ]
-
-
-def _merged(name: str, layers: dict[str, LoraLinear]) -> LoraLinear | None:
-    layer, _, kind = name.rpartition(".")
-    return layers.get(layer) if kind == "weight" else None
-
-
-def _adapter(policy: Policy) -> Iterator[ExportedTensor]:
-    for name, layer in lora_layers(policy.causal):
-        for kind in ADAPTER_PARAMETERS:
-            parameter = getattr(layer, kind)
-            assert isinstance(parameter, DTensor), f"{name} is not sharded"
-            yield ExportedTensor(name=f"{PEFT_PREFIX}{name}.{kind}.weight", parameter=parameter)
 
 
 def tensor_specs(

@@ -1,6 +1,6 @@
 """Finding the interface that Gloo should use."""
 
-from services.trainer.rank.network import interface_of
+from services.trainer.rank.process_group import interface_of
 
 
 def test_the_loopback_address_belongs_to_the_loopback_interface() -> None:
