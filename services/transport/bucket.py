@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, Self
 
 import blake3
 import torch
@@ -11,6 +11,10 @@ from torch import Tensor
 
 from services.transport.shared_memory import Place
 
+MAGIC = 0x4D494C4C
+"""First field of a header; anything else means that the two ends disagree about the stream."""
+
+FIELDS = 10
 NO_BASE = -1
 DELTA_LIMIT = 0.75
 """A delta larger than this share of the bucket is not worth its work."""
@@ -42,6 +46,53 @@ class Encoded:
     base: int
     payload: Tensor
     place: Place | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """What precedes a bucket on a link, as `FIELDS` int64 numbers.
+
+    Attributes:
+        kind: see `Kind`.
+        base: version onto which changes go, `NO_BASE` for a whole bucket.
+        size: bytes of the payload.
+        place: where the payload lies; None: it follows on the link.
+    """
+
+    kind: Kind
+    base: int
+    size: int
+    place: Place | None
+
+    def pack(self, version: int, bucket: int) -> Tensor:
+        """The numbers that announce bucket `bucket` of `version`."""
+        place = self.place
+        where = [0] * 4 if place is None else [place.pid, place.fd, place.inode, place.offset]
+        return torch.tensor([MAGIC, version, bucket, int(self.kind), self.base, self.size, *where])
+
+    @classmethod
+    def unpack(cls, numbers: Tensor, *, version: int, bucket: int, nbytes: int) -> Self:
+        """Read a header that must announce this bucket of this version.
+
+        Args:
+            numbers: int64.
+            version: policy version that must be announced.
+            bucket: index that must be announced.
+            nbytes: size of the whole bucket by the manifest.
+
+        Raises:
+            ValueError: it announces something else.
+        """
+        magic, announced, index, kind, base, size, pid, fd, inode, offset = numbers.tolist()
+        expected = [MAGIC, version, bucket]
+        fits = size == nbytes if kind == Kind.FULL else size < max(nbytes, 1)
+        if [magic, announced, index] != expected or kind not in tuple(Kind) or not fits:
+            raise ValueError(
+                f"bucket header is {numbers.tolist()}, expected {expected} and a kind and size "
+                f"that fit {nbytes} bytes"
+            )
+        place = Place(pid=pid, fd=fd, inode=inode, offset=offset) if pid else None
+        return cls(kind=Kind(kind), base=base, size=size, place=place)
 
 
 class BucketSource(Protocol):

@@ -17,11 +17,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from services.protocol.weights.weight_bus import Link, Transport
-from services.transport.bucket import (
-    BucketSource,
-    Encoded,
-)
-from services.transport.header import FIELDS, Header
+from services.transport.bucket import FIELDS, BucketSource, Encoded, Header
 from services.transport.rendezvous import Rendezvous, connect, disconnect
 from services.transport.shared_memory import Mappings
 
@@ -157,14 +153,16 @@ class GlooLink:
         self._group = None
 
     def _send_bucket(self, version: int, bucket: int, encoded: Encoded) -> int:
-        in_place = self.link.transport is Transport.SHARED_MEMORY
-        header = Header.of(version, bucket, encoded, in_place=in_place)
-        self._pass(header.pack())
-        if header.place is not None:
+        size = encoded.payload.numel()
+        in_place = self.link.transport is Transport.SHARED_MEMORY and size > 0
+        place = encoded.place if in_place else None
+        header = Header(kind=encoded.kind, base=encoded.base, size=size, place=place)
+        self._pass(header.pack(version, bucket))
+        if place is not None:
             self._meet()
-        elif header.size:
+        elif size:
             self._pass_bytes(encoded.payload)
-        return header.size
+        return size
 
     def _receive(self, size: int) -> torch.Tensor:
         if size > self._buffer.numel():

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 _MAPPINGS_KEPT = 8
@@ -97,10 +98,10 @@ class BufferPool:
 
 
 class Mappings:
-    """The buffers of other processes that this one has mapped, newest last."""
+    """The buffers of other processes that this one has mapped and used last."""
 
     def __init__(self) -> None:
-        self._mapped: dict[tuple[int, int, int], Tensor] = {}
+        self._mapped: LRUCache[tuple[int, int, int], Tensor] = LRUCache(_MAPPINGS_KEPT)
 
     def read(self, place: Place, nbytes: int) -> Tensor:
         """Bytes of another process: uint8, not to be written to.
@@ -110,12 +111,9 @@ class Mappings:
             ValueError: the bytes are not there any more.
         """
         key = place.pid, place.fd, place.inode
-        mapped = self._mapped.pop(key, None)
+        mapped = self._mapped.get(key)
         if mapped is None:
-            mapped = _map(place)
-        self._mapped[key] = mapped
-        while len(self._mapped) > _MAPPINGS_KEPT:
-            del self._mapped[next(iter(self._mapped))]
+            mapped = self._mapped[key] = _map(place)
         if place.offset + nbytes > len(mapped):
             raise ValueError(f"{nbytes} bytes at {place} end after the buffer's {len(mapped)}")
         return mapped[place.offset : place.offset + nbytes]

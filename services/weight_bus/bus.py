@@ -10,6 +10,8 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 
+from cachetools import FIFOCache
+
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
@@ -27,18 +29,17 @@ from services.protocol.weights.weight_bus import (
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier
-from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.control import Control
 from services.weight_bus.delivery.delivery import Delivery
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.mailbox import Mailbox
-from services.weight_bus.members.admission import check_publish
 from services.weight_bus.members.replicas import Replicas
 from services.weight_bus.members.trainer_groups import TrainerGroups
 from services.weight_bus.version_ledger import VersionLedger
 
+_CANARIES_KEPT = 8
 _TICK_S = 0.25
 _WANTED_S = 60.0
 
@@ -59,7 +60,7 @@ class Bus:
         self._config = config
         self._clock = clock
         self._changes = Changes()
-        self._canaries = Canaries()
+        self._canaries: FIFOCache[int, CanaryLogprobs] = FIFOCache(_CANARIES_KEPT)
         self._replicas = Replicas(config, clock=clock)
         self._trainers = TrainerGroups(heartbeat_timeout_s=config.heartbeat_timeout_s, clock=clock)
         self._ledger = VersionLedger(config.ledger_versions, wall=wall)
@@ -77,7 +78,7 @@ class Bus:
         )
         self._shown = self._message(revision=0)
         self._tick_task: asyncio.Task[None] | None = None
-        self._around = DeliveryContext(
+        self._context = DeliveryContext(
             config=config,
             barrier=Barrier(self._replicas, self._changes),
             replicas=self._replicas,
@@ -104,7 +105,7 @@ class Bus:
         self._mailboxes.setdefault(hello.replica_id, Mailbox())
         known = self._deliveries.get(hello.replica_id)
         if known is None or known[1].done():
-            delivery = Delivery(hello.replica_id, self._around)
+            delivery = Delivery(hello.replica_id, self._context)
             task = asyncio.create_task(delivery.run(), name=f"deliver to {hello.replica_id}")
             self._deliveries[hello.replica_id] = (delivery, task)
         log.info("replica registered", replica=hello.replica_id, version=hello.committed_version)
@@ -174,13 +175,13 @@ class Bus:
         A restarted bus knows from its replicas which version is the newest, but has no
         manifest for it; it takes that one version again.
         """
-        check_publish(
-            manifest,
-            group,
-            known_again=self._manifest is None,
-            replicas=self._replicas,
-            trainers=self._trainers,
-        )
+        try:
+            self._trainers.check_publisher(group)
+            self._replicas.check_publish(manifest, again=self._manifest is None)
+        except InvalidInput as refusal:
+            BusMetrics.refusals.inc(tags={"what": f"publish_{refusal.field}"})
+            log.warning("publish refused", version=manifest.version, why=str(refusal))
+            raise
         self._manifest = (manifest, self._clock())
         self._replicas.raise_newest(manifest.version)
         self._ledger.published(manifest)
@@ -189,7 +190,7 @@ class Bus:
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
-        self._canaries.put(version, logprobs)
+        self._canaries[version] = logprobs
         for delivery, _ in self._deliveries.values():
             delivery.look_at_canary()
         self._update()

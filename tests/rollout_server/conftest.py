@@ -34,8 +34,7 @@ from services.protocol.weights.weights import (
     WeightManifest,
     plan_buckets,
 )
-from services.transport.bucket import NO_BASE, Kind, digest
-from services.transport.header import MAGIC
+from services.transport.bucket import MAGIC, NO_BASE, Kind, digest
 
 HOST = "127.0.0.1"
 LINK_TIMEOUT_S = 30.0

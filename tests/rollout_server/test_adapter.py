@@ -25,7 +25,7 @@ from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
 from services.rollout_server.weights.weight_staging import StagedVersion
 from services.transport.base_digest import base_digest
-from services.weight_bus.canary import largest_gap
+from services.weight_bus.delivery.canary import largest_gap
 
 from .conftest import HOST, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole

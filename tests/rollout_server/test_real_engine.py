@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.rollout_server.weights.canary import CanaryProver
 from services.rollout_server.weights.engine_loader import EngineLoader, OtherModel, StageFailed
-from services.weight_bus.canary import largest_gap
+from services.weight_bus.delivery.canary import largest_gap
 
 from .conftest import HOST, SMALL, Fault, Sender, build_model, policy
 from .served import Answer, Served, checkpoint_tensors, serve, whole

@@ -13,9 +13,8 @@ import torch
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
 
 from services.protocol.weights.weight_bus import Link
-from services.transport.bucket import Encoded, Kind, whole
+from services.transport.bucket import FIELDS, MAGIC, Encoded, Kind, whole
 from services.transport.gloo import GlooLink, LinkBroken, gloo_options
-from services.transport.header import FIELDS, MAGIC
 
 HOST = "127.0.0.1"
 

@@ -1,8 +1,6 @@
 """Bringing one replica to the newest version, again and again, whatever fails in between."""
 
 import asyncio
-import contextlib
-import time
 from contextlib import AbstractContextManager
 
 from services.observability import tracing
@@ -12,7 +10,6 @@ from services.observability.tracing import Span
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import (
     CommitWeights,
-    DistrustWeights,
     DropLinks,
     Order,
     Phase,
@@ -22,8 +19,8 @@ from services.protocol.weights.weight_bus import (
     StageWeights,
 )
 from services.protocol.weights.weights import WeightManifest
-from services.weight_bus.canary import judge
 from services.weight_bus.delivery import route
+from services.weight_bus.delivery.canary import Canary
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.delivery.reports import Reports, UpdateFailed
 from services.weight_bus.mailbox import MailboxFull
@@ -39,14 +36,13 @@ CATCHING_UP = ReplicaState.CATCHING_UP
 class Delivery:
     """The updates of one replica: at most one at a time, always to the newest version."""
 
-    def __init__(self, replica_id: str, around: DeliveryContext) -> None:
+    def __init__(self, replica_id: str, context: DeliveryContext) -> None:
         self._replica_id = replica_id
-        self._around = around
+        self._context = context
         self._reports = Reports()
         self._prefix = ""
         self._senders: tuple[str, ...] = ()
-        self._committing: int | None = None  # the version last ordered to be committed
-        self._proof: Report | None = None  # of that version, until it is judged
+        self._canary = Canary(replica_id, context)
         self._failures = 0  # in a row
         self._detours = 0  # versions in a row that did not arrive at the first attempt
 
@@ -61,12 +57,12 @@ class Delivery:
                     log.exception("delivery failed", replica=self._replica_id)
                     failed = UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}")
                     self._give_up(failed, version=None)
-                    await asyncio.sleep(self._around.config.retry_max_s)
+                    await asyncio.sleep(self._context.config.retry_max_s)
         finally:
             self._drop_links()
 
     async def _bring_up_to_date(self) -> None:
-        await self._around.changes.until(self._is_due, timeout_s=None)
+        await self._context.changes.until(self._is_due, timeout_s=None)
         manifest, published_at = self._newest()
         try:
             await self._update(manifest, published_at)
@@ -84,11 +80,10 @@ class Delivery:
         """Hand in a report; False if nobody waits for it."""
         if report.phase is not Phase.CANARY:
             return self._reports.take(report)
-        if report.version != self._committing:
+        if not self._canary.take(report):
             return False
-        self._proof = report
         self.look_at_canary()
-        self._around.changes.announce()
+        self._context.changes.announce()
         return True
 
     def look_at_canary(self) -> None:
@@ -99,18 +94,22 @@ class Delivery:
     def look_at_senders(self) -> None:
         """End an update whose senders a new trainer has replaced: nobody may answer for them,
         and the replica would wait for them until its links' deadline."""
-        current = self._around.trainers.current
+        current = self._context.trainers.current
         replaced = self._senders and current is not None and self._senders != current
-        if replaced and self._around.replicas.get(self._senders[0]) is None:
+        if replaced and self._context.replicas.get(self._senders[0]) is None:
             self._reports.give_up_stage("the trainer was replaced")
 
+    @property
+    def _replica(self) -> Replica | None:
+        return self._context.replicas.get(self._replica_id)
+
     def _newest(self) -> tuple[WeightManifest, float]:
-        newest = self._around.newest()
+        newest = self._context.newest()
         assert newest is not None, "_is_due"
         return newest
 
     def _is_due(self) -> bool:
-        replica, newest = self._around.replicas.get(self._replica_id), self._around.newest()
+        replica, newest = self._replica, self._context.newest()
         if replica is None or newest is None or self._possible_senders(newest[0]) is None:
             return False
         if replica.held is Hold.ASLEEP:
@@ -120,9 +119,9 @@ class Delivery:
         return is_behind or replica.state is not ReplicaState.LIVE
 
     async def _update(self, manifest: WeightManifest, published_at: float) -> None:
-        replica = self._around.replicas.get(self._replica_id)
+        replica = self._replica
         started = published_at if replica is None else max(published_at, replica.registered_at)
-        began = self._around.clock()
+        began = self._context.clock()
         self._open_epoch()
         with self._span("stage", manifest):
             staged = await self._stage(manifest)
@@ -130,17 +129,17 @@ class Delivery:
         with self._span("commit", manifest) as commit:
             committed = await self._commit(manifest.version)
             commit.set(paused_s=committed.paused_s)
-        if self._senders[0] not in (self._around.trainers.current or ()):
+        if self._senders[0] not in (self._context.trainers.current or ()):
             self._drop_links()  # a peer sends once
         is_joining = not self._in_service() and replica is not None and not replica.was_leased
         if manifest.canary and not self._in_service():
             with self._span("canary", manifest):
-                await self._pass_canary()
-        self._around.replicas.commit(self._replica_id, manifest)
-        self._around.ledger.committed(
+                await self._canary.passed(self._commit_timeout_s())
+        self._context.replicas.commit(self._replica_id, manifest)
+        self._context.ledger.committed(
             self._replica_id,
             manifest.version,
-            seconds=self._around.clock() - began,
+            seconds=self._context.clock() - began,
             stage_s=staged.seconds,
             commit_s=committed.seconds,
             paused_s=committed.paused_s,
@@ -151,16 +150,16 @@ class Delivery:
         self._judge_in_service()
         tags = {"replica": self._replica_id}
         BusMetrics.commits.inc(tags=tags)
-        BusMetrics.push.observe(self._around.clock() - started, tags=tags)
+        BusMetrics.push.observe(self._context.clock() - started, tags=tags)
         BusMetrics.paused.observe(committed.paused_s, tags=tags)
         log.info(
             "committed",
             replica=self._replica_id,
             version=manifest.version,
-            seconds=round(self._around.clock() - started, 3),
+            seconds=round(self._context.clock() - started, 3),
             paused_s=round(committed.paused_s, 4),
         )
-        self._around.changes.announce()
+        self._context.changes.announce()
 
     def _span(self, name: str, manifest: WeightManifest) -> AbstractContextManager[Span]:
         """A part of the update, below the span of who published the version."""
@@ -169,12 +168,12 @@ class Delivery:
 
     def _note_first_lease(self, replica: Replica) -> None:
         replica.was_leased = True
-        waited_s = self._around.clock() - replica.registered_at
+        waited_s = self._context.clock() - replica.registered_at
         BusMetrics.lease.observe(waited_s, tags={"replica": self._replica_id})
         log.info("first lease", replica=self._replica_id, seconds=round(waited_s, 3))
 
     def _possible_senders(self, manifest: WeightManifest) -> tuple[str, ...] | None:
-        return route.senders(self._around, self._replica_id, manifest, self._failures)
+        return route.senders(self._context, self._replica_id, manifest, self._failures)
 
     def _open_epoch(self) -> None:
         """Have a prefix and its senders: those of the last update while they are the same."""
@@ -183,119 +182,62 @@ class Delivery:
         if self._prefix and senders != self._senders:
             self._drop_links()
         if not self._prefix:
-            self._prefix = self._around.new_prefix(self._replica_id)
+            self._prefix = self._context.new_prefix(self._replica_id)
             self._senders = senders
 
     async def _stage(self, manifest: WeightManifest) -> Report:
         self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
         links = await route.links(
-            self._around,
+            self._context,
             self._replica_id,
             self._prefix,
             self._senders,
             # A way that fails for every version is not tried for ever.
             plain=self._failures > 0 or self._detours >= _STRIKES,
         )
-        base = route.base_of_changes(self._around, self._replica_id, manifest, self._failures)
+        base = route.base_of_changes(self._context, self._replica_id, manifest, self._failures)
         self._reports.expect(Phase.STAGE, manifest.version, self._prefix)
         stage = StageWeights(manifest=manifest, links=links, base=base)
         self._post(self._replica_id, stage, Phase.STAGE)
         for sender, link in zip(self._senders, links, strict=True):
             send = SendWeights(version=manifest.version, link=link, base=base)
             self._post(sender, send, Phase.SEND)
-        return await self._reports.wait(self._around.config.stage_timeout_s)
+        return await self._reports.wait(self._context.config.stage_timeout_s)
 
     async def _wait_for_others(self, version: int) -> None:
-        config = self._around.config
+        config = self._context.config
         if config.commit == "rolling" or not self._in_service():
             return
         timeout_s = config.stage_timeout_s
-        if not await self._around.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
+        if not await self._context.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
             log.warning("barrier broken", replica=self._replica_id, version=version)
 
     async def _commit(self, version: int) -> Report:
         self._reports.expect(Phase.COMMIT, version)
-        if self._proof is not None:
-            self._judge(self._proof)  # the trainer never answered: counted
-        self._committing, self._proof = version, None
+        self._canary.expect(version)
         if self._is(ReplicaState.STAGING):
             self._enter(ReplicaState.COMMITTING)
         self._post(self._replica_id, CommitWeights(version=version), Phase.COMMIT)
         return await self._reports.wait(self._commit_timeout_s())
 
-    async def _pass_canary(self) -> None:
-        timeout_s = self._commit_timeout_s()
-        # An engine that an operator holds computes no answer until it is released.
-        await self._around.changes.until(self._is_released, timeout_s=None)
-        await self._around.changes.until(self._can_judge_joiner, timeout_s=timeout_s)
-        if not self._can_judge_joiner():
-            who = "the replica" if self._proof is None else "the trainer"
-            raise UpdateFailed(Phase.CANARY, f"no answer of {who} in {timeout_s:g} s", silent=True)
-        proof, self._proof = self._proof, None
-        assert proof is not None, "_can_judge_joiner"
-        problem = self._judge(proof) or proof.error
-        if problem is not None:
-            raise UpdateFailed(Phase.CANARY, problem)
-
     def _judge_in_service(self) -> None:
         """Take the lease from a replica whose answer is wrong; it is sent everything again."""
-        if not self._can_judge():
+        wrong = self._canary.judged()
+        if wrong is None:
             return
-        proof, self._proof = self._proof, None
-        assert proof is not None, "_can_judge"
-        problem = self._judge(proof)
-        self._trace_canary(proof, problem)
-        if problem is None:
-            return
-        self._around.ledger.failed(self._replica_id, proof.version, f"{Phase.CANARY}: {problem}")
-        self._failures += 1  # what comes next is sent whole, not as changes
+        version, problem = wrong
+        self._context.ledger.failed(self._replica_id, version, f"{Phase.CANARY}: {problem}")
+        self._failures += 1  # the next version is sent whole, not as changes
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
         log.warning("canary died", replica=self._replica_id, why=problem)
-        self._around.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
-        self._around.changes.announce()
-
-    def _trace_canary(self, proof: Report, problem: str | None) -> None:
-        """The span of an answer that nobody waited for."""
-        newest = self._around.newest()
-        if not tracing.is_on() or newest is None or newest[0].version != proof.version:
-            return
-        began, publisher = time.time() - proof.seconds, tracing.of(newest[0].trace)
-        span = tracing.begin("canary", publisher, at_s=began, replica=self._replica_id)
-        if problem is not None:
-            span.fail("canary")
-        span.end()
-
-    def _is_released(self) -> bool:
-        replica = self._around.replicas.get(self._replica_id)
-        return replica is None or replica.held is Hold.NONE
-
-    def _can_judge(self) -> bool:
-        """The replica has answered, and so has the trainer unless there is nothing to compare."""
-        proof = self._proof
-        if proof is None:
-            return False
-        known = self._around.canaries.get(proof.version) is not None
-        return known or proof.canary_logprobs is None
-
-    def _can_judge_joiner(self) -> bool:
-        """Bytes whose digests are right are better than no replica while no trainer is there."""
-        return self._can_judge() or (
-            self._proof is not None and self._around.trainers.current is None
-        )
-
-    def _judge(self, proof: Report) -> str | None:
-        expected = self._around.canaries.get(proof.version)
-        problem = judge(proof, expected, self._around.config.canary_max_gap)
-        if problem is not None:
-            with contextlib.suppress(MailboxFull, KeyError):  # it is gone, or will be soon
-                self._around.post(self._replica_id, DistrustWeights(version=proof.version))
-        return problem
+        self._context.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
+        self._context.changes.announce()
 
     def _commit_timeout_s(self) -> float:
         """The replica gives up by itself first, and says what went wrong."""
-        replica = self._around.replicas.get(self._replica_id)
+        replica = self._replica
         own_s = replica.hello.commit_timeout_s if replica is not None else 0.0
-        return own_s + self._around.config.commit_margin_s
+        return own_s + self._context.config.commit_margin_s
 
     def _give_up(self, failed: UpdateFailed, version: int | None) -> None:
         """A failed stage leaves the old version served; silence or a failed commit does not.
@@ -314,24 +256,24 @@ class Delivery:
         )
         self._drop_links()
         if version is not None:
-            self._around.ledger.failed(self._replica_id, version, str(failed))
+            self._context.ledger.failed(self._replica_id, version, str(failed))
         # A replica without a lease gets it back by a commit only.
         live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
         state = ReplicaState.LIVE if live and self._failures < _STRIKES else CATCHING_UP
         if failed.silent or failed.phase in (Phase.COMMIT, Phase.CANARY):
             state = ReplicaState.SUSPECT
-        if self._around.replicas.get(self._replica_id) is not None:
-            self._around.replicas.fail(self._replica_id, state, str(failed))
-        self._around.changes.announce()
+        if self._replica is not None:
+            self._context.replicas.fail(self._replica_id, state, str(failed))
+        self._context.changes.announce()
 
     async def _back_off(self, version: int) -> None:
         """Pause, but go on at once with a newer version or a new trainer."""
-        config, trainers = self._around.config, self._around.trainers.current
+        config, trainers = self._context.config, self._context.trainers.current
         pause_s = min(config.retry_s * 2 ** min(self._failures - 1, 30), config.retry_max_s)
-        await self._around.changes.until(
+        await self._context.changes.until(
             lambda: (
                 self._newest()[0].version != version
-                or self._around.trainers.current not in (None, trainers)
+                or self._context.trainers.current not in (None, trainers)
             ),
             timeout_s=pause_s,
         )
@@ -344,26 +286,26 @@ class Delivery:
         order = DropLinks(replica_id=self._replica_id, prefix=self._prefix)
         for member in {self._replica_id, *self._senders}:
             try:
-                self._around.post(member, order)
+                self._context.post(member, order)
             except (MailboxFull, KeyError) as gone:
                 log.info("links of a member that is gone", member=member, why=str(gone))
         self._prefix, self._senders = "", ()
 
     def _post(self, member_id: str, order: Order, phase: Phase) -> None:
         try:
-            self._around.post(member_id, order)
+            self._context.post(member_id, order)
         except (MailboxFull, KeyError) as error:
             raise UpdateFailed(phase, f"{member_id} takes no orders: {error}") from None
 
     def _enter(self, state: ReplicaState) -> None:
-        if self._around.replicas.get(self._replica_id) is None:
+        if self._replica is None:
             raise UpdateFailed(Phase.STAGE, "the replica left")
-        self._around.replicas.begin(self._replica_id, state)
-        self._around.changes.announce()
+        self._context.replicas.begin(self._replica_id, state)
+        self._context.changes.announce()
 
     def _in_service(self) -> bool:
         return any(self._is(state) for state in SERVING)
 
     def _is(self, state: ReplicaState) -> bool:
-        replica = self._around.replicas.get(self._replica_id)
+        replica = self._replica
         return replica is not None and replica.state is state

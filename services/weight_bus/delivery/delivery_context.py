@@ -1,12 +1,11 @@
 """What the delivery to one replica sees of the rest of the bus."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from services.protocol.weights.weight_bus import Order
-from services.protocol.weights.weights import WeightManifest
+from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
-from services.weight_bus.canary import Canaries
 from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.members.replicas import Replicas
@@ -23,7 +22,7 @@ class DeliveryContext:
         barrier: where replicas wait for each other before a commit, if they do.
         replicas: where the replica's state is kept.
         trainers: who sends.
-        canaries: what the trainer answered to the canary.
+        canaries: the trainer's scores of the canary, by version.
         ledger: where outcomes are written down.
         changes: announces every change of the first four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
@@ -37,7 +36,7 @@ class DeliveryContext:
     barrier: Barrier
     replicas: Replicas
     trainers: TrainerGroups
-    canaries: Canaries
+    canaries: Mapping[int, CanaryLogprobs]
     ledger: VersionLedger
     changes: Changes
     clock: Callable[[], float]

@@ -9,37 +9,37 @@ from services.weight_bus.delivery.reports import UpdateFailed
 
 
 def senders(
-    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
+    context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> tuple[str, ...] | None:
     """Who can send the version, one member id for each trainer rank; None: nobody.
 
     The trainer's ranks, unless they are gone, are another trainer of another size, or have
     just failed; else one replica that keeps a copy stands in for all of them.
     """
-    ranks = around.trainers.current
+    ranks = context.trainers.current
     if ranks is not None and len(ranks) != manifest.world_size:
         ranks = None
-    peer = around.replicas.holder_of(manifest, besides=replica_id)
+    peer = context.replicas.holder_of(manifest, besides=replica_id)
     if peer is not None and (ranks is None or failures % 2 == 1):
         return (peer,) * manifest.world_size
     return ranks
 
 
 def base_of_changes(
-    around: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
+    context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> int | None:
     """The version onto which changes are enough; None: everything must be sent.
 
     Only what the replica itself acknowledged to hold, and nothing after a failure.
     """
-    replica, every = around.replicas.get(replica_id), around.config.delta_anchor_every
+    replica, every = context.replicas.get(replica_id), context.config.delta_anchor_every
     if replica is None or not replica.hello.keeps_copy or not every or failures:
         return None
     return None if manifest.version % every == 0 else replica.committed_version
 
 
 def transport_between(
-    around: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
+    context: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
 ) -> Transport:
     """How one sender's bytes reach the replica; `plain`: over TCP, if that is allowed.
 
@@ -49,7 +49,7 @@ def transport_between(
     Raises:
         UpdateFailed: the configured way does not lead there.
     """
-    wanted, rank = around.config.transport, around.trainers.hello(sender)
+    wanted, rank = context.config.transport, context.trainers.hello(sender)
     if rank is None:
         return Transport.GLOO
     possible = [Transport.GLOO]
@@ -69,17 +69,17 @@ def transport_between(
 
 
 async def links(
-    around: DeliveryContext, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
+    context: DeliveryContext, replica_id: str, prefix: str, senders: Sequence[str], *, plain: bool
 ) -> tuple[Link, ...]:
     """One link from each sender, in the order of the trainer's ranks.
 
     Raises:
         UpdateFailed: the replica is gone, or cannot be reached as configured.
     """
-    replica = around.replicas.get(replica_id)
+    replica = context.replicas.get(replica_id)
     if replica is None:
         raise UpdateFailed(Phase.STAGE, "the replica left")
-    host, port = await around.store()
+    host, port = await context.store()
     return tuple(
         Link(
             replica_id=replica_id,
@@ -88,8 +88,8 @@ async def links(
             store_port=port,
             prefix=f"{prefix}t{rank}",
             world_size=1 + replica.hello.tensor_parallel_size,
-            timeout_s=around.config.link_timeout_s,
-            transport=transport_between(around, sender, replica.hello, plain=plain),
+            timeout_s=context.config.link_timeout_s,
+            transport=transport_between(context, sender, replica.hello, plain=plain),
         )
         for rank, sender in enumerate(senders)
     )

@@ -13,7 +13,6 @@ from services.weight_bus.config import WeightBusConfig
 SERVING = (ReplicaState.LIVE, ReplicaState.STAGING, ReplicaState.COMMITTING)
 """States with a lease: staging does not disturb generation, committing only delays it."""
 
-
 _HELD = {Hold.PAUSED: ReplicaState.PAUSED, Hold.ASLEEP: ReplicaState.ASLEEP}
 
 
@@ -131,12 +130,22 @@ class Replicas:
             replica.committed_version, replica.copy = None, None
             replica.state = ReplicaState.CATCHING_UP
 
-    def check_model(self, manifest: WeightManifest) -> None:
-        """Refuse a version that a replica in service could not load without losing its own.
+    def check_publish(self, manifest: WeightManifest, *, again: bool) -> None:
+        """Refuse a version that must not become the newest.
+
+        Args:
+            manifest: the version.
+            again: the newest version may be published again.
 
         Raises:
-            InvalidInput: its names, shapes or element types are not those that are served.
+            InvalidInput: the version is not above the newest, or a replica in service could
+                not load it without losing its own: names, shapes or element types differ.
         """
+        version, newest = manifest.version, self.newest_version
+        if newest is not None and (version < newest or (version == newest and not again)):
+            raise InvalidInput(
+                "version", version, f"Version {newest} exists; publish a higher one."
+            )
         for replica_id, replica in self._replicas.items():
             served = replica.loaded or replica.copy
             if served is None or not self.in_service(replica):
@@ -144,7 +153,7 @@ class Replicas:
             difference = first_difference(manifest, served)
             if difference is not None:
                 fix = f"{replica_id} serves another model: {difference}. Deploy it anew."
-                raise InvalidInput("tensors", f"version {manifest.version}", fix)
+                raise InvalidInput("tensors", f"version {version}", fix)
 
     def begin(self, replica_id: str, state: ReplicaState) -> None:
         """An update of the replica enters a new state."""

@@ -1,0 +1,133 @@
+"""The canary: what a replica's answer to it says of the weights that the replica serves."""
+
+import contextlib
+import math
+import time
+
+from services.observability import tracing
+from services.observability.log import Log
+from services.observability.metrics import BusMetrics
+from services.protocol.weights.replica_control import Hold
+from services.protocol.weights.weight_bus import DistrustWeights, Phase, Report
+from services.protocol.weights.weights import CanaryLogprobs
+from services.weight_bus.delivery.delivery_context import DeliveryContext
+from services.weight_bus.delivery.reports import UpdateFailed
+from services.weight_bus.mailbox import MailboxFull
+
+log = Log("weight_bus")
+
+
+class Canary:
+    """One replica's answer to the canary of the version that it was last ordered to commit."""
+
+    def __init__(self, replica_id: str, context: DeliveryContext) -> None:
+        self._replica_id, self._context = replica_id, context
+        self._version: int | None = None
+        self._answer: Report | None = None  # until it is judged
+
+    def expect(self, version: int) -> None:
+        """The replica is ordered to commit a version: answers of other ones do not count."""
+        if self._answer is not None:
+            self._judge(self._answer)  # the trainer never answered: counted
+        self._version, self._answer = version, None
+
+    def take(self, report: Report) -> bool:
+        """Hand in an answer; False if it is of another version."""
+        if report.version != self._version:
+            return False
+        self._answer = report
+        return True
+
+    async def passed(self, timeout_s: float) -> None:
+        """Wait until a replica that joins has given the right answer.
+
+        Raises:
+            UpdateFailed: the answer is wrong, or did not come in time.
+        """
+        # An engine that an operator holds computes no answer until it is released.
+        await self._context.changes.until(self._is_released, timeout_s=None)
+        await self._context.changes.until(self._can_judge_joiner, timeout_s=timeout_s)
+        if not self._can_judge_joiner():
+            who = "the replica" if self._answer is None else "the trainer"
+            raise UpdateFailed(Phase.CANARY, f"no answer of {who} in {timeout_s:g} s", silent=True)
+        answer, self._answer = self._answer, None
+        assert answer is not None, "_can_judge_joiner"
+        problem = self._judge(answer) or answer.error
+        if problem is not None:
+            raise UpdateFailed(Phase.CANARY, problem)
+
+    def judged(self) -> tuple[int, str] | None:
+        """Judge a replica in service, if both answers are there; version and problem if wrong."""
+        if not self._can_judge():
+            return None
+        answer, self._answer = self._answer, None
+        assert answer is not None, "_can_judge"
+        problem = self._judge(answer)
+        self._trace(answer, problem)
+        return None if problem is None else (answer.version, problem)
+
+    def _trace(self, answer: Report, problem: str | None) -> None:
+        """The span of an answer that nobody waited for."""
+        newest = self._context.newest()
+        if not tracing.is_on() or newest is None or newest[0].version != answer.version:
+            return
+        began, publisher = time.time() - answer.seconds, tracing.of(newest[0].trace)
+        span = tracing.begin("canary", publisher, at_s=began, replica=self._replica_id)
+        if problem is not None:
+            span.fail("canary")
+        span.end()
+
+    def _is_released(self) -> bool:
+        replica = self._context.replicas.get(self._replica_id)
+        return replica is None or replica.held is Hold.NONE
+
+    def _can_judge(self) -> bool:
+        """The replica has answered, and so has the trainer unless there is nothing to compare."""
+        answer = self._answer
+        return answer is not None and (
+            answer.version in self._context.canaries or answer.canary_logprobs is None
+        )
+
+    def _can_judge_joiner(self) -> bool:
+        """Bytes whose digests are right are better than no replica while no trainer is there."""
+        no_trainer = self._context.trainers.current is None
+        return self._can_judge() or (self._answer is not None and no_trainer)
+
+    def _judge(self, answer: Report) -> str | None:
+        """Export an answer; returns the problem of the weights, None if there is none."""
+        problem = self._compare(answer, self._context.canaries.get(answer.version))
+        if problem is not None:
+            with contextlib.suppress(MailboxFull, KeyError):  # it is gone, or will be soon
+                self._context.post(self._replica_id, DistrustWeights(version=answer.version))
+        return problem
+
+    def _compare(self, answer: Report, expected: CanaryLogprobs | None) -> str | None:
+        """Outputs that did not move are an alarm and no more: a step may be too small to show."""
+        tags = {"replica": self._replica_id}
+        if answer.canary_logprobs is None or expected is None:
+            BusMetrics.canary_missed.inc(tags=tags)
+            return None
+        gap = largest_gap(answer.canary_logprobs, expected)
+        max_gap = self._context.config.canary_max_gap
+        BusMetrics.canary_gap.set(gap, tags)
+        if answer.canary_unmoved:
+            BusMetrics.canary_unmoved.inc(tags=tags)
+            log.warning("canary did not move", replica=self._replica_id, version=answer.version)
+        if gap <= max_gap:
+            return None
+        return (
+            f"logprobs differ from the trainer's by up to {gap:.3g}, "
+            f"more than canary_max_gap {max_gap:g}"
+        )
+
+
+def largest_gap(answered: CanaryLogprobs, expected: CanaryLogprobs) -> float:
+    """The largest difference of any token, nats; infinite where they cannot be compared."""
+    if [len(one) for one in answered] != [len(one) for one in expected]:
+        return math.inf
+    gaps = [
+        abs(mine - trainers)
+        for one, other in zip(answered, expected, strict=True)
+        for mine, trainers in zip(one, other, strict=True)
+    ]
+    return math.inf if any(map(math.isnan, gaps)) else max(gaps, default=0.0)
