@@ -16,7 +16,7 @@ from services.reward_service.isolation.bubblewrap import Bubblewrap
 from services.reward_service.isolation.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parents[1] / "jailed"
-SLOT = ("codec", "line_pipe", "callee", "tester", "answer", "confine", "preloaded", "zygote")
+SLOT = ("codec", "line_pipe", "answer", "tester", "confine", "zygote")
 BUILD = ("confine", "build")
 """Modules of a slot and of a compiler's jail."""
 

@@ -15,35 +15,33 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from services.reward_service.jailed import tester
-from services.reward_service.jailed.callee import serve_calls
-from services.reward_service.jailed.codec import NotEncodable, as_plain, decode_call, encode
-from services.reward_service.jailed.line_pipe import LinePipe
+from services.reward_service.jailed.codec import (
+    NotEncodable,
+    as_plain,
+    decode_call,
+    encode,
+    encode_call,
+)
+from services.reward_service.jailed.line_pipe import HungUp, LinePipe
 
 VALUE, NOT_ENCODABLE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
 """First letter of a report line: a result, a result without a text, an exception in a call,
-code that does not compile, memory used up."""
+code that does not compile, memory used up. The first three also begin a reply to the tests of
+another jail: a result and the arguments that the call changed, or an exception's class and message.
+"""
 
 _MOST_CALL = 1 << 30
 Report = Callable[[str, str], None]
 
 
-def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]) -> int:
+def run_answer(payload: dict[str, Any], report: Report, channel: tuple[int, int]) -> int:
     """Run `payload["source"]` and return the exit status, 0 to 255.
 
     With `payload["calls"]`, arguments as texts of `codec`, the function `entry_point` is called
     once for each and its results are reported, as `codec.as_plain` has them if asked; with None
     there, it answers the calls that come through `channel`; without, the source is a whole
-    program. With `payload["tests"]` there is no source: asserts are run on an answer at the
-    channel's other end.
+    program.
     """
-    report = _reporter(report_fd)
-    _renew_standard_streams()
-    if "tests" in payload:
-        max_bytes, timeout_s = payload["max_bytes"], payload["timeout_s"]
-        pipe = LinePipe(*channel, max_bytes=max_bytes, timeout_s=timeout_s)
-        tester.run_tests(payload, pipe, report)
-        return 0
     random.seed(0)  # the same answer must get the same verdict every time
     try:
         code = compile(payload["source"], "answer.py", "exec")
@@ -63,7 +61,7 @@ def run_answer(payload: dict[str, Any], report_fd: int, channel: tuple[int, int]
     try:
         exec(code, module.__dict__)
         if payload["calls"] is None:
-            serve_calls(find, LinePipe(*channel, max_bytes=_MOST_CALL))
+            _serve_calls(find, LinePipe(*channel, max_bytes=_MOST_CALL))
         else:
             _make_calls(find, payload, report)
     except MemoryError:
@@ -123,6 +121,45 @@ def _make_calls(find: Callable[[], Any], payload: dict[str, Any], report: Report
             report(NOT_ENCODABLE, str(odd))
 
 
+def _serve_calls(find: Callable[[], Any], pipe: LinePipe) -> None:
+    """Make the calls of tests in another jail until they hang up.
+
+    The answer's code learns the arguments and nothing else. Whatever it sends is data that the
+    tests' side reads into plain values.
+
+    Raises:
+        MemoryError: a call used it up.
+    """
+    while True:
+        try:
+            pipe.send(_reply(find, pipe.receive()))
+        except HungUp:
+            return
+
+
+def _reply(find: Callable[[], Any], call: str) -> str:
+    positional, named = decode_call(call)
+    try:
+        result = as_plain(find()(*positional, **named))
+    except MemoryError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever an answer raises is its result
+        return RAISED + encode([type(error).__name__[:100], _message(error)])
+    try:
+        return VALUE + encode((result, _changed(call, positional, named)))
+    except NotEncodable as odd:
+        return f"{NOT_ENCODABLE}{encode(str(odd))}"
+
+
+def _changed(call: str, positional: list[Any], named: dict[str, Any]) -> list[Any] | None:
+    """The arguments as the call left them, None if as they were, or no longer plain data."""
+    after: list[Any] = as_plain(positional)
+    try:
+        return None if encode_call(after, as_plain(named)) == call else after
+    except NotEncodable:
+        return None
+
+
 def find_function(module: types.ModuleType, entry_point: str) -> Any:
     """The function of this name; of `Class.method` that of a new object, for every call.
 
@@ -138,7 +175,9 @@ def find_function(module: types.ModuleType, entry_point: str) -> Any:
     return found
 
 
-def _reporter(report_fd: int) -> Report:
+def reporter(report_fd: int) -> Report:
+    """Writes report lines to a file."""
+
     def report(kind: str, text: str) -> None:
         rest = f"{kind}{text}\n".encode("ascii", "backslashreplace")
         while rest:
@@ -147,7 +186,7 @@ def _reporter(report_fd: int) -> Report:
     return report
 
 
-def _renew_standard_streams() -> None:
+def renew_standard_streams() -> None:
     """Open the streams anew: the fork server's know the files they were opened on.
 
     Only the end of the process closes them.
@@ -158,8 +197,11 @@ def _renew_standard_streams() -> None:
 
 
 def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {_message(error)}".split())
+
+
+def _message(error: BaseException) -> str:
     try:
-        text = str(error)
+        return as_plain(str(error))[:200]
     except BaseException:  # noqa: BLE001 - the answer's own class may fail to describe itself
-        text = ""
-    return " ".join(f"{type(error).__name__}: {text[:200]}".split())
+        return ""

@@ -34,7 +34,7 @@ class LinePipe:
     def __init__(
         self, read_fd: int, write_fd: int, *, max_bytes: int, timeout_s: float | None = None
     ) -> None:
-        self._read_fd, self._write_fd, self._most_bytes = read_fd, write_fd, max_bytes
+        self._read_fd, self._write_fd, self._max_bytes = read_fd, write_fd, max_bytes
         self._left_s = timeout_s
         self._received = bytearray()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it shall be a HungUp
@@ -66,7 +66,7 @@ class LinePipe:
         seen = 0
         while (end := self._received.find(b"\n", seen)) < 0:
             seen = len(self._received)
-            if seen > self._most_bytes:
+            if seen > self._max_bytes:
                 raise TooLong
             self._wait([self._read_fd], [])
             part = os.read(self._read_fd, _BYTES)

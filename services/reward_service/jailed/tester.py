@@ -8,10 +8,10 @@ import ast
 import builtins
 import contextlib
 import types
-from collections.abc import Callable
 from typing import Any, NoReturn
 
-from services.reward_service.jailed import callee
+from services.reward_service.jailed.answer import RAISED as RAISED_IN_CALL
+from services.reward_service.jailed.answer import VALUE, Report
 from services.reward_service.jailed.codec import (
     NotDecodable,
     NotEncodable,
@@ -27,7 +27,6 @@ for too long, ended, sent too much; or the tests are wrong whatever the answer i
 
 _CANDIDATE = "candidate"
 _DETAIL_CHARACTERS = 200
-Report = Callable[[str, str], None]
 
 
 class _Fault(BaseException):
@@ -84,12 +83,12 @@ class Answer:
         error: Exception | None = None
         try:
             value = decode(reply[1:])
-            if reply.startswith(callee.VALUE):
+            if reply.startswith(VALUE):
                 result, after = value
                 for given, changed in zip(positional, after or positional, strict=True):
                     _restore(given, changed)
                 return result
-            if reply.startswith(callee.RAISED):
+            if reply.startswith(RAISED_IN_CALL):
                 name, message = value
                 error, self.said = _exception(name, message), f"{name}: {message}"
         except (NotDecodable, TypeError, ValueError):
@@ -104,9 +103,10 @@ class Answer:
         raise _Fault
 
 
-def run_tests(payload: dict[str, Any], pipe: LinePipe, report: Report) -> None:
+def run_tests(payload: dict[str, Any], report: Report, channel: tuple[int, int]) -> None:
     """Run `payload["tests"]`, one report each, until one fails if `payload["stop"]`."""
-    answer = Answer(pipe)
+    max_bytes, timeout_s = payload["max_bytes"], payload["timeout_s"]
+    answer = Answer(LinePipe(*channel, max_bytes=max_bytes, timeout_s=timeout_s))
     names: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
     try:
         exec(compile(payload["setup"], "setup.py", "exec"), names)
