@@ -1,146 +1,40 @@
 """Which system calls an answer may make, and the filter that says so.
 
 Everything else fails with EPERM, so that a program that tries fails visibly. A call in
-another architecture's convention, which the numbers below would misread, ends the process.
-Numbers are those of the kernel's tables: x86_64 first, then aarch64 (None: it has no such
-call).
+another architecture's convention, which the numbers would misread, ends the process. The calls
+are listed in `system_calls.csv`, with the numbers of the kernel's tables for x86_64 and aarch64
+(empty: it has no such call).
 """
 
+import csv
 import errno
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.protocol.errors import InvalidInput
 from services.reward_service.isolation.bpf import ARCH_AT, NUMBER_AT, Assembler, argument_at
 
-# Nothing here makes, renames or changes a file, opens a socket, starts a program or a
-# process, maps memory outside the address space limit, or touches another process. Landlock
-# does not govern changes of mode, owner or times, so their absence here is what denies them.
-PLAIN: dict[str, tuple[int, int | None]] = {
-    "read": (0, 63),
-    "write": (1, 64),
-    "readv": (19, 65),
-    "writev": (20, 66),
-    "pread64": (17, 67),
-    "pwrite64": (18, 68),
-    "open": (2, None),
-    "openat": (257, 56),
-    "close": (3, 57),
-    "close_range": (436, 436),
-    "stat": (4, None),
-    "fstat": (5, 80),
-    "lstat": (6, None),
-    "newfstatat": (262, 79),
-    "statx": (332, 291),
-    "access": (21, None),
-    "faccessat": (269, 48),
-    "faccessat2": (439, 439),
-    "poll": (7, None),
-    "ppoll": (271, 73),
-    "select": (23, None),
-    "pselect6": (270, 72),
-    "lseek": (8, 62),
-    "mmap": (9, 222),
-    "mprotect": (10, 226),
-    "munmap": (11, 215),
-    "mremap": (25, 216),
-    "brk": (12, 214),
-    "madvise": (28, 233),
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "rt_sigsuspend": (130, 133),
-    "rt_sigtimedwait": (128, 137),
-    "rt_sigpending": (127, 136),
-    "sigaltstack": (131, 132),
-    "pipe": (22, None),
-    "pipe2": (293, 59),
-    "sched_yield": (24, 124),
-    "dup": (32, 23),
-    "dup2": (33, None),
-    "dup3": (292, 24),
-    "pause": (34, None),
-    "nanosleep": (35, 101),
-    "clock_nanosleep": (230, 115),
-    "getitimer": (36, 102),
-    "setitimer": (38, 103),
-    "alarm": (37, None),
-    "restart_syscall": (219, 128),
-    "getpid": (39, 172),
-    "getppid": (110, 173),
-    "gettid": (186, 178),
-    "getpgrp": (111, None),
-    "getpgid": (121, 155),
-    "getsid": (124, 156),
-    "getuid": (102, 174),
-    "geteuid": (107, 175),
-    "getgid": (104, 176),
-    "getegid": (108, 177),
-    "getresuid": (118, 148),
-    "getresgid": (120, 150),
-    "getgroups": (115, 158),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "wait4": (61, 260),
-    "waitid": (247, 95),
-    "uname": (63, 160),
-    "getdents64": (217, 61),
-    "getcwd": (79, 17),
-    "umask": (95, 166),
-    "gettimeofday": (96, 169),
-    "time": (201, None),
-    "clock_gettime": (228, 113),
-    "clock_getres": (229, 114),
-    "times": (100, 153),
-    "getrusage": (98, 165),
-    "getrlimit": (97, 163),
-    "sysinfo": (99, 179),
-    "getcpu": (309, 168),
-    "arch_prctl": (158, None),
-    "set_tid_address": (218, 96),
-    "set_robust_list": (273, 99),
-    "get_robust_list": (274, 100),
-    "futex": (202, 98),
-    "sched_getaffinity": (204, 123),
-    "sched_getparam": (143, 121),
-    "sched_getscheduler": (145, 120),
-    "sched_get_priority_max": (146, 125),
-    "sched_get_priority_min": (147, 126),
-    "getrandom": (318, 278),
-    "rseq": (334, 293),
-    "membarrier": (324, 283),
-    "ftruncate": (77, 46),
-}
+_Calls = dict[str, tuple[int, int | None]]
 
-# What a compiler needs beyond that; Landlock says on which files.
-COMPILER: dict[str, tuple[int, int | None]] = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "readlink": (89, None),
-    "readlinkat": (267, 78),
-    "unlink": (87, None),
-    "unlinkat": (263, 35),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fadvise64": (221, 223),
-    "fallocate": (285, 47),
-    "chdir": (80, 49),
-}
 
-# Allowed with certain arguments only.
-GUARDED: dict[str, tuple[int, int | None]] = {
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "fcntl": (72, 25),
-    "ioctl": (16, 29),
-    "kill": (62, 129),
-    "tgkill": (234, 131),
-    "prctl": (157, 167),
-    "prlimit64": (302, 261),
-}
+def _calls(allowed: str) -> _Calls:
+    with (Path(__file__).parent / "system_calls.csv").open(encoding="utf-8") as file:
+        return {
+            row["call"]: (int(row["x86_64"]), int(row["aarch64"]) if row["aarch64"] else None)
+            for row in csv.DictReader(file)
+            if row["allowed"] == allowed
+        }
 
+
+PLAIN = _calls("always")
+"""Nothing here makes, renames or changes a file, opens a socket, starts a program or a process,
+maps memory outside the address space limit, or touches another process. Landlock does not govern
+changes of mode, owner or times, so their absence here is what denies them."""
+COMPILER = _calls("in a compiler")
+"""What a compiler needs beyond that; Landlock says on which files."""
+GUARDED = _calls("with arguments")
+"""Allowed with certain arguments only: see `_guards`."""
 EXECVEAT = (322, 281)
 """Only for compiled programs, and only with AT_EMPTY_PATH."""
 _AT_EMPTY_PATH = 0x1000
