@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from services.protocol.reward.reward_service import ScoreJob, Verdict
-from services.reward_service.sandbox import sandbox_worker
+from services.reward_service.sandbox import sandbox
 from services.reward_service.scoring import Scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -240,7 +240,7 @@ async def test_a_process_that_idles_is_stopped_by_the_clock(
     processes_of: Processes,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sandbox_worker, "_machine_is_contended", lambda: False)
+    monkeypatch.setattr(sandbox, "_machine_is_contended", lambda: False)
     idlers = [
         "import time\ndef f():\n    time.sleep(999)",
         "import os\ndef f():\n    os.kill(os.getpid(), 19)  # SIGSTOP",

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from services.protocol.reward.reward_service import Limits, Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail
-from services.reward_service.sandbox import sandbox_worker
+from services.reward_service.sandbox import sandbox
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.execution import Execution, Outcome, Program, SlotLost
 from services.reward_service.sandbox.slot import Slot
@@ -200,7 +200,7 @@ async def test_a_service_without_sandboxes_calls_itself_unhealthy(
 async def test_a_starved_process_gets_a_second_longer_chance(
     new_scoring: NewScoring, function_job: JobMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox_worker, "_machine_is_contended", lambda: True)
+    monkeypatch.setattr(sandbox, "_machine_is_contended", lambda: True)
     scoring = await new_scoring("B", slots=1)
     slow = "import time\ndef f(a, b):\n    time.sleep(2.5)\n    return a + b"
     score = await score_one(scoring, function_job(slow, cpu_s=0.1))

@@ -3,7 +3,7 @@
 import pytest
 
 from services.reward_service.sandbox.execution import SlotFailed
-from services.reward_service.sandbox.sandbox_worker import SandboxWorker
+from services.reward_service.sandbox.sandbox import SandboxWorker
 
 
 class Weak:

@@ -28,7 +28,7 @@ from services.reward_service.languages import Language, languages
 from services.reward_service.sandbox.compiler import Compiled
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.execution import Program, SandboxCrashed, SlotFailed
-from services.reward_service.sandbox.sandbox_worker import SandboxWorker
+from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _log = Log("reward_service")
 

@@ -17,7 +17,7 @@ from services.reward_service.sandbox.execution import (
     idle_limit_s,
     json_payload,
 )
-from services.reward_service.sandbox.sandbox_worker import SandboxWorker
+from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _TESTER_LIMITS = Limits(cpu_s=10.0, memory_mb=1024, output_kb=1024)
 _TESTER_LEFT_S = 60.0

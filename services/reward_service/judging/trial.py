@@ -21,7 +21,7 @@ from services.reward_service.judging.judge import (
 )
 from services.reward_service.judging.split_tests import run_split
 from services.reward_service.sandbox.execution import Outcome, Program, SlotFailed
-from services.reward_service.sandbox.sandbox_worker import SandboxWorker
+from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _HEAD_BYTES = 256
 _CHECKER_LIMITS = Limits(cpu_s=10.0)

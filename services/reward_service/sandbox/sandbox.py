@@ -1,11 +1,14 @@
-"""The service's workers: one for each core, and the proof that they hold."""
+"""The service's workers: one for each core, which runs answers and the tests that call them."""
 
+import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
+from typing import TypeVar
 
 from services.observability import tracing
 from services.observability.log import Log
@@ -13,33 +16,179 @@ from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.reward_service import SandboxUse
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.isolation.bubblewrap import OLDEST, PACKAGE, NoBubblewrap
-from services.reward_service.isolation.jail import Jail
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.sandbox.compiler import Compiler
 from services.reward_service.sandbox.core_queue import CoreQueue
-from services.reward_service.sandbox.execution import SlotFailed
-from services.reward_service.sandbox.sandbox_worker import SandboxWorker
-from services.reward_service.sandbox.self_test import SelfTestFailed, Tier, tier_of
+from services.reward_service.sandbox.execution import (
+    Execution,
+    Outcome,
+    SandboxCrashed,
+    SlotFailed,
+    SlotLost,
+)
+from services.reward_service.sandbox.self_test import Tier, strongest_jail
 from services.reward_service.sandbox.slot import Slot
 
 _log = Log("reward_service")
+_T = TypeVar("_T")
 
 _MOST_USES = 16
 _HERE = f"{socket.gethostname()}-{os.getpid()}"
 _uses: ContextVar[list[SandboxUse] | None] = ContextVar("sandbox_uses", default=None)
+_CONTENDED_FACTOR = 4.0
+"""How many times longer the second run may idle when the first may have been starved."""
 
-_FIX_B = (
-    "Untrusted code cannot be held here. Needed: Linux 5.13 or newer with Landlock enabled "
-    "(lsm=...,landlock on the kernel command line) and seccomp filters, on x86_64 or aarch64; "
-    "as root also the capabilities SETUID and SETGID. gVisor has no Landlock: use another "
-    "runtime class."
-)
-_FIX_A = (
-    f"Tier A needs bubblewrap {'.'.join(map(str, OLDEST))} or newer (pip install {PACKAGE}, or "
-    "apt-get install bubblewrap) and user namespaces (user.max_user_namespaces > 0, no AppArmor "
-    "or container rule against them); or set require_tier: B."
-)
+
+class SandboxWorker:
+    """Two slots of which one computes at a time, so a worker takes one core.
+
+    Attributes:
+        answers: runs what the policy wrote; nothing that is expected enters it.
+        trusted: runs checkers and asserts, which know what is expected; started when needed.
+    """
+
+    def __init__(self, answers: Slot, trusted: Slot) -> None:
+        self.answers, self.trusted = answers, trusted
+
+    async def start(self) -> None:
+        """Make the slot for answers ready.
+
+        Raises:
+            SlotFailed: it cannot be started.
+        """
+        await _start(self.answers)
+
+    async def run(self, execution: Execution) -> Outcome:
+        """Run to an outcome that is the answer's own doing.
+
+        A lost slot is started anew and the run repeated once. A process that was stopped while
+        idle on a busy machine may only have been starved, so it gets a second, longer chance.
+
+        Raises:
+            SandboxCrashed: the answer lost its slot twice.
+            SlotFailed: no process could be had, which is nothing the answer did.
+        """
+        outcome = await self._twice(lambda: self.answers.run(execution))
+        if outcome.killed == "wall" and _machine_is_contended():
+            RewardMetrics.retries.inc()
+            longer = replace(execution, wall_s=_CONTENDED_FACTOR * execution.wall_s)
+            outcome = await self._twice(lambda: self.answers.run(longer))
+        return _counted(outcome)
+
+    async def run_with_tests(
+        self, answer: Execution, tests: Callable[[float], Execution], wall_s: float
+    ) -> tuple[Outcome, Outcome]:
+        """Run an answer and tests that call it, each in its own jail, joined by two pipes.
+
+        Lost and starved processes get a second chance, as in `run`.
+
+        Args:
+            answer: the answer's side.
+            tests: the tests' side, for the seconds that it may wait for the answer.
+            wall_s: those seconds.
+
+        Raises:
+            SandboxCrashed: the answer lost its slot twice.
+            SlotFailed: no process could be had, or the tests' own jail was lost.
+        """
+        both = await self._twice(lambda: self._beside(answer, tests(wall_s)))
+        waited_s = both[1].wall_s - both[1].cpu_s
+        if waited_s >= wall_s and _machine_is_contended():
+            RewardMetrics.retries.inc()
+            longer = replace(answer, wall_s=answer.wall_s + (_CONTENDED_FACTOR - 1) * wall_s)
+            both = await self._twice(
+                lambda: self._beside(longer, tests(_CONTENDED_FACTOR * wall_s))
+            )
+        return _counted(both[0]), both[1]
+
+    async def run_trusted(self, execution: Execution) -> Outcome:
+        """Run the user's test code.
+
+        Raises:
+            SlotFailed: the jail could not be started, or was lost.
+        """
+        await _start(self.trusted)
+        with _tests_jail():
+            return await self.trusted.run(execution)
+
+    def close(self) -> None:
+        """End both slots."""
+        self.answers.close()
+        self.trusted.close()
+
+    async def _twice(self, run: Callable[[], Awaitable[_T]]) -> _T:
+        """Run, and once more in a new slot if the answer's is lost."""
+        try:
+            return await run()
+        except SlotLost as error:
+            _log.warning("slot_lost", reason=str(error))
+            RewardMetrics.retries.inc()
+            await _start(self.answers)
+        try:
+            return await run()
+        except SlotLost as error:
+            raise SandboxCrashed(str(error)) from error
+
+    async def _beside(self, answer: Execution, tests: Execution) -> tuple[Outcome, Outcome]:
+        await _start(self.trusted)
+        (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
+        tests = replace(tests, channel=(replies_in, calls_out))
+        answer = replace(answer, channel=(calls_in, replies_out))
+        try:
+            with _tests_jail():
+                tests_files = self.trusted.begin(tests)
+            try:
+                answer_files = self.answers.begin(answer)
+            except SlotLost:
+                self.trusted.abandon(tests_files)
+                raise
+        finally:  # or neither would learn of the other's end
+            for descriptor in (calls_in, calls_out, replies_in, replies_out):
+                os.close(descriptor)
+        ends = self.answers.end(answer, answer_files), self.trusted.end(tests, tests_files)
+        mine, theirs = await asyncio.gather(*ends, return_exceptions=True)
+        with _tests_jail():
+            if isinstance(theirs, SlotLost):
+                raise theirs
+        if isinstance(mine, BaseException):
+            raise mine
+        if isinstance(theirs, BaseException):
+            raise theirs
+        return mine, theirs
+
+
+async def _start(slot: Slot) -> None:
+    """Start it if it does not run, and once more if that fails.
+
+    Raises:
+        SlotFailed: twice.
+    """
+    if slot.alive:
+        return
+    try:
+        await slot.start()
+    except SlotFailed as error:
+        _log.warning("slot_failed", reason=str(error))
+        await slot.start()
+
+
+@contextmanager
+def _tests_jail() -> Iterator[None]:
+    """A loss of the jail for tests is nothing that the answer did."""
+    try:
+        yield
+    except SlotLost as error:
+        raise SlotFailed(f"the tests' own jail was lost: {error}") from error
+
+
+def _counted(outcome: Outcome) -> Outcome:
+    if outcome.denied_by is not None:
+        RewardMetrics.denials.inc(1, {"layer": outcome.denied_by})
+    return outcome
+
+
+def _machine_is_contended() -> bool:
+    return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
 class Sandbox:
@@ -62,9 +211,13 @@ class Sandbox:
         Raises:
             InvalidInput: no working jail has the required tier; names what is missing.
         """
-        jail = await self._strongest_jail()
+        jail, self.tier = await strongest_jail(self._config)
         self.compiler = Compiler(self._config, jail)
-        self._workers = [self._new_worker(jail) for _ in range(self._config.slots)]
+        seccomp, start_s = build_filter(), self._config.slot_start_s
+        self._workers = [
+            SandboxWorker(*(Slot(jail, seccomp, start_s=start_s) for _ in range(2)))
+            for _ in range(self._config.slots)
+        ]
         self._idle = list(self._workers)
         for worker in self._workers:
             try:
@@ -83,31 +236,6 @@ class Sandbox:
             bubblewrap=str(jail.bubblewrap or ""),
             slots=len(self._workers),
             landlock_abi=self.landlock_abi,
-        )
-
-    def _new_worker(self, jail: Jail) -> SandboxWorker:
-        seccomp, start_s = build_filter(), self._config.slot_start_s
-        answers, trusted = (Slot(jail, seccomp, start_s=start_s) for _ in range(2))
-        return SandboxWorker(answers, trusted)
-
-    async def _strongest_jail(self) -> Jail:
-        complaints: dict[str, str] = {}
-        for namespaces in [True, False] if self._config.use_bubblewrap else [False]:
-            try:
-                jail = Jail.here(namespaces=namespaces)
-                tier = await tier_of(jail, start_s=self._config.slot_start_s)
-            except (NoBubblewrap, SelfTestFailed) as error:
-                complaints["with bubblewrap" if namespaces else "without"] = str(error)
-                continue
-            if tier <= self._config.require_tier:
-                self.tier = tier
-                if complaints:
-                    _log.warning("sandbox_without_namespaces", reason=complaints)
-                return jail
-        found = "; ".join(f"{how}: {why}" for how, why in complaints.items())
-        fix = _FIX_B if "without" in complaints else _FIX_A
-        raise InvalidInput(
-            "require_tier", self._config.require_tier, fix + (f" Found: {found}." if found else "")
         )
 
     @asynccontextmanager
