@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -26,7 +26,6 @@ from services.reward_service.graders.code import AnyCode, grade_code
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
-from services.reward_service.grading.grade import infra_failure, of_job, weighted
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
@@ -102,35 +101,60 @@ class Scoring:
         return replace(score, uses=tuple(uses)) if uses else score
 
     async def _score_one(self, job: ScoreJob) -> Score:
-        started = time.monotonic()
+        started, total = time.monotonic(), job.grader.total
         try:
             async with asyncio.timeout(self.config.answer_deadline_s):
                 await self.sandbox.cores.wait_for_capacity()
                 grade = await self._grade(job.completion, job.grader)
                 if grade.reward is not None and not math.isfinite(grade.reward):
-                    grade = self._ungraded(job, f"its reward is {grade.reward}")
+                    grade = Score.ungraded(f"its reward is {grade.reward}", total=total)
         except TimeoutError:
             _log.warning("answer_deadline_passed", job=job.job_id)
-            grade = self._ungraded(job, f"not graded in {self.config.answer_deadline_s:g} s")
+            grade = Score.ungraded(
+                f"not graded in {self.config.answer_deadline_s:g} s", total=total
+            )
         except QueueFull as full:
-            grade = self._ungraded(job, str(full))
+            grade = Score.ungraded(str(full), total=total)
         except Exception as error:  # noqa: BLE001 - the edge: counted, logged, never a reward
             _log.exception("grading_failed", job=job.job_id)
-            grade = self._ungraded(job, f"{type(error).__name__}: {error}")
+            grade = Score.ungraded(f"{type(error).__name__}: {error}", total=total)
         language = getattr(job.grader, "language", "python") if grade.tier else job.grader.kind
         RewardMetrics.verdicts.inc(1, {"verdict": str(grade.verdict), "language": language})
         seconds = 0.0
         if not grade.cached:
             seconds = time.monotonic() - started
             RewardMetrics.grading.observe(seconds, {"language": language})
-        return of_job(grade, job.job_id, seconds=seconds)
+        return _of_job(grade, job.job_id, seconds=seconds)
 
     async def _grade(self, completion: str, grader: AnyGrader) -> Score:
         if isinstance(grader, WeightedGrader):
             parts = (self._grade(completion, part.grader) for part in grader.parts)
-            return weighted(grader, await asyncio.gather(*parts))
+            return _weighted(grader, await asyncio.gather(*parts))
         return await GRADERS[type(grader)](completion, grader, self.tools)
 
-    @staticmethod
-    def _ungraded(job: ScoreJob, reason: str) -> Score:
-        return replace(infra_failure(reason), total=job.grader.total)
+
+def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:
+    """The weighted sum of the parts; one that cannot be graded leaves the whole ungraded."""
+    for part in parts:
+        if part.verdict is Verdict.INFRA_ERROR or part.reward is None:
+            return Score.ungraded(part.detail, total=grader.total)
+    failed = next((part for part in parts if part.verdict is not Verdict.ACCEPTED), None)
+    return Score(
+        verdict=Verdict.ACCEPTED if failed is None else failed.verdict,
+        reward=sum(
+            declared.weight * (part.reward or 0.0)
+            for declared, part in zip(grader.parts, parts, strict=True)
+        ),
+        passed=sum(part.passed for part in parts),
+        total=sum(part.total for part in parts),
+        cpu_s=sum(part.cpu_s for part in parts),
+        detail="" if failed is None else failed.detail,
+        tier=next((part.tier for part in parts if part.tier), ""),
+        parts=tuple(parts),
+    )
+
+
+def _of_job(score: Score, job_id: str, *, seconds: float) -> Score:
+    """The score of one job, its parts included."""
+    parts = tuple(_of_job(part, job_id, seconds=seconds) for part in score.parts)
+    return replace(score, job_id=job_id, seconds=seconds, parts=parts)

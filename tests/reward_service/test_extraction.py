@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.reward_service.graders.extraction import blocks, extract_code
+from services.reward_service.graders.code import blocks, extract_code
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from services.protocol.reward.code_tests import (
     TrailingSpaceChecker,
     UnorderedChecker,
 )
-from services.reward_service.grading.estimates import Estimates
+from services.reward_service.grading.tools import Estimates
 from services.reward_service.jailed.codec import encode
 from services.reward_service.judging.judge import output_is_right, result_is_right
 from services.reward_service.judging.trial import policy_reward, still_matters

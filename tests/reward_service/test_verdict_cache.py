@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.grading.verdict_cache import REMEMBERED, VerdictCache
+from services.reward_service.grading.tools import REMEMBERED, VerdictCache
 
 
 def grade(verdict: Verdict = Verdict.ACCEPTED) -> Score:

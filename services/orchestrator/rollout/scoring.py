@@ -6,7 +6,7 @@ from collections import deque
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import NotReady, ReplicaLost
-from services.protocol.reward.reward_service import RewardService, Score, ScoreJob, Verdict
+from services.protocol.reward.reward_service import RewardService, Score, ScoreJob
 from services.retry import retrying
 from services.side_by_side import cancel
 
@@ -108,17 +108,7 @@ def known(score: Score) -> asyncio.Future[Score]:
 
 
 def _ungraded(job: ScoreJob, problem: str) -> Score:
-    return Score(
-        job_id=job.job_id,
-        verdict=Verdict.INFRA_ERROR,
-        reward=None,
-        passed=0,
-        total=job.grader.total,
-        seconds=0.0,
-        cpu_s=0.0,
-        detail=problem[:200],
-        cached=False,
-    )
+    return Score.ungraded(problem, job_id=job.job_id, total=job.grader.total)
 
 
 class BatchBarrier:

@@ -55,6 +55,16 @@ class PythonFunctionGrader(StrictModel):
         _check_template(self.template)
         return self
 
+    def as_code(self) -> "CodeGrader":
+        """The long form."""
+        return CodeGrader(
+            kind="code",
+            tests=[CodeTest(args=test.args, expected=test.expected) for test in self.tests],
+            entry_point=self.entry_point,
+            template=self.template,
+            limits=self.limits,
+        )
+
     @property
     def total(self) -> int:
         """Tests declared."""
@@ -72,6 +82,11 @@ class PythonStdioGrader(StrictModel):
     kind: Literal["python_stdio"]
     tests: list[StdioTest] = Field(min_length=1)
     limits: Limits = Limits()
+
+    def as_code(self) -> "CodeGrader":
+        """The long form."""
+        tests = [CodeTest(stdin=test.stdin, expected=test.expected) for test in self.tests]
+        return CodeGrader(kind="code", tests=tests, limits=self.limits)
 
     @property
     def total(self) -> int:
@@ -110,6 +125,21 @@ class PythonAssertsGrader(StrictModel):
         if not self.entry_point:
             called_function(self.tests, self.setup)
         return self
+
+    def as_code(self) -> "CodeGrader":
+        """The long form."""
+        found = read_asserts(self.tests)
+        entry_point = self.entry_point or called_function(self.tests, self.setup)
+        return CodeGrader(
+            kind="code",
+            tests=[CodeTest(asserts=one, expected=None) for one in found.asserts],
+            entry_point=entry_point.replace("()", ""),
+            setup=f"{found.setup}\n{self.setup}",
+            prelude=self.prelude,
+            template=self.template,
+            policy=self.policy,
+            limits=self.limits,
+        )
 
     @property
     def total(self) -> int:
@@ -159,6 +189,10 @@ class CodeGrader(StrictModel):
             raise ValueError("give either tests or test_set")
         if self.tests is not None:
             check_tests(self.tests, self.entry_point, self.language)
+        return self
+
+    def as_code(self) -> "CodeGrader":
+        """Itself: this is the long form."""
         return self
 
     @property

@@ -161,6 +161,24 @@ class Score:
     parts: "tuple[Score, ...]" = ()
     uses: tuple[SandboxUse, ...] = ()
 
+    @classmethod
+    def ungraded(cls, reason: str, *, job_id: str = "", total: int = 1) -> "Score":
+        """Grading itself failed: there is no verdict over the answer, and no reward."""
+        verdict, detail = Verdict.INFRA_ERROR, reason[:200]
+        return cls(verdict=verdict, reward=None, job_id=job_id, total=total, detail=detail)
+
+    @classmethod
+    def failed(cls, verdict: Verdict, reason: str) -> "Score":
+        """The answer earned nothing."""
+        return cls(verdict=verdict, reward=0.0, detail=reason[:200])
+
+    @classmethod
+    def right_or_wrong(cls, right: bool, reason: str) -> "Score":
+        """The answer to one question; `reason` says why it is wrong."""
+        if right:
+            return cls(verdict=Verdict.ACCEPTED, reward=1.0, passed=1)
+        return cls.failed(Verdict.WRONG_ANSWER, reason)
+
 
 class RewardService(Protocol):
     """The reward service's interface."""

@@ -1,14 +1,15 @@
-"""Grades code by running it."""
+"""Grades code: finds it in an answer and runs its tests."""
 
 import hashlib
+import re
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.reward.assert_tests import called_function, read_asserts
 from services.protocol.reward.code_tests import CodeTest
 from services.protocol.reward.grader import (
     CodeGrader,
@@ -18,8 +19,6 @@ from services.protocol.reward.grader import (
     check_tests,
 )
 from services.protocol.reward.reward_service import CompileRecord, Score, Verdict
-from services.reward_service.graders.extraction import extract_code
-from services.reward_service.grading.grade import failure, infra_failure
 from services.reward_service.grading.tools import Tools
 from services.reward_service.jailed.codec import NotEncodable
 from services.reward_service.judging.judge import printable
@@ -37,62 +36,32 @@ _HARNESS = 2
 """Part of every cache key; grows when the same code could get another verdict."""
 _TEST_S = 0.02
 """A guess at the processor time of one test, until it is known."""
+_LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_OPENING = re.compile(r" {0,3}(`{3,}|~{3,})([^\n]*)")
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
 async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
     """Find the code in an answer and run its tests; identical code is run once."""
-    spec = as_code(grader)
+    spec = grader.as_code()
     language = languages().get(spec.language)
     if language is None:
-        return replace(infra_failure(f"no language is named {spec.language!r}"), total=spec.total)
+        return Score.ungraded(f"no language is named {spec.language!r}", total=spec.total)
     tests = tests_of(spec, tools)
     if tests is None:
-        return infra_failure(
+        return Score.ungraded(
             f"test set {spec.test_set} is not known to this replica, or does not fit the grader: "
             "hand it over again, or give all replicas one test_set_dir"
         )
     code = extract_code(completion, spec.template, tags=language.tags)
     if code is None:
-        return replace(failure(Verdict.NO_CODE, "no code"), total=len(tests))
+        return replace(Score.failed(Verdict.NO_CODE, "no code"), total=len(tests))
     code = f"{spec.prelude}\n{code}" if spec.prelude else code
     job = _CodeJob(code, spec, tests, language, tools)
     grade, shared = await tools.cache.grade(job.key, job.grade)
     if shared:
         RewardMetrics.cache_hits.inc()
     return replace(grade, cached=shared)
-
-
-def as_code(grader: AnyCode) -> CodeGrader:
-    """The long form of a grader of code."""
-    if isinstance(grader, CodeGrader):
-        return grader
-    if isinstance(grader, PythonAssertsGrader):
-        return _asserts_as_code(grader)
-    if isinstance(grader, PythonFunctionGrader):
-        return CodeGrader(
-            kind="code",
-            tests=[CodeTest(args=test.args, expected=test.expected) for test in grader.tests],
-            entry_point=grader.entry_point,
-            template=grader.template,
-            limits=grader.limits,
-        )
-    tests = [CodeTest(stdin=test.stdin, expected=test.expected) for test in grader.tests]
-    return CodeGrader(kind="code", tests=tests, limits=grader.limits)
-
-
-def _asserts_as_code(grader: PythonAssertsGrader) -> CodeGrader:
-    found = read_asserts(grader.tests)
-    entry_point = grader.entry_point or called_function(grader.tests, grader.setup)
-    return CodeGrader(
-        kind="code",
-        tests=[CodeTest(asserts=one, expected=None) for one in found.asserts],
-        entry_point=entry_point.replace("()", ""),
-        setup=f"{found.setup}\n{grader.setup}",
-        prelude=grader.prelude,
-        template=grader.template,
-        policy=grader.policy,
-        limits=grader.limits,
-    )
 
 
 def tests_of(spec: CodeGrader, tools: Tools) -> list[CodeTest] | None:
@@ -130,15 +99,15 @@ class _CodeJob:
             grade = await self._in_a_worker()
         except SandboxCrashed as crash:
             _log.warning("sandbox_crashed", reason=str(crash))
-            grade = failure(Verdict.CRASHED_SANDBOX, f"lost its sandbox twice: {crash}")
+            grade = Score.failed(Verdict.CRASHED_SANDBOX, f"lost its sandbox twice: {crash}")
         except QueueFull as full:
-            grade = infra_failure(str(full))
+            grade = Score.ungraded(str(full))
         except NotEncodable as odd:
-            grade = infra_failure(f"an expected value cannot be compared: it is {odd}")
+            grade = Score.ungraded(f"an expected value cannot be compared: it is {odd}")
         except SlotFailed as problem:
             _log.warning("slot_failed", reason=str(problem))
             self._tools.failures_in_a_row += 1
-            grade = infra_failure(str(problem))
+            grade = Score.ungraded(str(problem))
         else:
             self._tools.failures_in_a_row = 0
         return replace(grade, total=len(self._tests))
@@ -155,7 +124,7 @@ class _CodeJob:
         compiled = await self._compile()
         if compiled is not None and compiled.binary is None:
             detail = printable(compiled.record.message)
-            return replace(failure(Verdict.COMPILE_ERROR, detail), **self._stamp())
+            return replace(Score.failed(Verdict.COMPILE_ERROR, detail), **self._stamp())
         binary = None if compiled is None else compiled.binary
         program = Program(source=self._code, binary=binary)
         trial = Trial(program, self._spec, self._tests, static_types=self._language.static_types)
@@ -228,3 +197,82 @@ def _digest(*parts: str) -> str:
         text = part.encode("utf-8", "surrogatepass")
         digest.update(len(text).to_bytes(8, "big") + text)
     return digest.hexdigest()
+
+
+def extract_code(
+    completion: str, template: str | None = None, *, tags: Collection[str] = ("python", "py")
+) -> str | None:
+    """The source to run, or None when the answer has none; `tags` are those of its language.
+
+    The rules, in this order:
+
+    1. Thinking is left out: everything up to the first `</think>`. An answer that begins with
+       `<think>` and never closes it has not begun.
+    2. With a template the whole of what is left takes the place of `{completion}`.
+    3. Fenced blocks are found line by line: a line of at most three spaces, then three or more
+       backticks or tildes, and a tag, opens one; a line with at least as many of the same closes
+       it. An unclosed fence reaches to the end. What stands inside a block opens nothing.
+    4. Of several blocks the last counts among those tagged with the language; if there are none,
+       among those without a tag; if there are none, among all.
+    5. Without any fence all that is left is the code.
+
+    Nothing but white space is no code.
+    """
+    answer = without_thinking(completion)
+    if not answer.strip():
+        return None
+    if template is not None:
+        return template.replace("{completion}", answer)
+    found = blocks(answer)
+    tagged = [block for block in found if block.tag in tags]
+    plain = [block for block in found if not block.tag]
+    choice = tagged or plain or found
+    code = choice[-1].text if choice else answer
+    return code if code.strip() else None
+
+
+def without_thinking(completion: str) -> str:
+    """The answer proper: what follows the first `</think>`."""
+    before, closed, after = completion.partition(_CLOSE)
+    if closed:
+        return after
+    return "" if before.lstrip().startswith(_OPEN) else completion
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block.
+
+    Attributes:
+        tag: first word after the fence, in small letters.
+        text: the lines inside.
+        closed: false if the answer ended first.
+    """
+
+    tag: str
+    text: str
+    closed: bool
+
+
+def blocks(answer: str) -> list[Block]:
+    """All fenced blocks, in order; takes linear time."""
+    found: list[Block] = []
+    fence, tag, inside = "", "", list[str]()
+    for line in _LINES.findall(answer):
+        match = _OPENING.match(line)
+        if not fence:
+            if match and not (match[1][0] == "`" and "`" in match[2]):
+                fence, tag, inside = match[1], _first_word(match[2]), []
+        elif match and not match[2].strip() and match[1].startswith(fence):
+            found.append(Block(tag=tag, text="".join(inside), closed=True))
+            fence = ""
+        else:
+            inside.append(line)
+    if fence:
+        found.append(Block(tag=tag, text="".join(inside), closed=False))
+    return found
+
+
+def _first_word(text: str) -> str:
+    words = text.split(maxsplit=1)
+    return words[0].lower() if words else ""

@@ -2,9 +2,8 @@
 
 from services.protocol.reward.grader import MathsGrader
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.graders.extraction import without_thinking
+from services.reward_service.graders.code import without_thinking
 from services.reward_service.graders.numbers import is_reduced, last_boxed, number, plain
-from services.reward_service.grading.grade import failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -16,12 +15,12 @@ async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Sco
     """Compare the answer with what is expected, the cheapest way that decides."""
     answer = final_answer(without_thinking(completion), strict=grader.strict)
     if answer is None:
-        return failure(Verdict.NO_CODE, "there is no final answer")
+        return Score.failed(Verdict.NO_CODE, "there is no final answer")
     expected = [grader.expected] if isinstance(grader.expected, str) else grader.expected
     decided = decide(answer, expected, strict=grader.strict)
     if decided is None and len(answer) <= _MOST_CHARACTERS:
         return await _symbolic(answer, expected, grader, tools)
-    return right_or_wrong(bool(decided), f"answered {answer!r}")
+    return Score.right_or_wrong(bool(decided), f"answered {answer!r}")
 
 
 def final_answer(text: str, *, strict: bool) -> str | None:
@@ -60,13 +59,13 @@ async def _symbolic(answer: str, expected: list[str], grader: MathsGrader, tools
     try:
         found = await tools.ask(_SYMBOLIC, arguments, timeout_s=grader.timeout_s)
     except HelperTimeout:  # the answer's own doing: hiding in it must not spare a zero
-        return failure(Verdict.TIME_LIMIT, f"not compared in {grader.timeout_s:g} s")
+        return Score.failed(Verdict.TIME_LIMIT, f"not compared in {grader.timeout_s:g} s")
     except HelperFailed as problem:
         if "MemoryError" in str(problem):
-            return failure(Verdict.MEMORY_LIMIT, "comparing it takes too much memory")
+            return Score.failed(Verdict.MEMORY_LIMIT, "comparing it takes too much memory")
         if "RecursionError" in str(problem):
-            return failure(Verdict.WRONG_ANSWER, "nested too deeply")
-        return infra_failure(f"math-verify: {problem}")
+            return Score.failed(Verdict.WRONG_ANSWER, "nested too deeply")
+        return Score.ungraded(f"math-verify: {problem}")
     right = found["equal"] and (found["simplified"] or not grader.strict)
     reason = "not simplified" if found["equal"] else f"answered {answer!r}"
-    return right_or_wrong(right, reason)
+    return Score.right_or_wrong(right, reason)

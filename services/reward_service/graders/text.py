@@ -8,9 +8,8 @@ from typing import Any
 
 from services.protocol.reward.grader import ExactGrader, FormatGrader, RegexGrader
 from services.protocol.reward.reward_service import Score, Verdict
-from services.reward_service.graders.extraction import blocks, without_thinking
+from services.reward_service.graders.code import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
-from services.reward_service.grading.grade import failure, infra_failure, right_or_wrong
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -27,12 +26,12 @@ async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Sco
             return found
         answer = found
     if answer is None or not answer.strip():
-        return failure(Verdict.NO_CODE, "there is no answer")
+        return Score.failed(Verdict.NO_CODE, "there is no answer")
     expected = [grader.expected] if isinstance(grader.expected, str) else grader.expected
     texts = [text.strip() for text in (answer, *expected)]
     if grader.ignore_case:
         texts = [text.casefold() for text in texts]
-    return right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
+    return Score.right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
 
 
 async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Score:
@@ -42,13 +41,13 @@ async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Sco
     found = await _in_helper("fits" if grader.whole else "occurs", pattern, answer, tools)
     if isinstance(found, Score):
         return found
-    return right_or_wrong(bool(found), "the pattern does not match")
+    return Score.right_or_wrong(bool(found), "the pattern does not match")
 
 
 async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Score:
     """Check everything that the form asks for."""
     missing = format_problem(completion, grader)
-    return right_or_wrong(missing is None, missing or "")
+    return Score.right_or_wrong(missing is None, missing or "")
 
 
 def format_problem(completion: str, grader: FormatGrader) -> str | None:
@@ -77,6 +76,6 @@ async def _in_helper(question: str, pattern: str, text: str, tools: Tools) -> An
     try:
         return await tools.ask(f"{_PATTERNS}:{question}", arguments, timeout_s=_TIMEOUT_S)
     except HelperTimeout:  # by the answer's text: hiding in it must not spare a zero
-        return failure(Verdict.TIME_LIMIT, f"the pattern was not matched in {_TIMEOUT_S:g} s")
+        return Score.failed(Verdict.TIME_LIMIT, f"the pattern was not matched in {_TIMEOUT_S:g} s")
     except HelperFailed as problem:
-        return infra_failure(str(problem))
+        return Score.ungraded(str(problem))

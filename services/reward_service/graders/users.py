@@ -9,7 +9,6 @@ from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import HttpGrader, PythonGrader
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.user_graders import finite
-from services.reward_service.grading.grade import infra_failure
 from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
@@ -30,14 +29,14 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> S
         reward = await tools.ask(_CALL, arguments, timeout_s=grader.timeout_s, of_user=True)
         return _rewarded(finite(reward))
     except (HelperTimeout, HelperFailed, ValueError) as problem:
-        return infra_failure(f"grader {grader.name}: {problem}")
+        return Score.ungraded(f"grader {grader.name}: {problem}")
 
 
 async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score:
     """Ask a registered endpoint: it gets `completion` and `arguments`, and answers `reward`."""
     url = tools.config.http_graders.get(grader.name)
     if url is None:
-        return infra_failure(f"no HTTP grader is named {grader.name!r}")
+        return Score.ungraded(f"no HTTP grader is named {grader.name!r}")
     body = {"completion": completion, "arguments": grader.arguments}
     problem = ""
     for attempt in range(_ATTEMPTS):
@@ -50,7 +49,7 @@ async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score
             problem = f"no answer in {grader.timeout_s:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             problem = str(error) or type(error).__name__
-    return infra_failure(f"grader {grader.name}: {problem}")
+    return Score.ungraded(f"grader {grader.name}: {problem}")
 
 
 async def _asked(url: str, body: object, session: aiohttp.ClientSession) -> float:

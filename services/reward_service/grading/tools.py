@@ -1,18 +1,34 @@
-"""The sandbox, caches and helper processes that graders share."""
+"""Shared by all graders of one service: sandbox, caches, helper processes, test sets."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from cachetools import LRUCache
 
+from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.grading.estimates import Estimates
 from services.reward_service.grading.helper_process import HelperProcess
 from services.reward_service.grading.test_sets import TestSets
-from services.reward_service.grading.verdict_cache import VerdictCache
 from services.reward_service.sandbox.sandbox import Sandbox
 
 _ASK_S = 0.01
 """A guess at the processor time of one question to the helper."""
+_WEIGHT = 0.2
+"""Of the newest answer in the running mean of processor time."""
+
+REMEMBERED = frozenset(
+    {
+        Verdict.ACCEPTED,
+        Verdict.WRONG_ANSWER,
+        Verdict.COMPILE_ERROR,
+        Verdict.RUNTIME_ERROR,
+        Verdict.NO_CODE,
+    }
+)
+"""Verdicts that a second run would repeat. Those at a limit may depend on the machine."""
 
 
 class Tools:
@@ -72,3 +88,85 @@ class Tools:
         self.sandbox.close()
         self._helper.close()
         self._users.close()
+
+
+class VerdictCache:
+    """Least recently used grades by key, and one computation at a time for each key."""
+
+    def __init__(self, entries: int) -> None:
+        self._grades: LRUCache[str, Score] = LRUCache(entries)
+        self._in_flight: dict[str, asyncio.Future[Score | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._grades)
+
+    async def grade(self, key: str, compute: Callable[[], Awaitable[Score]]) -> tuple[Score, bool]:
+        """The score, and whether another call computed it.
+
+        A call that waits for another's computation takes its place if that one is cancelled or
+        raises. An exception of `compute` reaches its own caller only.
+        """
+        while True:
+            if key in self._grades:
+                return self._grades[key], True
+            flight = self._in_flight.get(key)
+            if flight is None:
+                return await self._compute(key, compute), False
+            # The shield keeps a cancelled waiter from cancelling it for the others.
+            shared = await asyncio.shield(flight)
+            if shared is not None:
+                return shared, True
+
+    async def _compute(self, key: str, compute: Callable[[], Awaitable[Score]]) -> Score:
+        flight: asyncio.Future[Score | None] = asyncio.get_running_loop().create_future()
+        self._in_flight[key] = flight
+        grade: Score | None = None
+        try:
+            grade = await compute()
+        finally:
+            del self._in_flight[key]
+            flight.set_result(grade)
+        if grade.verdict in REMEMBERED:
+            self._grades[key] = grade
+        return grade
+
+
+@dataclass
+class _Seen:
+    cpu_s: float | None = None
+    failures: dict[int, int] = field(default_factory=dict)
+
+
+class Estimates:
+    """Least recently used facts about sets of tests, by any key for a set."""
+
+    def __init__(self, entries: int) -> None:
+        self._seen: LRUCache[str, _Seen] = LRUCache(entries)
+        self._typical: dict[str, float] = {}
+
+    def cpu_s(self, key: str, language: str, *, default: float) -> float:
+        """Processor seconds that the next answer may take.
+
+        Before the first one to these tests it is what answers in the language took of late, and
+        before the first of all `default`.
+        """
+        seen = self._seen.get(key)
+        if seen is None or seen.cpu_s is None:
+            return self._typical.get(language, default)
+        return seen.cpu_s
+
+    def order(self, key: str, tests: int) -> list[int]:
+        """The tests, those first on which most answers failed."""
+        seen = self._seen.get(key)
+        failures = {} if seen is None else seen.failures
+        return sorted(range(tests), key=lambda number: -failures.get(number, 0))
+
+    def learn(self, key: str, language: str, *, cpu_s: float, failed: int | None) -> None:
+        """Remember an answer's time and the test it failed first."""
+        typical = self._typical.get(language, cpu_s)
+        self._typical[language] = typical + _WEIGHT * (cpu_s - typical)
+        seen = self._seen.setdefault(key, _Seen())
+        before = cpu_s if seen.cpu_s is None else seen.cpu_s
+        seen.cpu_s = before + _WEIGHT * (cpu_s - before)
+        if failed is not None:
+            seen.failures[failed] = seen.failures.get(failed, 0) + 1
