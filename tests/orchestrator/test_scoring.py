@@ -6,13 +6,9 @@ from contextlib import asynccontextmanager
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.scoring import Scorer
 from services.protocol.errors import NotReady, ReplicaLost
-from services.protocol.reward.reward_service import (
-    FunctionTest,
-    PythonFunctionGrader,
-    Score,
-    ScoreJob,
-    Verdict,
-)
+from services.protocol.reward.code_tests import FunctionTest
+from services.protocol.reward.grader import PythonFunctionGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from tests.orchestrator.fakes import FakeReward, score
 
 GRADER = PythonFunctionGrader(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.protocol.reward.reward_service import Limits, Score, ScoreJob, Verdict
+from services.protocol.reward.code_tests import Limits
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.sandbox import sandbox
 from services.reward_service.sandbox.core_queue import QueueFull

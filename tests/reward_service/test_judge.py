@@ -2,7 +2,8 @@ import signal
 
 import pytest
 
-from services.protocol.reward.reward_service import Limits, Verdict
+from services.protocol.reward.code_tests import Limits
+from services.protocol.reward.reward_service import Verdict
 from services.reward_service.judging.judge import judge_calls, judge_program
 from services.reward_service.sandbox.execution import Outcome
 

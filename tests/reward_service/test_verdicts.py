@@ -5,13 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from services.protocol.reward.reward_service import (
-    FunctionTest,
-    PythonFunctionGrader,
-    Score,
-    ScoreJob,
-    Verdict,
-)
+from services.protocol.reward.code_tests import FunctionTest
+from services.protocol.reward.grader import PythonFunctionGrader
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

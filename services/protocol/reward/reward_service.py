@@ -4,28 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
-from services.protocol.reward.grader import (
-    AnyGrader,
-    Grader,
-    PythonFunctionGrader,
-    PythonStdioGrader,
-)
-
-__all__ = [
-    "CheckedTest",
-    "CompileRecord",
-    "FunctionTest",
-    "Grader",
-    "Limits",
-    "PythonFunctionGrader",
-    "PythonStdioGrader",
-    "RewardService",
-    "Score",
-    "ScoreJob",
-    "StdioTest",
-    "Verdict",
-]
+from services.protocol.reward.grader import AnyGrader
 
 
 class Verdict(StrEnum):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
-from services.protocol.reward.reward_service import Grader
+from services.protocol.reward.grader import Grader
 from services.protocol.strict import StrictModel
 
 NOT_SHOWN = "(not shown)"

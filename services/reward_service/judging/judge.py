@@ -14,10 +14,11 @@ from services.protocol.reward.code_tests import (
     Checker,
     ExactChecker,
     FloatChecker,
+    Limits,
     TokensChecker,
     UnorderedChecker,
 )
-from services.protocol.reward.reward_service import Limits, Verdict
+from services.protocol.reward.reward_service import Verdict
 from services.reward_service.jailed.answer import (
     NO_MEMORY,
     NOT_ENCODABLE,

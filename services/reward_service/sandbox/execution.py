@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from services.protocol.reward.reward_service import Limits
+from services.protocol.reward.code_tests import Limits
 
 _READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _REFUSED = re.compile(rb"(?m)^!?PermissionError: \[Errno (\d+)\]")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
-from services.protocol.reward.reward_service import Limits
+from services.protocol.reward.code_tests import Limits
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.bubblewrap import OLDEST, PACKAGE, NoBubblewrap
 from services.reward_service.isolation.jail import Jail
