@@ -50,7 +50,7 @@ MODEL_PAGES = {
             "Schedule": ("services.protocol.run.schedule",),
             "Algorithm": ("services.protocol.run.algorithm",),
             "Evaluation": ("services.protocol.run.evaluation",),
-            "Curriculum": ("services.protocol.run.curriculum",),
+            "Curriculum": ("services.protocol.run.task",),
             "Trackers": ("services.protocol.run.tracker",),
         },
     ),

@@ -9,8 +9,8 @@ import pytest
 from examples.deepcoder import prepare as deepcoder
 from examples.gsm8k import prepare as gsm8k
 from millrace_tools.main import main
+from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.reward.grader import MathsGrader, PythonStdioGrader
-from services.protocol.run.task import load_tasks
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = str(ROOT / "deploy" / "cluster.yaml")

@@ -14,12 +14,13 @@ from pydantic_core import PydanticUndefined
 
 from millrace_tools.deploy.run_file import read_run_file
 from services.orchestrator.config import OrchestratorConfig
+from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
 from services.protocol.reward.grader import PythonFunctionGrader, PythonStdioGrader
 from services.protocol.reward.reward_service import Verdict
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import Message, Task, TaskSource, load_tasks
+from services.protocol.run.task import Message, Task, TaskSource
 from services.protocol.strict import StrictModel
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig

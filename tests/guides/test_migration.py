@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import TaskSource, load_tasks
+from services.protocol.run.task import TaskSource
 from tests.guides.documents import ARGUMENTS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")

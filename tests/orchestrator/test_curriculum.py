@@ -9,8 +9,8 @@ import pytest
 from services.orchestrator.tasks.curriculum import Curriculum, PassRates
 from services.orchestrator.tasks.prompts import Mixture
 from services.protocol.errors import InvalidInput
-from services.protocol.run.curriculum import CurriculumConfig
 from services.protocol.run.orchestrator import RunConfig, RunState
+from services.protocol.run.task import CurriculumConfig
 from tests.orchestrator.fakes import run_to_end, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")

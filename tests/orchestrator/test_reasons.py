@@ -16,10 +16,10 @@ from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.loop.no_signal_streak import NoSignalStreak
 from services.orchestrator.loop.recovery import RunFailed
 from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.errors import NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.run.orchestrator import LedgerCounts, RunRequest, RunState, RunStatus
-from services.protocol.run.task import load_tasks
 from services.protocol.trajectory import PolicySpan, Trajectory
 from tests.orchestrator.fakes import Asked, World, evaluation, run_to_end, world, write_tasks
 

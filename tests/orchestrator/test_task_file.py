@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.errors import InvalidInput
-from services.protocol.run.task import load_tasks
 
 TEST = {"args": [1], "expected": 1}
 GRADER = {"kind": "python_function", "entry_point": "f", "tests": [TEST]}

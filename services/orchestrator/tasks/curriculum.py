@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.orchestrator.run_folder.journal import Journal
 from services.orchestrator.tasks.prompts import Mixture, Place
-from services.protocol.run.curriculum import CurriculumConfig
+from services.protocol.run.task import CurriculumConfig
 
 _LONGEST_SEARCH = 10_000  # places passed over in a row, a millisecond or so each hundred
 

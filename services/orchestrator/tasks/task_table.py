@@ -4,6 +4,7 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import overload
 
 from services.orchestrator.tasks.curriculum import Curriculum, PassRates
@@ -183,3 +184,10 @@ class TaskTable(Mapping[str, Task]):
 
     def __len__(self) -> int:
         return len(self._index) + sum(map(len, self._streams.values()))
+
+
+def load_tasks(path: str | Path, *, quote: bool = True) -> list[Task]:
+    """The tasks of one file, read and checked as a run does; errors as in `TaskTable`."""
+    config = {"name": "tasks", "model": "", "steps": 1, "batch_groups": 1, "group_size": 2}
+    run = RunConfig.model_validate(config | {"task_file": str(path)})
+    return list(TaskTable(run, quote=quote).values())

@@ -5,10 +5,9 @@ from enum import StrEnum
 from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.run.curriculum import CurriculumConfig
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
-from services.protocol.run.task import TaskSource
+from services.protocol.run.task import CurriculumConfig, TaskSource
 from services.protocol.run.tracker import TrackerConfig
 from services.protocol.strict import StrictModel
 

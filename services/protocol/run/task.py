@@ -1,8 +1,5 @@
-"""Task files: JSON lines, one task a line."""
+"""Tasks: where a run takes them from, and which it prefers to learn from."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
@@ -101,7 +98,6 @@ class TaskSource(StrictModel):
     columns: dict[str, str] = Field(default={})
     grader: Grader | None = None
     environment: str | None = Field(default=None, pattern=r"^.+\.py:[A-Za-z_]\w*$")
-
     stream: bool = False
 
     @model_validator(mode="after")
@@ -152,43 +148,11 @@ class TaskSource(StrictModel):
         return fields | ({"data": data} if data else {})
 
 
-def load_tasks(path: str | Path, *, quote: bool = True, needs_grader: bool = True) -> list[Task]:
-    """Read a task file; `needs_grader` refuses tasks without one.
-
-    Anybody who may start a run may name any file as its task file. A service that reads it
-    for a client says `quote=False`: an error then says where it is and what is expected
-    there, and never what the file holds.
-
-    Raises:
-        InvalidInput: naming the line, the field or key, and the fix.
-    """
-    tasks: list[Task] = []
-    seen: set[str] = set()
-    for source, line in _lines(Path(path)):
-        task = _task(line, source, quote=quote)
-        if needs_grader and task.grader is None:
-            raise InvalidInput(source, "grader", "This key is missing.")
-        if task.task_id in seen:
-            shown = task.task_id if quote else NOT_SHOWN
-            raise InvalidInput(f"{source}: task_id", shown, "It is used twice.")
-        seen.add(task.task_id)
-        tasks.append(task)
-    for split in ("train", "heldout"):
-        if not any(task.split == split for task in tasks):
-            raise InvalidInput(f"{path}: split", split, "The file has no task of this split.")
-    return tasks
-
-
-def _task(line: str, source: str, *, quote: bool) -> Task:
-    try:
-        return task_of(json.loads(line), source, quote=quote)
-    except json.JSONDecodeError as error:
-        fix = f"It is not JSON: {error.msg} at column {error.colno}."
-        raise InvalidInput(source, line if quote else NOT_SHOWN, fix) from None
-
-
 def task_of(row: Any, source: str, *, quote: bool) -> Task:
-    """A row as a task; `source` is what an error calls it, as in `load_tasks`.
+    """A row as a task; `source` is what an error calls it.
+
+    Without `quote` an error never shows what the row holds: anybody who may start a run may name
+    any file as its task file.
 
     Raises:
         InvalidInput: naming the field or key, and the fix.
@@ -223,15 +187,24 @@ def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInpu
     return InvalidInput(field, value if shown else NOT_SHOWN, f"{fix}.")
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Each line that is not empty, and what an error message calls it."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        fix = f"It cannot be read: {error.strerror}."
-        raise InvalidInput("task file", str(path), fix) from None
-    except UnicodeDecodeError:
-        raise InvalidInput("task file", str(path), "It is not UTF-8 text.") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            yield f"{path}, line {number}", line
+class CurriculumConfig(StrictModel):
+    """Prefer tasks that the policy solves sometimes.
+
+    A task whose pass rate lies in the band, or is not known yet, is taken whenever the order
+    comes to it; any other one with the chance `floor`, so that it is looked at again.
+
+    Attributes:
+        low: lower end of the band of pass rates, inclusive.
+        high: upper end, inclusive.
+        floor: chance of a task outside of the band.
+    """
+
+    low: float = Field(default=0.1, ge=0, le=1)
+    high: float = Field(default=0.9, ge=0, le=1)
+    floor: float = Field(default=0.1, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _band(self) -> Self:
+        if self.low > self.high:
+            raise ValueError("low must be at most high")
+        return self

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import msgspec
 
 from services.observability.log import Log
-from services.protocol.weights.model_layout import first_difference
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import SendWeights, StageWeights
-from services.protocol.weights.weights import WeightManifest
+from services.protocol.weights.weights import WeightManifest, first_difference
 from services.rollout_server.engine.vllm_patches.engine_pause import PausableEngine, pause
 
 _POLL_S = 0.01
