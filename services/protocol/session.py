@@ -1,6 +1,6 @@
 """A session of the router: the calls of one agent episode, as trajectories."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,7 +24,11 @@ CallKind = Literal["first", "extended", "branched", "resampled", "retokenized", 
 """
 
 
-class SessionTrajectory(BaseModel):
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SessionTrajectory(_Answer):
     """One trajectory of a session, as JSON; fields of the same name as in `Trajectory`.
 
     Response tokens begin after the first prompt. Among them are those that the policy did
@@ -44,8 +48,6 @@ class SessionTrajectory(BaseModel):
         shared_tokens: leading response tokens that it has in common with another trajectory
             of the session, in which they have their mask; here it is 0.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     prompt_token_ids: list[int]
     response_token_ids: list[int]
@@ -74,7 +76,7 @@ class SessionTrajectory(BaseModel):
         )
 
 
-class SessionSummary(BaseModel):
+class SessionSummary(_Answer):
     """A session without its tokens, as JSON.
 
     Attributes:
@@ -93,8 +95,6 @@ class SessionSummary(BaseModel):
         trajectory_tokens: the tokens of all of them; what several have in common is counted in
             each, so these can be far more than the recorded ones.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     object: Literal["session"] = "session"
@@ -123,26 +123,21 @@ class SessionFields(SessionSummary):
     @classmethod
     def of(cls, summary: SessionSummary, trajectories: list[SessionTrajectory]) -> "SessionFields":
         """A summary and what it leaves out."""
-        fields: dict[str, Any] = {
-            name: getattr(summary, name) for name in type(summary).model_fields
-        }
-        return cls(**fields, trajectories=trajectories)
+        return cls(**dict(summary), trajectories=trajectories)
 
 
-class SessionList(BaseModel):
+class SessionList(_Answer):
     """Answer to a list request; go on after the last session's `cursor`.
 
     Attributes:
         data: the sessions.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     object: Literal["list"] = "list"
     data: list[SessionSummary]
 
 
-class SessionInterrupted(BaseModel):
+class SessionInterrupted(_Answer):
     """Answer to an interruption.
 
     Attributes:
@@ -151,21 +146,17 @@ class SessionInterrupted(BaseModel):
             themselves. Those of other routers are stopped a moment later.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     id: str
     object: Literal["session.interrupted"] = "session.interrupted"
     stopped: int
 
 
-class SessionDeleted(BaseModel):
+class SessionDeleted(_Answer):
     """Answer to a delete request.
 
     Attributes:
         id: of the session.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     object: Literal["session.deleted"] = "session.deleted"

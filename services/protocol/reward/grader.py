@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from services.protocol.reward.assert_tests import called_function, parsed, read_asserts
 from services.protocol.reward.code_tests import (
@@ -21,16 +21,22 @@ from services.protocol.strict import StrictModel
 _PLACE = "{completion}"
 
 
-def _check_template(template: str | None) -> None:
-    if template is not None and _PLACE not in template:
+def _with_a_place(template: str) -> str:
+    if _PLACE not in template:
         raise ValueError(f"template must contain {_PLACE}, where the answer goes")
+    return template
 
 
-def _check_pattern(pattern: str) -> None:
+def _regular_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(f"pattern is not a regular expression: {error}") from None
+    return pattern
+
+
+Template = Annotated[str, AfterValidator(_with_a_place)]
+Pattern = Annotated[str, AfterValidator(_regular_expression)]
 
 
 class PythonFunctionGrader(StrictModel):
@@ -46,14 +52,9 @@ class PythonFunctionGrader(StrictModel):
 
     kind: Literal["python_function"]
     entry_point: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    template: str | None = None
+    template: Template | None = None
     tests: list[FunctionTest] = Field(min_length=1)
     limits: Limits = Limits()
-
-    @model_validator(mode="after")
-    def _template_has_a_place(self) -> Self:
-        _check_template(self.template)
-        return self
 
     def as_code(self) -> "CodeGrader":
         """The long form."""
@@ -113,13 +114,12 @@ class PythonAssertsGrader(StrictModel):
     entry_point: str = Field(default="", pattern=r"^([A-Za-z_]\w*((\(\))?\.[A-Za-z_]\w*)?)?$")
     setup: str = ""
     prelude: str = ""
-    template: str | None = None
+    template: Template | None = None
     policy: Literal["all", "fraction"] = "all"
     limits: Limits = Limits()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        _check_template(self.template)
         read_asserts(self.tests)
         parsed(self.setup, "setup")
         if not self.entry_point:
@@ -174,7 +174,7 @@ class CodeGrader(StrictModel):
     entry_point: str | None = Field(
         default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?$"
     )
-    template: str | None = None
+    template: Template | None = None
     prelude: str = ""
     setup: str = ""
     checker: Checker | None = None
@@ -184,7 +184,6 @@ class CodeGrader(StrictModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        _check_template(self.template)
         if (self.tests is None) == (self.test_set is None):
             raise ValueError("give either tests or test_set")
         if self.tests is not None:
@@ -246,15 +245,13 @@ class ExactGrader(_TextGrader):
 
     kind: Literal["exact"]
     expected: str | list[str]
-    pattern: str | None = None
+    pattern: Pattern | None = None
     ignore_case: bool = False
 
     @model_validator(mode="after")
     def _pattern_has_a_group(self) -> Self:
-        if self.pattern is not None:
-            _check_pattern(self.pattern)
-            if re.compile(self.pattern).groups < 1:
-                raise ValueError("pattern needs a group, which is the answer")
+        if self.pattern is not None and re.compile(self.pattern).groups < 1:
+            raise ValueError("pattern needs a group, which is the answer")
         return self
 
 
@@ -268,14 +265,9 @@ class RegexGrader(_TextGrader):
     """
 
     kind: Literal["regex"]
-    pattern: str
+    pattern: Pattern
     whole: bool = False
     ignore_case: bool = False
-
-    @model_validator(mode="after")
-    def _is_a_pattern(self) -> Self:
-        _check_pattern(self.pattern)
-        return self
 
 
 class FormatGrader(_TextGrader):

@@ -10,21 +10,16 @@ AdvantageKind = Literal[
     "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
 ]
 
+Preset = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+]  # fmt: skip
+_PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {"clip_low": 0.2, "clip_high": 0.2, "aggregation": "sequence_mean"},
-    "dr_grpo": {
-        "advantage": "dr_grpo",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "aggregation": "fixed_length",
-    },
+    "grpo": {**_PPO_CLIP, "aggregation": "sequence_mean"},
+    "dr_grpo": {**_PPO_CLIP, "advantage": "dr_grpo", "aggregation": "fixed_length"},
     "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
-    "gspo": {
-        "loss": "gspo",
-        "clip_low": 3e-4,
-        "clip_high": 4e-4,
-        "aggregation": "sequence_mean",
-    },
+    "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
     "cispo": {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
     "rloo": {
         "advantage": "rloo",
@@ -32,17 +27,9 @@ ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
         "aggregation": "fixed_length",
         "fixed_length": 1,
     },
-    "reinforce_plus_plus": {
-        "advantage": "reinforce_plus_plus",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-    },
-    "reinforce_plus_plus_baseline": {
-        "advantage": "reinforce_plus_plus_baseline",
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-    },
-    "ppo": {"advantage": "gae", "clip_low": 0.2, "clip_high": 0.2, "aggregation": "token_mean"},
+    "reinforce_plus_plus": {**_PPO_CLIP, "advantage": "reinforce_plus_plus"},
+    "reinforce_plus_plus_baseline": {**_PPO_CLIP, "advantage": "reinforce_plus_plus_baseline"},
+    "ppo": {**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
 }
 """What `preset` stands for; a key that is given as well wins."""
 
@@ -152,20 +139,7 @@ class AlgorithmConfig(StrictModel):
         grad_clip: largest global gradient norm.
     """
 
-    preset: (
-        Literal[
-            "grpo",
-            "dr_grpo",
-            "dapo",
-            "gspo",
-            "cispo",
-            "rloo",
-            "reinforce_plus_plus",
-            "reinforce_plus_plus_baseline",
-            "ppo",
-        ]
-        | None
-    ) = None
+    preset: Preset | None = None
     advantage: AdvantageKind = "grpo"
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
