@@ -16,6 +16,7 @@ from millrace_tools.demo.demo import (
     model_maker,
     resolved,
 )
+from millrace_tools.deploy.bring_up import wait_until_leased
 from services.protocol.yaml_text import load_yaml
 
 
@@ -38,5 +39,5 @@ def deployed(
         for application in content["applications"]:
             application["args"] |= arguments.get(application["name"], {})
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
-        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
+        wait_until_leased(options.url, replicas, timeout_s=SERVICES_S)
         yield cluster

@@ -4,14 +4,17 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from millrace_tools.client.absence import STARTING, nobody, unknown_path
-from millrace_tools.client.api_key import API_KEY
-from millrace_tools.command import SERVED, Commands, declare
+from millrace_tools.client.services_url import (
+    API_KEY,
+    STARTING,
+    nothing_answers,
+    unknown_path,
+)
+from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput, NotReady
 
@@ -20,61 +23,25 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletionChunk
 
 _TIMEOUT_S = 120.0
-TOO_LONG = "maximum context length"  # vLLM's words; it gives no code of its own
+TOO_LONG = "maximum context length"  # in vLLM's message; the error has no code of its own
 
 Message = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatOptions:
-    """What the command line chose.
-
-    Attributes:
-        url: where the router answers.
-        model: served model name, None for the first one.
-        temperature: None for the server's default.
-        max_tokens: longest answer, None for what fits.
-    """
-
-    url: str
-    model: str | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """What is sent with every request."""
-        chosen = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        return {name: value for name, value in chosen.items() if value is not None}
 
 
 class _TooLong(Exception):
     """The messages do not fit into the model's context."""
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(commands, "chat", chat_command, "talk to the served model", SERVED)
-    parser.add_argument("message", nargs="?", help="one message; without it a conversation")
-    parser.add_argument("--model", help="served model name (the first one)")
-    parser.add_argument("--temperature", type=float, help="0 for the likeliest answer")
-    parser.add_argument("--max-tokens", type=int, help="longest answer (what fits)")
-
-
-def chat_command(arguments: argparse.Namespace, console: Console) -> int:
-    """Talk to the served model."""
-    options = ChatOptions(
-        url=arguments.url,
-        model=arguments.model,
-        temperature=arguments.temperature,
-        max_tokens=arguments.max_tokens,
-    )
-    chat(options, arguments.message, console)
-    return 0
-
-
-def chat(options: ChatOptions, message: str | None, console: Console) -> None:
-    """Answer one message, or, without one, a conversation typed line by line.
+@command(
+    "chat",
+    SERVICES_URL,
+    option("message", nargs="?", help="one message; without it a conversation"),
+    option("--model", help="served model name (the first one)"),
+    option("--temperature", type=float, help="0 for the likeliest answer"),
+    option("--max-tokens", type=int, help="longest answer (what fits)"),
+)
+def chat(arguments: argparse.Namespace, console: Console) -> int:
+    """Talk to the served model.
 
     Raises:
         InvalidInput: nothing answers, no such model is served, or the message is too long.
@@ -83,35 +50,36 @@ def chat(options: ChatOptions, message: str | None, console: Console) -> None:
     # Half a second of imports that no other command needs.
     import openai
 
-    base_url = f"{options.url.rstrip('/')}/v1"
     try:
-        key = os.environ.get(API_KEY) or "none"
-        # The services are this network's own: no proxy of the environment leads there.
-        http = openai.DefaultHttpxClient(trust_env=False)
         with openai.OpenAI(
-            base_url=base_url, api_key=key, timeout=_TIMEOUT_S, http_client=http
+            base_url=f"{arguments.url.rstrip('/')}/v1",
+            api_key=os.environ.get(API_KEY) or "none",
+            timeout=_TIMEOUT_S,
+            # The services are in this network: no proxy of the environment leads there.
+            http_client=openai.DefaultHttpxClient(trust_env=False),
         ) as client:
-            talk = _Talk(client, options, console)
-            if message is None:
-                talk.converse()
+            conversation = _Conversation(client, arguments, console)
+            if arguments.message is None:
+                conversation.converse()
             else:
-                talk.say_once(message)
+                conversation.say_once(arguments.message)
     except openai.APITimeoutError:
         raise NotReady(f"the router has not answered in {_TIMEOUT_S:g} s") from None
     except openai.APIConnectionError:
-        raise nobody(options.url) from None
+        raise nothing_answers(arguments.url) from None
     except openai.APIStatusError as error:
         raise NotReady(f"the router answered {error.status_code}: {error.message}") from None
     except openai.APIError as error:  # in the middle of a stream
         raise NotReady(f"the answer broke off: {error.message}") from None
+    return 0
 
 
-class _Talk:
-    def __init__(self, client: "OpenAI", options: ChatOptions, console: Console) -> None:
-        self._client = client
-        self._options = options
-        self._console = console
-        self._model = _chosen(options.model, _served(client, options.url))
+class _Conversation:
+    def __init__(self, client: "OpenAI", arguments: argparse.Namespace, console: Console) -> None:
+        self._client, self._console = client, console
+        self._model = _chosen(arguments.model, _served(client, arguments.url))
+        sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
+        self._sampling = {name: value for name, value in sampling.items() if value is not None}
 
     def say_once(self, message: str) -> None:
         try:
@@ -128,7 +96,7 @@ class _Talk:
                 history.append({"role": "assistant", "content": answer})
 
     def _answer_what_fits(self, history: list[Message]) -> str | None:
-        """The answer to the last message; earlier ones are forgotten if they are in the way."""
+        """The answer to the last message; earlier messages are dropped if all do not fit."""
         while history:
             try:
                 return self._answer(history)
@@ -150,14 +118,14 @@ class _Talk:
                 model=self._model,
                 messages=messages,  # type: ignore[arg-type]  # plain dicts are accepted
                 stream=True,
-                **self._options.sampling,
+                **self._sampling,
             )
         except openai.BadRequestError as error:
             if TOO_LONG in error.message:
                 raise _TooLong(error.message) from None
             raise
         event: ChatCompletionChunk
-        for event in stream:  # type: ignore[assignment]
+        for event in stream:
             text = event.choices[0].delta.content if event.choices else None
             if text:
                 parts.append(text)
@@ -189,7 +157,7 @@ def _chosen(model: str | None, served: list[str]) -> str:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What is typed, after a prompt, or what comes through a pipe, without one."""
+    """Lines that a user types after a prompt, or that a pipe has, without one."""
     prompt = "[bold]> [/]" if sys.stdin.isatty() else ""
     while True:
         try:

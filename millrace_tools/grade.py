@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from millrace_tools.command import Commands, declare
+from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line, print_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
@@ -20,28 +20,23 @@ from services.protocol.yaml_text import load_yaml
 if TYPE_CHECKING:
     from services.reward_service.scoring import Scoring
 
-_FAILED = 1
 _COLUMNS = ("test", "verdict", "cpu ms", "wall ms", "peak MiB", "detail")
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(
-        commands,
-        "grade",
-        grade_command,
-        "grade a file of code in a sandbox, without a cluster; status 1 if it fails",
-    )
-    parser.add_argument("file", help="code, such as answer.py or answer.cpp, or a model's answer")
-    parser.add_argument(
+@command(
+    "grade",
+    option("file", help="code, such as answer.py or answer.cpp, or a model's answer"),
+    option(
         "--tests",
         required=True,
         help="JSON or YAML: a list of tests or asserts, or a grader of code; or asserts in a .py",
-    )
+    ),
+)
+def grade(arguments: argparse.Namespace, console: Console) -> int:
+    """Grade a file of code in a sandbox, without a cluster; status 1 if it fails.
 
-
-def grade_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace grade`: a table in a terminal, the score as JSON elsewhere."""
+    Prints a table in a terminal, the score as JSON elsewhere.
+    """
     # Graders take a second to import; only this command needs them.
     from services.reward_service.config import RewardServiceConfig
     from services.reward_service.scoring import Scoring
@@ -59,24 +54,18 @@ def grade_command(arguments: argparse.Namespace, console: Console) -> int:
 
         console.print(score_json(score), markup=False, highlight=False, soft_wrap=True)
     right = score.verdict is Verdict.ACCEPTED and score.passed == score.total
-    return 0 if right else _FAILED
+    return 0 if right else FAILED
 
 
 def read_job(file: str, tests: str) -> ScoreJob:
-    """What is to be graded.
+    """The file of code as a job of the reward service.
 
     Raises:
         InvalidInput: naming the file, and the field if there is one.
     """
     from services.reward_service.languages import languages
 
-    path = Path(file)
-    try:
-        answer = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput("FILE", file, f"It cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput("FILE", file, f"It is not UTF-8 at byte {error.start}.") from None
+    path, answer = Path(file), _text("FILE", file)
     suffix = path.suffix.lower()
     language = next((name for name, one in languages().items() if suffix in one.suffixes), None)
     data = _grader_data(tests)
@@ -93,14 +82,14 @@ def read_job(file: str, tests: str) -> ScoreJob:
         fix = f"Known are {sorted(languages())}."
         raise InvalidInput(f"{tests}: language", grader.language, fix)
     if grader.test_set is not None:
-        fix = "Nobody has handed sets over here: give the tests."
+        fix = "There are no test sets without a cluster: give the tests."
         raise InvalidInput(f"{tests}: test_set", grader.test_set, fix)
     return ScoreJob(job_id=path.name, completion=answer, grader=grader)
 
 
 def _grader_data(tests: str) -> dict[str, Any]:
     if tests.lower().endswith(".py"):
-        return {"kind": "python_asserts", "tests": _text(tests)}
+        return {"kind": "python_asserts", "tests": _text("--tests", tests)}
     data = _json(tests) if tests.lower().endswith(".json") else load_yaml(tests)
     if isinstance(data, list) and data and all(isinstance(test, str) for test in data):
         return {"kind": "python_asserts", "tests": data}
@@ -112,18 +101,18 @@ def _grader_data(tests: str) -> dict[str, Any]:
     raise InvalidInput(f"{tests}: (whole document)", data, fix)
 
 
-def _text(path: str) -> str:
+def _text(field: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InvalidInput("--tests", path, f"It cannot be read: {error.strerror}.") from None
+        raise InvalidInput(field, path, f"It cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise InvalidInput("--tests", path, f"It is not UTF-8 at byte {error.start}.") from None
+        raise InvalidInput(field, path, f"It is not UTF-8 at byte {error.start}.") from None
 
 
 def _json(path: str) -> Any:
     try:
-        return json.loads(_text(path))
+        return json.loads(_text("--tests", path))
     except (ValueError, RecursionError) as error:
         raise InvalidInput("--tests", path, f"It is not JSON: {error}.") from None
 

@@ -21,12 +21,13 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.replica_control import ControlFailed
 
 COMMANDS = (
-    *(check, wait, chat),
-    *(start, status, control, ledger, replay, logs),
-    *(versions, replica),
-    *(export, grade, doctor, view, chaos, top, init, demo),
+    *(check.check, wait.wait, chat.chat),
+    *(start.run, status.status, control.stop, control.pause, control.unpause, control.checkpoint),
+    *(ledger.ledger, replay.replay, logs.logs),
+    *(versions.versions, replica.replica),
+    *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
+    *(init.init, demo.demo_command),
 )
-"""Modules that declare one command or several: `add(commands)`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,8 +59,8 @@ def command_parser() -> argparse.ArgumentParser:
     installed = f"%(prog)s {version('millrace')}"
     parser.add_argument("--version", action="version", version=installed)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for module in COMMANDS:
-        module.add(commands)
+    for command in COMMANDS:
+        command.add_to(commands)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`millrace view`: the page of runs that are over, or crashed, or in progress here."""
+"""`millrace view`: the page of runs, without a cluster."""
 
 import argparse
 import socket
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from millrace_tools.command import Commands, declare
+from millrace_tools.command import command, option
 from services.protocol.errors import InvalidInput
 
 PORT = 8800
@@ -14,17 +14,13 @@ _HOST = "127.0.0.1"
 _HIGHEST_PORT = 65535
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(
-        commands, "view", view_command, "show a run directory in the browser, without a cluster"
-    )
-    parser.add_argument("run_dir", help="such as runs/tiny_code-...; or a folder of several")
-    parser.add_argument("--port", type=int, default=PORT, help=f"of the page ({PORT}; 0: any)")
-
-
-def view_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace view`: serve the page to this machine's browsers until interrupted."""
+@command(
+    "view",
+    option("run_dir", help="such as runs/tiny_code-...; or a folder of several"),
+    option("--port", type=int, default=PORT, help=f"of the page ({PORT}; 0: any)"),
+)
+def view(arguments: argparse.Namespace, console: Console) -> int:
+    """Show a run directory in the browser, without a cluster."""
     # FastAPI takes half a second to import; only this command needs it.
     from services.page.local_server import serve_locally
     from services.page.run_store import FolderRunStore
@@ -42,7 +38,7 @@ def _listening(port: int) -> socket.socket:
     """A socket that only this machine reaches.
 
     Raises:
-        InvalidInput: it cannot be had.
+        InvalidInput: the port is out of range, in use or not permitted.
     """
     if not 0 <= port <= _HIGHEST_PORT:
         raise InvalidInput("--port", port, f"Give a number from 0 to {_HIGHEST_PORT}.")

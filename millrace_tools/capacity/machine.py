@@ -1,9 +1,11 @@
-"""What the demo needs of the machine it runs on."""
+"""Checks of the machine that the demo runs on: its ports, memory and disks."""
 
 import errno
 import random
 import socket
 from pathlib import Path
+
+import psutil
 
 from services.disk import free_bytes, write_problem
 from services.protocol.errors import InvalidInput, NotReady
@@ -36,23 +38,23 @@ def check_port(port: int) -> None:
 
 
 def free_port() -> int:
-    """A loopback port that is free, and that the kernel gives to nobody who asks for any.
+    """A free loopback port outside the range from which the kernel picks ports.
 
-    A port that the kernel chose and that was closed again may be another one's connection by the
-    time a server is ready to take it.
+    A port that the kernel picked and that was closed again may belong to another program by the
+    time a server listens there.
 
     Raises:
         NotReady: none of a hundred is free.
     """
     below = int(_EPHEMERAL.read_text().split()[0])
-    highest = max(below, 2 * _LOWEST_PORT)  # some machines give nearly all ports to anybody
+    highest = max(below, 2 * _LOWEST_PORT)  # on some machines that range is nearly all ports
     for port in random.sample(range(_LOWEST_PORT, highest), 100):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
-                continue  # somebody else has it
+                continue  # it is in use
             return port
     raise NotReady(f"no free port of a hundred from {_LOWEST_PORT} to {highest}")
 
@@ -83,26 +85,14 @@ def check_folder(folder: str | Path, needed_mib: int, purpose: str) -> None:
         raise InvalidInput("folder", str(folder), f"{free} MiB free: {needs}")
 
 
-def free_memory() -> float:
-    """Bytes that can be had without swapping, within the container's limit."""
-    return min(_available(), _container_room())
-
-
-def _available() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return float(line.split()[1]) * 1024
-    return float("inf")
-
-
-def _container_room(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """What a container's own limit leaves, files that can be dropped counted as free."""
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """Bytes that can be used without swapping, within the container's limit."""
+    free = float(psutil.virtual_memory().available)
     try:
-        limit = (cgroup / "memory.max").read_text().strip()
+        limit = int((cgroup / "memory.max").read_text())  # `max` where there is none
         used = int((cgroup / "memory.current").read_text())
         stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
-        return float("inf")
-    if limit == "max":
-        return float("inf")
-    return float(int(limit) - used + int(stat.get("inactive_file", 0)))
+        return free
+    # Cached files that can be dropped count as free.
+    return min(free, float(limit - used + int(stat.get("inactive_file", 0))))

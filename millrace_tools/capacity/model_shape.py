@@ -1,11 +1,17 @@
-"""The shape of a model, read from its config.json: what memory and speed follow from."""
+"""The shape and size of a model, read from its files without loading it."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Any, Self
 
-from millrace_tools.capacity.model_size import folder_of
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from services.protocol.model_source import name_or_path, on_hub
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +80,38 @@ class ModelShape:
 
 
 def shape_of(model: str) -> ModelShape | None:
-    """The shape of a folder's model, or of one on the Hub that is in the local cache; None
-    where it is not here, or no decoder of the usual kind."""
-    folder = folder_of(model)
+    """The shape of a model; None where it is not on this machine, or no decoder of that kind.
+
+    `model` is a folder or `hf://owner/name`, which is looked up in the local cache only.
+    """
+    folder = _folder_of(model)
     if folder is None:
         return None
     try:
         return ModelShape.of(json.loads((folder / "config.json").read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def parameters_of(model: str) -> int | None:
+    """Parameters in a model's safetensors files; None where they are not on this machine."""
+    folder = _folder_of(model)
+    files = sorted(folder.glob("*.safetensors")) if folder else []
+    try:
+        return sum(map(_elements, files)) or None
+    except (OSError, SafetensorError):
+        return None
+
+
+def _folder_of(model: str) -> Path | None:
+    if not on_hub(model):
+        return Path(model)
+    try:
+        return Path(snapshot_download(name_or_path(model), local_files_only=True))
+    except (LocalEntryNotFoundError, OSError, ValueError):
+        return None
+
+
+def _elements(file: Path) -> int:
+    with safe_open(file, framework="np") as tensors:
+        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118

@@ -9,6 +9,7 @@ import httpx
 import openai
 
 from millrace_tools.chaos.observation import Call
+from services.retry import retrying
 
 RETRIED = (
     openai.APIConnectionError,
@@ -51,40 +52,36 @@ class LoadClient:
             "session": self._session,
         }
         for kind in itertools.cycle(kinds):
-            self._calls.append(await self._call(kind, kinds[kind]))
+            await self._call(kind, kinds[kind])
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:
         """Close its connections."""
         await self._client.close()
 
-    async def _call(self, kind: str, ask: Callable[[], Awaitable[None]]) -> Call:
-        sent, retries, problem = self._clock(), 0, ""
-        while True:
-            try:
-                await ask()
-            except RETRIED as error:
-                if self._clock() - sent < TIMEOUT_S:
-                    retries += 1
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-                problem = f"{type(error).__name__}: {error}"
-            except (openai.APIError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            except asyncio.CancelledError:
-                self._record_unanswered(kind, sent, retries)
-                raise
-            return Call(
-                sent_s=sent, ended_s=self._clock(), kind=kind, retries=retries, problem=problem
-            )
+    async def _call(self, kind: str, ask: Callable[[], Awaitable[None]]) -> None:
+        sent, retries, problem = self._clock(), -1, ""
 
-    def _record_unanswered(self, kind: str, sent: float, retries: int) -> None:
-        """At the end of the campaign: a call that has waited for long is lost."""
+        async def attempt() -> None:
+            nonlocal retries
+            retries += 1
+            await ask()
+
+        try:
+            await retrying(attempt, pauses=(_PAUSE_S,), on=RETRIED, timeout_s=TIMEOUT_S)
+        except (*RETRIED, openai.APIError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"
+        except asyncio.CancelledError:  # at the end of the campaign: after so long it is lost
+            waited = self._clock() - sent
+            if waited > LONG_S:
+                self._record(kind, sent, retries, f"no answer in {waited:.0f} s, until the end")
+            raise
+        self._record(kind, sent, retries, problem)
+
+    def _record(self, kind: str, sent: float, retries: int, problem: str) -> None:
         ended = self._clock()
-        if ended - sent > LONG_S:
-            problem = f"no answer in {ended - sent:.0f} s, until the end"
-            call = Call(sent_s=sent, ended_s=ended, kind=kind, retries=retries, problem=problem)
-            self._calls.append(call)
+        call = Call(sent_s=sent, ended_s=ended, kind=kind, retries=retries, problem=problem)
+        self._calls.append(call)
 
     async def _whole(self) -> None:
         answer = await self._client.chat.completions.create(**await self._question())

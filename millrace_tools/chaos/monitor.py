@@ -1,8 +1,10 @@
-"""Monitors a cluster and its run, and records what it sees."""
+"""Monitors a cluster and its run, and records their states."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from millrace_tools.chaos.observation import Audit, Leases, Observation, Progress
 from millrace_tools.client.runs_client import ENDED
@@ -10,6 +12,7 @@ from services.peers import bus_peer
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunStatus
 
+T = TypeVar("T")
 POLL_S = 0.25
 AUDIT_S = 1.0
 
@@ -55,12 +58,7 @@ class Monitor:
 
     async def progress(self) -> None:
         """Ask the orchestrator until cancelled."""
-        while True:
-            try:
-                status = await asyncio.to_thread(self.status)
-            except (NotReady, InvalidInput):
-                await asyncio.sleep(POLL_S)
-                continue
+        async for status in _answers(self.status, POLL_S):
             self.run_over = status.state in ENDED
             self.observation.progress.append(
                 Progress(
@@ -71,15 +69,16 @@ class Monitor:
                     detail=status.detail,
                 )
             )
-            await asyncio.sleep(POLL_S)
 
     async def ledger(self) -> None:
         """Audit the ledger until cancelled."""
-        while True:
-            try:
-                off, skipped = await asyncio.to_thread(self.audit)
-            except InvalidInput:
-                await asyncio.sleep(AUDIT_S)
-                continue
+        async for off, skipped in _answers(self.audit, AUDIT_S):
             self.observation.audits.append(Audit(at_s=self.clock(), off=off, skipped=skipped))
-            await asyncio.sleep(AUDIT_S)
+
+
+async def _answers(ask: Callable[[], T], pause_s: float) -> AsyncIterator[T]:
+    """The answer of every call that succeeds, with a pause after each."""
+    while True:
+        with suppress(NotReady, InvalidInput):
+            yield await asyncio.to_thread(ask)
+        await asyncio.sleep(pause_s)

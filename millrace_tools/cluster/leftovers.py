@@ -1,19 +1,18 @@
 """Makes sure that nothing this process started outlives it.
 
 Orphaned grandchildren are handed to this process (it is made a child subreaper, prctl(2)),
-so its descendants are exactly what it started, whoever forgot them.
+so its descendants are exactly the processes that it started.
 """
 
 import ctypes
 import os
-import signal
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+
+import psutil
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-_BEGAN = 17  # of the fields of proc(5)'s stat after the parent: the 22nd of all
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.05
 _SETTLE_S = 0.5
@@ -22,11 +21,11 @@ _SETTLE_S = 0.5
 def adopt_orphans(adopt: bool = True) -> bool:
     """Become the parent of every descendant whose own parent dies, or no longer.
 
-    Who stays it without asking how they ended keeps them as zombies, and no PID namespace can end
-    while one of its own is kept.
+    Such a parent has to reap them: otherwise they stay zombies, and a PID namespace cannot end
+    while a zombie of it is left.
 
     Returns:
-        Whether this process was it before.
+        Whether this process adopted orphans before.
 
     Raises:
         OSError: the kernel refuses.
@@ -40,48 +39,25 @@ def adopt_orphans(adopt: bool = True) -> bool:
     return bool(before.value)
 
 
-class Process(NamedTuple):
-    """One of this machine's processes.
-
-    Attributes:
-        pid: its id, which another may have after it.
-        began: in clock ticks since the machine did; with the id it names one process for ever.
-        parent: process id.
-        is_zombie: it has ended, and its parent has not asked how.
-    """
-
-    pid: int
-    began: int
-    parent: int
-    is_zombie: bool
-
-
-def processes() -> Iterator[Process]:
-    """All of this machine."""
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            # A name may be any bytes, and is cut after fifteen of them.
-            stat = (entry / "stat").read_text(errors="replace")
-        except OSError:
-            continue  # it ended meanwhile
-        state, parent, *rest = stat.rpartition(")")[2].split()
-        yield Process(int(entry.name), int(rest[_BEGAN]), int(parent), state == "Z")
-
-
 def descendants(root: int) -> list[int]:
-    """Process ids of the living descendants of `root`, zombies left out."""
-    children: dict[int, list[int]] = {}
-    for process in processes():
-        if not process.is_zombie:
-            children.setdefault(process.parent, []).append(process.pid)
-    found, todo = [], [root]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+    """Process ids of the living descendants of `root`, without zombies."""
+    return [process.pid for process in _descendants(root)]
+
+
+def _descendants(root: int) -> list[psutil.Process]:
+    try:
+        below = psutil.Process(root).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process for process in below if not is_over(process)]
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether it has ended, reaped or not."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def end_descendants(
@@ -96,22 +72,20 @@ def end_descendants(
     killed: set[int] = set()
     deadline = time.monotonic() + kill_s
     while left and time.monotonic() < deadline:
-        for pid in left:
-            killed.add(pid)
-            _kill(pid)
+        for process in left:
+            killed.add(process.pid)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         left = _wait_for_none(_POLL_S, spare)
     return sorted(killed)
 
 
 def kill_those_with(argument: str) -> None:
-    """Kill the descendants that have this among their arguments; who started them reaps them."""
-    for pid in descendants(os.getpid()):
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue  # it ended meanwhile
-        if os.fsencode(argument) in arguments:
-            _kill(pid)
+    """Kill the descendants that have this in an argument; their parents reap them."""
+    for process in _descendants(os.getpid()):
+        with suppress(psutil.NoSuchProcess):
+            if any(argument in one for one in process.cmdline()):
+                process.kill()
 
 
 def shared_memory_segments() -> set[Path]:
@@ -155,29 +129,16 @@ def remove_segments_since(before: set[Path]) -> set[Path]:
     return forgotten
 
 
-def _wait_for_none(seconds: float, spare: frozenset[int]) -> set[int]:
+def _wait_for_none(seconds: float, spare: frozenset[int]) -> list[psutil.Process]:
     deadline = time.monotonic() + seconds
     while True:
-        left = set(descendants(os.getpid())) - spare
-        _reap()  # after looking: what is not alive any more leaves no zombie either
+        left = [one for one in _descendants(os.getpid()) if one.pid not in spare]
+        with suppress(ChildProcessError):  # after looking, so that no zombie is left either
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
         if not left or time.monotonic() >= deadline:
             return left
         time.sleep(_POLL_S)
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
-    except ChildProcessError:
-        return  # no children at all
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # it ended meanwhile
 
 
 def _inode(path: Path) -> int | None:

@@ -1,10 +1,12 @@
-"""Lets orphans that were handed to this process go when they have ended."""
+"""Reaps orphans that were handed to this process."""
 
 import contextlib
 import os
 import threading
 
-from millrace_tools.cluster.leftovers import Process, processes
+import psutil
+
+from millrace_tools.cluster.leftovers import is_over
 
 _LOOK_S = 5.0
 
@@ -12,24 +14,24 @@ _LOOK_S = 5.0
 class OrphanReaper:
     """Reaps adopted orphans, and only those, in a thread of its own.
 
-    A process that `adopt_orphans` made the parent of orphans keeps each as a zombie until it asks
-    how it ended. To ask for whoever has ended (`waitpid(-1)`) would take the answer from those who
-    wait for a child of their own: subprocess, asyncio, Ray. So only what was once seen as the child
-    of another process is asked for: nobody here started it. An orphan that was born and left
-    between two looks is not known for one, and stays until the end.
+    A process that `adopt_orphans` made the parent of orphans keeps each as a zombie until it
+    reaps it. To reap every child (`waitpid(-1)`) would take the exit status from subprocess,
+    asyncio or Ray, which wait for children of their own. So only a process is reaped that was once
+    seen as the child of another process. An orphan that was born and ended between two looks is
+    not recognised, and stays until the end.
     """
 
     def __init__(self) -> None:
-        self._of_others: set[tuple[int, int]] = set()
+        self._of_others: set[psutil.Process] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="orphan-reaper", daemon=True)
 
     def start(self) -> None:
-        """Look again and again, until `stop`."""
+        """Look every few seconds, until `stop`."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._over.set()
         self._thread.join()
 
@@ -38,17 +40,22 @@ class OrphanReaper:
             self.look()
 
     def look(self) -> list[int]:
-        """Reap the adopted orphans that have ended; their process ids."""
-        here, there = os.getpid(), list(processes())
-        of_others = {(one.pid, one.began) for one in there if one.parent != here}
-        adopted = [one for one in there if one.parent == here and self._knows(one)]
-        kept = {(one.pid, one.began) for one in adopted if not one.is_zombie}
-        self._of_others = of_others | kept
-        ended = [one.pid for one in adopted if one.is_zombie]
-        for pid in ended:
-            with contextlib.suppress(ChildProcessError):  # somebody who reaps all was quicker
-                os.waitpid(pid, os.WNOHANG)
-        return ended
+        """Reap the adopted orphans that have ended; returns their process ids."""
+        parents, here = _parents(), os.getpid()
+        adopted = [one for one in self._of_others if parents.get(one) == here]
+        ended = [process for process in adopted if is_over(process)]
+        others = {process for process, parent in parents.items() if parent != here}
+        self._of_others = (others | set(adopted)) - set(ended)
+        for process in ended:
+            with contextlib.suppress(ChildProcessError):  # it was reaped with all others
+                os.waitpid(process.pid, os.WNOHANG)
+        return [process.pid for process in ended]
 
-    def _knows(self, process: Process) -> bool:
-        return (process.pid, process.began) in self._of_others
+
+def _parents() -> dict[psutil.Process, int]:
+    parents = {}
+    for pid in psutil.pids():  # `process_iter` would not notice a pid that is used again
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            parents[process] = process.ppid()
+    return parents

@@ -1,4 +1,4 @@
-"""A Ray of one's own for the length of a command, in a folder that goes with it."""
+"""A private Ray cluster that ends with the command, in a folder of its own."""
 
 import contextlib
 import io
@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import ray
@@ -28,7 +27,7 @@ from millrace_tools.cluster.leftovers import (
 )
 from millrace_tools.cluster.orphan_reaper import OrphanReaper
 from millrace_tools.cluster.ray_parameters import ray_parameters
-from millrace_tools.deploy.bring_up import wait_until_leased, wait_until_running
+from millrace_tools.deploy.bring_up import wait_until_running
 from millrace_tools.deploy.deployment import Deployment, shut_down_serve
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -39,12 +38,12 @@ _GRACE_S = 5.0
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",  # a token would be left in the home folder
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Of every call, at 3 KiB each, up to 100,000 of them; nobody asks this Ray for them.
+    # Events of calls, up to 100,000 of 3 KiB each; nothing reads them here.
     "RAY_task_events_report_interval_ms": "0",
     # Three looks in a row must miss a proxy before Serve starts another: 30 s by default.
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    # A proxy that is not up in time is killed, and whoever waits for it gets its death: 5 s by
-    # default, which a busy machine needs for its imports alone.
+    # Serve kills a proxy that is not up in time: 5 s by default, which a busy machine needs for
+    # its imports alone.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
     "TOKENIZERS_PARALLELISM": "false",
@@ -109,7 +108,7 @@ class PrivateCluster:
         on_terminate = signal.getsignal(signal.SIGTERM)
         try:
             self._start_ray()
-        except NotReady:  # what it loads is in memory by now
+        except NotReady:  # again: the files that it loads are in memory by now
             kill_those_with(f"{self.folder}/session_")
             self._start_ray()
         signal.signal(signal.SIGTERM, on_terminate)  # Ray's own prints a stack
@@ -122,24 +121,21 @@ class PrivateCluster:
         parameters = _PARAMETERS | (self._forks.parameters if self._forks is not None else {})
         try:
             with ray_parameters(**parameters):
-                self._init()
+                ray.init(
+                    address="local",
+                    namespace=NAMESPACE,
+                    num_cpus=self._num_cpus,
+                    num_gpus=0,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _temp_dir=str(self.folder),
+                )
         except Exception as error:
             # Ray has no class of its own for a node that takes more than its 30 s to come up, as
             # it may after an installation, when nothing has been read from the disk before.
             raise NotReady(f"Ray does not come up: {error}") from error
-
-    def _init(self) -> None:
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=self._num_cpus,
-            num_gpus=0,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _temp_dir=str(self.folder),
-        )
 
     def deploy(
         self, content: Any, console: Console, *, timeout_s: float, changing: bool = False
@@ -150,8 +146,8 @@ class PrivateCluster:
             content: of the file.
             console: shows how far it is.
             timeout_s: to wait.
-            changing: whether it will be deployed again with changes, which are then all that
-                Serve changes.
+            changing: whether it will be deployed again with changes; Serve then changes only
+                those.
 
         Returns:
             How many rollout servers it has.
@@ -166,16 +162,8 @@ class PrivateCluster:
         self._serves = True
         return deployment.replicas_of("rollout_server")
 
-    def wait_for_leases(self, url: str, replicas: int, *, timeout_s: float) -> None:
-        """Wait until the router at `url` may use so many rollout servers.
-
-        Raises:
-            NotReady: not in time.
-        """
-        wait_until_leased(url, replicas, timeout_s=timeout_s)
-
     def keep_logs(self, folder: Path) -> None:
-        """Copy what Ray and the services logged, for after the cluster is gone."""
+        """Copy the logs of Ray and the services out of the cluster's folder."""
         with contextlib.suppress(OSError, shutil.Error):
             shutil.copytree(self.folder / "session_latest" / "logs", folder, dirs_exist_ok=True)
 
@@ -211,12 +199,7 @@ class PrivateCluster:
         os.environ.update(self._environment)
         self._guardian.communicate()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

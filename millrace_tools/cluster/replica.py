@@ -5,7 +5,7 @@ import asyncio
 
 from rich.console import Console
 
-from millrace_tools.command import JOINED, Commands, declare
+from millrace_tools.command import RAY_ADDRESS, command, option
 from millrace_tools.output import print_items, print_line
 from services.protocol.weights.replica_control import ControlAction, Hold, check_control
 
@@ -20,24 +20,22 @@ _COLUMNS = {
 }
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    purpose = "list the replicas, or have one pause, sleep, ..."
-    parser = declare(commands, "replica", replica, purpose, JOINED)
-    parser.add_argument("replica_id", nargs="?", help="without it, all are listed")
-    parser.add_argument("action", nargs="?", help=", ".join(ControlAction))
-    parser.add_argument("--level", type=int, help="of sleep: 1 keeps the weights, 2 drops them")
-
-
+@command(
+    "replica",
+    RAY_ADDRESS,
+    option("replica_id", nargs="?", help="without it, all are listed"),
+    option("action", nargs="?", help=", ".join(ControlAction)),
+    option("--level", type=int, help="of sleep: 1 keeps the weights, 2 drops them"),
+)
 def replica(arguments: argparse.Namespace, console: Console) -> int:
     """List the replicas, or control one of them."""
     replica_id, action, level = arguments.replica_id, arguments.action or "", arguments.level
     if replica_id is not None:  # before seconds go into joining
         check_control(action, level)
-    from millrace_tools.client.joined_cluster import JoinedCluster
+    from millrace_tools.client.joined_cluster import joined_cluster
     from services.peers import bus_peer
 
-    with JoinedCluster(arguments.address):
+    with joined_cluster(arguments.address):
         if replica_id is None:
             members = asyncio.run(bus_peer().watch(-1, 0.0)).members
             if members:

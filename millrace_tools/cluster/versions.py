@@ -1,4 +1,4 @@
-"""`millrace versions`: a line per version, and the newest failure of each that has one."""
+"""`millrace versions`: a line per version, and the newest failure of each version."""
 
 import argparse
 import asyncio
@@ -7,27 +7,21 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from millrace_tools.command import JOINED, Commands, declare
+from millrace_tools.command import RAY_ADDRESS, command
 from millrace_tools.output import print_items, print_line
 from services.protocol.weights.version_ledger import VersionRecord
 
 _DIGEST = 12  # characters; enough to tell versions apart
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    declare(
-        commands, "versions", versions, "show what became of the newest weight versions", JOINED
-    )
-
-
+@command("versions", RAY_ADDRESS)
 def versions(arguments: argparse.Namespace, console: Console) -> int:
-    """Show the newest weight versions."""
+    """Show what became of the newest weight versions."""
     # Ray takes seconds to import; only commands that join the cluster need it.
-    from millrace_tools.client.joined_cluster import JoinedCluster
+    from millrace_tools.client.joined_cluster import joined_cluster
     from services.peers import bus_peer
 
-    with JoinedCluster(arguments.address):
+    with joined_cluster(arguments.address):
         show_versions(asyncio.run(bus_peer().versions()), console)
     return 0
 

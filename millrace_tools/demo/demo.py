@@ -20,11 +20,12 @@ from rich.console import Console
 
 from millrace_tools.capacity.machine import check_folder, check_memory, check_port
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.command import Commands, declare
+from millrace_tools.command import command, option
 from millrace_tools.demo.phases import Phases
 from millrace_tools.demo.starter import is_clone, workplace, write_starter
+from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.run_file import read_run_file
-from millrace_tools.deploy.wiring import move_to
+from millrace_tools.deploy.wiring import arguments_of, move_to
 from millrace_tools.run.follow import follow
 from millrace_tools.run.run_summary import near, show_summary
 from services.protocol.errors import InvalidInput, NotReady
@@ -44,7 +45,6 @@ TEMPORARY = "/tmp"
 _TEMPORARY_MIB, _KEPT_MIB = 256, 64
 MODEL_S = SERVICES_S = 600.0
 """Far more than it takes, for machines that are busy with other work as well."""
-_SHOWN_TRAJECTORIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +72,14 @@ class DemoOptions:
         return ROOT / "models" / f"tiny_code-seed{self.seed}"
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    purpose = "train the example on a private local cluster"
-    parser = declare(commands, "demo", demo_command, purpose)
-    parser.add_argument("--seed", type=int, default=0, help="of model and run (0)")
-    parser.add_argument("--port", type=int, default=8000, help="of the HTTP API (8000)")
-    parser.add_argument("--steps", type=int, help="train steps instead of the run file's")
-
-
+@command(
+    "demo",
+    option("--seed", type=int, default=0, help="of model and run (0)"),
+    option("--port", type=int, default=8000, help="of the HTTP API (8000)"),
+    option("--steps", type=int, help="train steps instead of the run file's"),
+)
 def demo_command(arguments: argparse.Namespace, console: Console) -> int:
-    """Train the example on a private cluster; nothing is left behind."""
+    """Train the example on a private local cluster, which ends with the command."""
     options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
     return demo(options, console)
 
@@ -123,9 +120,7 @@ def resolved(data: Any, options: DemoOptions) -> Any:
     """The deployment file's content with this demo's model, seed and port."""
     content = copy.deepcopy(data)
     move_to(content, options.port)
-    arguments = {
-        application["name"]: application["args"] for application in content["applications"]
-    }
+    arguments = arguments_of(content)
     for name in ("trainer", "rollout_server"):
         arguments[name] |= {"model": str(options.model), "seed": options.seed}
     return content
@@ -146,16 +141,12 @@ def _check(options: DemoOptions) -> None:
 
 
 def _engine_environment(content: Any) -> dict[str, str] | None:
-    """Of the rollout servers; None where the file is wrong, as its check is going to say."""
+    """Of the rollout servers; None where the file is invalid, which its check reports."""
     try:
-        (arguments,) = (
-            application["args"]
-            for application in content["applications"]
-            if application["name"] == "rollout_server"
-        )
-        return environment(RolloutServerConfig.model_validate(arguments))
+        config = RolloutServerConfig.model_validate(arguments_of(content)["rollout_server"])
     except ValidationError:
         return None
+    return environment(config)
 
 
 def _train(
@@ -171,7 +162,7 @@ def _train(
         finish_model(maker)
     with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
-        cluster.wait_for_leases(options.url, replicas, timeout_s=SERVICES_S)
+        wait_until_leased(options.url, replicas, timeout_s=SERVICES_S)
     console.print(f"          chat at {options.url}/v1", highlight=False)
     console.print(f"          watch it at {options.url}/", highlight=False)
     console.print(f"          metrics at {cluster.metrics_url}", highlight=False, soft_wrap=True)
@@ -180,7 +171,7 @@ def _train(
         status = client.start(config)
         (Path(status.run_dir) / "deploy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         status = follow(client, status, console)
-        show_summary(status, client.trajectories(status.run_id, _SHOWN_TRAJECTORIES), console)
+        show_summary(status, client.trajectories(status.run_id), console)
     return status
 
 
@@ -237,7 +228,7 @@ def _say_what_next(
     console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
     following = options.seed + 1
     again = f"make demo SEED={following}" if is_clone() else f"millrace demo --seed {following}"
-    for command, why in (
+    for suggestion, why in (
         (again, "another model from the start"),
         (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page"),
         (
@@ -245,4 +236,4 @@ def _say_what_next(
             "the pieces by hand: serve run, millrace run, chat",
         ),
     ):
-        console.print(f"  {command:60} [dim]{why}[/]", highlight=False, soft_wrap=True)
+        console.print(f"  {suggestion:60} [dim]{why}[/]", highlight=False, soft_wrap=True)

@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millrace_tools.client.app_state import AppState
+from millrace_tools.client.application_status import ApplicationStatus
 from millrace_tools.client.served import Served
 from services.protocol.errors import NotReady
 
@@ -23,7 +23,7 @@ _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 class Deploying(Protocol):
     """What is waited for: `Deployment` on its own cluster, `Served` from outside."""
 
-    def states(self) -> list[AppState]:
+    def states(self) -> list[ApplicationStatus]:
         """How far each application is."""
 
 
@@ -82,7 +82,7 @@ def reason(message: str) -> str:
     return (errors or lines or [""])[-1]
 
 
-def _lateness(state: AppState) -> str:
+def _lateness(state: ApplicationStatus) -> str:
     status = state.status.lower().replace("_", " ")
     why = reason(state.message)
     if "taken more than" in why:  # Serve's guesses at the cause follow, the same for each
@@ -98,7 +98,7 @@ def _busy() -> str:
     return f". This machine is busy: a load of {load:.0f} on {cores} cores"
 
 
-def _table(states: list[AppState]) -> Table:
+def _table(states: list[ApplicationStatus]) -> Table:
     table = Table.grid(padding=(0, 2))
     for state in states:
         style = _STYLES.get(state.status, "dim")

@@ -7,10 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from millrace_tools.capacity.capacity import Nodes
-from millrace_tools.capacity.claims import Claim, in_words, total
+from millrace_tools.capacity.demands import ResourceDemand, resources_text, total
 from millrace_tools.capacity.sizing import sizing_of
-from millrace_tools.command import Commands, declare
-from millrace_tools.deploy.dry_run import cluster_of
+from millrace_tools.command import command, one_of, option
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from millrace_tools.deploy.file_kind import KUBERNETES, kind_of
 from millrace_tools.deploy.run_file import read_run_file
@@ -24,35 +23,27 @@ from services.protocol.yaml_text import load_yaml
 _COMPARED = ("CPU", "GPU")
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(
-        commands,
-        "check",
-        check_command,
-        "check a deployment file, alone or against the nodes it is for",
-    )
-    parser.add_argument("file", help="such as deploy/cluster.yaml, or a RayService manifest")
-    against = parser.add_mutually_exclusive_group()
-    against.add_argument(
-        "--nodes", metavar="FILE", help="the nodes that this `ray up` or RayService file makes"
-    )
-    against.add_argument(
-        "--cluster",
-        metavar="ADDRESS",
-        nargs="?",
-        const="",
-        help="the nodes of the Ray cluster at this address (RAY_ADDRESS, or the one here)",
-    )
-    parser.add_argument("--run", metavar="FILE", help="also a run file that is meant for it")
-    parser.add_argument("--figures", action="store_true", help="print memory, sequences, cores")
-    parser.add_argument(
-        "--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"
-    )
-
-
-def check_command(arguments: argparse.Namespace, console: Console) -> int:
-    """Check a file; 0 if nothing in it is wrong."""
+@command(
+    "check",
+    option("file", help="such as deploy/cluster.yaml, or a RayService manifest"),
+    one_of(
+        option(
+            "--nodes", metavar="FILE", help="the nodes that this `ray up` or RayService file makes"
+        ),
+        option(
+            "--cluster",
+            metavar="ADDRESS",
+            nargs="?",
+            const="",
+            help="the nodes of the Ray cluster at this address (RAY_ADDRESS, or the one here)",
+        ),
+    ),
+    option("--run", metavar="FILE", help="also a run file that is meant for it"),
+    option("--figures", action="store_true", help="print memory, sequences, cores"),
+    option("--gpu-gib", type=float, default=80.0, help="memory of a GPU, for --figures (80)"),
+)
+def check(arguments: argparse.Namespace, console: Console) -> int:
+    """Check a deployment file, alone or against the nodes it is for."""
     # Ray Serve takes seconds to import.
     from millrace_tools.deploy.deployment import Deployment
     from millrace_tools.deploy.node_types import nodes_of_ray_service
@@ -72,13 +63,13 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     later = deployment.check_nodes(nodes) if nodes is not None else []
     run = None
     if arguments.run is not None:
-        run = _checked_run(arguments.run, cluster_of(deployment.configs, arguments.file))
+        run = _checked_run(arguments.run, Cluster.of(deployment.configs, arguments.file))
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if left_out := missing(deployment.names):
         print_line(f"not in this file: {', '.join(left_out)}", console)
     if nodes is not None:
-        print_line(_compared(deployment.claims, nodes), console)
+        print_line(_compared(deployment.demands, nodes), console)
     for sentence in later:
         print_line(f"note: {sentence}", console)
     if not asked:
@@ -88,18 +79,18 @@ def check_command(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _compared(claims: Sequence[Claim], nodes: Nodes) -> str:
-    asked = total([part for claim in claims for part in claim.all_bundles])
-    have = in_words({name: nodes.most_of(name) for name in _COMPARED})
-    wanted = in_words({name: asked.get(name, 0.0) for name in _COMPARED})
+def _compared(demands: Sequence[ResourceDemand], nodes: Nodes) -> str:
+    asked = total([part for demand in demands for part in demand.bundles * demand.count])
+    have = resources_text({name: nodes.max_amount(name) for name in _COMPARED})
+    wanted = resources_text({name: asked.get(name, 0.0) for name in _COMPARED})
     return f"asks for {wanted}; the nodes have {have}"
 
 
 def _checked_run(path: str, cluster: Cluster) -> RunConfig:
-    """The run file, if it can go well on this deployment.
+    """The run file.
 
     Raises:
-        InvalidInput: the first thing that cannot.
+        InvalidInput: the first problem that it would have on this deployment.
     """
     run = read_run_file(path)
     for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=cluster).problems():
@@ -124,9 +115,9 @@ def _nodes(arguments: argparse.Namespace) -> Nodes | None:
         return nodes_of_file(arguments.nodes)
     if arguments.cluster is None:
         return None
-    from millrace_tools.client.joined_cluster import JoinedCluster
+    from millrace_tools.client.joined_cluster import joined_cluster
 
-    with JoinedCluster(arguments.cluster or None):
+    with joined_cluster(arguments.cluster or None):
         nodes = live_nodes()
     if not nodes.types:
         raise InvalidInput("--cluster", arguments.cluster, "It has no node that is alive.")

@@ -1,7 +1,7 @@
 """A deployment file: checked without a cluster, then given to Serve.
 
 All of Serve's private interfaces that the command line needs are here, but for what a built
-deployment asks of Ray, which is in `serve_claims.py`. Serve itself lets
+deployment asks of Ray, which is in `serve_demands.py`. Serve itself lets
 unknown keys pass at every level and finds bad arguments only on the cluster.
 """
 
@@ -19,26 +19,20 @@ from ray.serve._private.build_app import BuiltApplication, build_app
 from ray.serve.context import _check_cached_client_alive, _disconnect
 from ray.serve.schema import LoggingConfig, ServeApplicationSchema, ServeDeploySchema
 
-from millrace_tools.capacity.capacity import Nodes, check_room
-from millrace_tools.capacity.claims import Claim
-from millrace_tools.capacity.serve_claims import rank_claims, replica_claims
-from millrace_tools.client.app_state import AppState
-from millrace_tools.deploy.agreement import check_agreement
+from millrace_tools.capacity.capacity import Nodes, check_capacity
+from millrace_tools.capacity.demands import ResourceDemand
+from millrace_tools.capacity.serve_demands import rank_demands, replica_demands
+from millrace_tools.client.application_status import ApplicationStatus
+from millrace_tools.deploy.compatibility import check_compatibility
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
 from millrace_tools.deploy.unknown_keys import unknown_keys
-from millrace_tools.deploy.wiring import (
-    check_place,
-    check_ports,
-    check_router_url,
-    check_several_nodes,
-)
+from millrace_tools.deploy.wiring import check_addresses, check_place, check_several_nodes
 from services.access.config import AccessConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import first_problem
 from services.protocol.yaml_text import load_yaml
 
 Builder = Callable[[Any], Any]
-_FRONT = ("router", "orchestrator")
 _BUILT_IN = {"name", "route_prefix", "import_path", "args"}
 """Keys of an application that are in it once it is built; others are laid over it by Serve."""
 
@@ -53,14 +47,14 @@ class Deployment:
         built: each application, built here.
         configs: each application's arguments, by its name; `replicas` as `deployments` of the
             file has it, where it does.
-        claims: what Ray is asked for.
+        demands: resources that Ray is asked for.
     """
 
     source: str
     schema: ServeDeploySchema
     built: tuple[BuiltApplication, ...]
     configs: Mapping[str, BaseModel]
-    claims: tuple[Claim, ...]
+    demands: tuple[ResourceDemand, ...]
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
@@ -92,27 +86,27 @@ class Deployment:
             raise first_problem(error, source, ServeDeploySchema) from None
         configs: dict[str, BaseModel] = {}
         built = []
-        claims: list[Claim] = []
+        demands: list[ResourceDemand] = []
         for application in schema.applications:
             name, route = application.name, application.route_prefix
             check_place(name, application.import_path, route, source=source)
             builder, config = _configured(application, source)
             made = _build(application, builder, config, source, schema.logging_config)
-            asked = replica_claims(application, made, config)
-            claims += asked
+            asked = replica_demands(application, made, config)
+            demands += asked
             configs[name] = _scaled(config, asked)
             built.append(made)
         for name, config in configs.items():
             _check_access(name, config, schema.http_options.host, source)
-        _check_addresses(configs, schema, source)
-        check_agreement(configs, source=source)
-        claims += rank_claims(configs.get("trainer"))
+        check_addresses(configs, schema, source=source)
+        check_compatibility(configs, source=source)
+        demands += rank_demands(configs.get("trainer"))
         return cls(
             source=source,
             schema=schema,
             built=tuple(built),
             configs=configs,
-            claims=tuple(claims),
+            demands=tuple(demands),
         )
 
     @property
@@ -123,28 +117,23 @@ class Deployment:
     def replicas_of(self, name: str) -> int:
         """Replicas that the application `name` wants, over its deployments."""
         return sum(
-            claim.count for claim in self.claims if claim.application == name and claim.deployment
+            demand.count
+            for demand in self.demands
+            if demand.application == name and demand.deployment
         )
 
     def check_nodes(self, nodes: Nodes) -> list[str]:
-        """Check that all applications have room on these nodes together.
+        """Check that all applications fit on these nodes together.
 
         Returns:
-            What Serve would not be able to do later, a sentence each.
+            A sentence for each deployment that Serve could not scale to its maximum.
 
         Raises:
-            InvalidInput: something is larger than every node, or not all have room.
+            InvalidInput: something is larger than every node, or not all of it fits.
         """
-        url = getattr(self.configs.get("orchestrator"), "router_url", None)
-        if url is not None and "router" in self.configs and nodes.count > 1:
-            check_several_nodes(
-                url,
-                self.schema.proxy_location.value,
-                {one: getattr(self.configs[one], "node_resource", None) for one in _FRONT},
-                serve=self.schema.http_options.port,
-                source=self.source,
-            )
-        return check_room(self.claims, nodes, source=self.source)
+        if nodes.count > 1:
+            check_several_nodes(self.configs, self.schema, source=self.source)
+        return check_capacity(self.demands, nodes, source=self.source)
 
     def start(self) -> None:
         """Start Serve on the connected cluster if need be and hand the file over.
@@ -175,8 +164,8 @@ class Deployment:
             global_logging_config=self.schema.logging_config,
         )
 
-    def states(self) -> list[AppState]:
-        """How far the cluster is with each application."""
+    def states(self) -> list[ApplicationStatus]:
+        """The status of each application on the cluster."""
         applications = serve.status().applications
         return [_state(name, applications.get(name)) for name in self.names]
 
@@ -192,12 +181,12 @@ def shut_down_serve(*, timeout_s: float) -> None:
     _disconnect()  # type: ignore[no-untyped-call]
 
 
-def _state(name: str, overview: Any) -> AppState:
+def _state(name: str, overview: Any) -> ApplicationStatus:
     if overview is None:
-        return AppState(name=name, status="NOT_STARTED")
+        return ApplicationStatus(name=name, status="NOT_STARTED")
     replicas = [deployment.replica_states for deployment in overview.deployments.values()]
     details = [deployment.message for deployment in overview.deployments.values()]
-    return AppState(
+    return ApplicationStatus(
         name=name,
         status=str(getattr(overview.status, "value", overview.status)),
         running=sum(states.get("RUNNING", 0) for states in replicas),
@@ -206,7 +195,7 @@ def _state(name: str, overview: Any) -> AppState:
 
 
 def _configured(application: ServeApplicationSchema, source: str) -> tuple[Builder, BaseModel]:
-    """The application's builder and what it is to be called with."""
+    """The application's builder and its argument."""
     field = f"{source}: {application.name}"
     builder = _builder(application, field)
     (parameter,) = inspect.signature(builder).parameters.values()
@@ -222,29 +211,16 @@ def _configured(application: ServeApplicationSchema, source: str) -> tuple[Build
         raise InvalidInput(f"{field}.args.{name}", problem.value, problem.fix) from None
 
 
-def _check_addresses(
-    configs: Mapping[str, BaseModel], schema: ServeDeploySchema, source: str
-) -> None:
-    if "router" not in configs:
-        return
-    http, own = schema.http_options, getattr(configs["router"], "listen", None)
-    check_ports(http.port, own and own.port, source=source)
-    router_url = getattr(configs.get("orchestrator"), "router_url", None)
-    if router_url is not None:
-        ports = {http.port} | ({own.port} if own is not None else set())
-        check_router_url(router_url, http.host, ports, source=source)
-
-
-def _scaled(config: BaseModel, claims: Sequence[Claim]) -> BaseModel:
-    """The arguments with the number of replicas that Serve is told, which `deployments` of the
-    file may change while the application runs."""
+def _scaled(config: BaseModel, demands: Sequence[ResourceDemand]) -> BaseModel:
+    """The arguments with the number of replicas in the `deployments` of the file, if it is there:
+    Serve may change it while the application runs."""
     if not hasattr(config, "replicas"):
         return config
-    return config.model_copy(update={"replicas": claims[0].count})
+    return config.model_copy(update={"replicas": demands[0].count})
 
 
 def _check_access(name: str, config: BaseModel, host: str | None, source: str) -> None:
-    """Say now what a service that others reach without a key would say on the cluster."""
+    """Refuse now a service that others reach without a key, as the service itself would."""
     access = getattr(config, "access", None)
     if not isinstance(access, AccessConfig):
         return

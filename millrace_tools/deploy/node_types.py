@@ -68,7 +68,7 @@ def nodes_of_ray_service(file: RayServiceFile) -> Nodes:
 
 def _of_ray_up(data: Any, source: str) -> Nodes:
     workers = data.get("max_workers", 2)  # Ray's own default; the head is none of them
-    return Nodes(types=tuple(_types_of_ray_up(data, workers, source)), most=workers + 1)
+    return Nodes(types=tuple(_types_of_ray_up(data, workers, source)), max_count=workers + 1)
 
 
 def _types_of_ray_up(data: Any, workers: int, source: str) -> Iterator[NodeType]:
@@ -81,9 +81,9 @@ def _types_of_ray_up(data: Any, workers: int, source: str) -> Iterator[NodeType]
             raise InvalidInput(f"{source}: available_node_types.{name}.resources", None, _DETECTED)
         head = name == data.get("head_node_type")
         most = min(node.get("max_workers", 0 if head else workers), workers)  # as Ray has it
-        always = min(node.get("min_workers", 0), most) + head
+        min_count = min(node.get("min_workers", 0), most) + head
         resources = {one: float(amount) for one, amount in node["resources"].items()}
-        yield NodeType(name=name, count=most + head, resources=resources, always=always)
+        yield NodeType(name=name, count=most + head, resources=resources, min_count=min_count)
 
 
 def _of_ray_service(file: RayServiceFile) -> Iterator[NodeType]:

@@ -1,13 +1,11 @@
 """A run file, checked here so that nothing is half-started on the cluster."""
 
 from pathlib import Path
-from typing import Any
 
 from millrace_tools.deploy.file_kind import RUN, refuse_other_kind
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
-from services.protocol.run.task import TaskSource
 from services.protocol.yaml_text import load_yaml
 
 
@@ -23,72 +21,64 @@ def read_run_file(
     """
     data = load_yaml(path)
     refuse_other_kind(data, RUN, str(path))
-    config = RunConfig.from_data(_replaced(data, seed=seed, steps=steps), source=str(path))
-    folder = Path(path).resolve().parent
-    task_file, *files = (
-        _absolute_tasks(file, folder, str(path))
-        for file in (config.task_file, *(source.file for source in config.tasks))
-    )
+    if isinstance(data, dict):
+        given = {"seed": seed, "steps": steps}
+        data = data | {name: value for name, value in given.items() if value is not None}
+    config = RunConfig.from_data(data, source=str(path))
+    files = _Files(path)
     tasks = [
         source.model_copy(
             update={
-                "file": file,
-                "dataset": _absolute_dataset(source, folder),
-                "environment": _absolute_environment(source.environment, folder, str(path)),
+                "file": files.tasks(source.file),
+                "dataset": files.dataset(source.dataset),
+                "environment": files.definition(source.environment, "environment"),
             }
         )
-        for source, file in zip(config.tasks, files, strict=True)
+        for source in config.tasks
     ]
-    run_root = (folder / config.run_root).resolve()
-    loss = _absolute_loss(config.algorithm.loss, folder, str(path))
-    algorithm = config.algorithm.model_copy(update={"loss": loss})
-    paths = {"task_file": task_file, "run_root": str(run_root), "algorithm": algorithm}
-    environment = _absolute_environment(config.environment, folder, str(path))
-    absolute = config.model_copy(update=paths | {"environment": environment, "tasks": tasks})
+    loss = config.algorithm.loss
+    if loss.rpartition(":")[0].endswith(".py"):  # other losses are built in
+        loss = files.definition(loss, "algorithm.loss")
+    absolute = config.model_copy(
+        update={
+            "task_file": files.tasks(config.task_file),
+            "run_root": str((files.folder / config.run_root).resolve()),
+            "algorithm": config.algorithm.model_copy(update={"loss": loss}),
+            "environment": files.definition(config.environment, "environment"),
+            "tasks": tasks,
+        }
+    )
     TaskTable(absolute)
     return absolute
 
 
-def _absolute_tasks(file: str | None, folder: Path, source: str) -> str | None:
-    if file is None:
-        return None
-    task_file = (folder / file).resolve()
-    if not task_file.is_file():
-        fix = "There is no such file."
-        if (folder / "make_model.py").exists():
-            fix += f" `python -m examples.{folder.name}.make_model` writes it."
-        raise InvalidInput(f"{source}: task_file", str(task_file), fix)
-    return str(task_file)
+class _Files:
+    """Files that a run file names, relative to its folder."""
 
+    def __init__(self, path: str | Path) -> None:
+        self.source, self.folder = str(path), Path(path).resolve().parent
 
-def _absolute_dataset(source: TaskSource, folder: Path) -> str | None:
-    """A folder that begins with a dot counts from the run file; other names are as they are."""
-    if source.dataset is None or not source.dataset.startswith("."):
-        return source.dataset
-    return str((folder / source.dataset).resolve())
+    def tasks(self, file: str | None) -> str | None:
+        hint = ""
+        if (self.folder / "make_model.py").exists():
+            hint = f" `python -m examples.{self.folder.name}.make_model` writes it."
+        return None if file is None else self._existing(file, "task_file", hint)
 
+    def dataset(self, name: str | None) -> str | None:
+        """A name that begins with a dot is a folder; others are of the Hub."""
+        local = name is not None and name.startswith(".")
+        return str((self.folder / str(name)).resolve()) if local else name
 
-def _absolute_environment(environment: str | None, folder: Path, source: str) -> str | None:
-    if environment is None:
-        return None
-    place, _, name = environment.rpartition(":")
-    file = (folder / place).resolve()
-    if not file.is_file():
-        raise InvalidInput(f"{source}: environment", str(file), "There is no such file.")
-    return f"{file}:{name}"
+    def definition(self, reference: str | None, field: str) -> str | None:
+        """`FILE:NAME` of a definition in a file of the user's."""
+        if reference is None:
+            return None
+        file, _, name = reference.rpartition(":")
+        return f"{self._existing(file, field)}:{name}"
 
-
-def _absolute_loss(loss: str, folder: Path, source: str) -> str:
-    """The place of a loss in a file of the user's; other losses as they are."""
-    place, _, name = loss.rpartition(":")
-    if not place.endswith(".py"):
-        return loss
-    file = (folder / place).resolve()
-    if not file.is_file():
-        raise InvalidInput(f"{source}: algorithm.loss", str(file), "There is no such file.")
-    return f"{file}:{name}"
-
-
-def _replaced(data: Any, **values: int | None) -> Any:
-    given = {name: value for name, value in values.items() if value is not None}
-    return {**data, **given} if isinstance(data, dict) else data
+    def _existing(self, file: str, field: str, hint: str = "") -> str:
+        found = (self.folder / file).resolve()
+        if not found.is_file():
+            fix = f"There is no such file.{hint}"
+            raise InvalidInput(f"{self.source}: {field}", str(found), fix)
+        return str(found)

@@ -1,10 +1,11 @@
-"""What a run file would do on a deployment: the arithmetic, and what cannot go well."""
+"""The figures of a run on a deployment, and the problems that it would have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
+from typing import Any, Self
 
-from millrace_tools.capacity.model_size import parameters_of
+from millrace_tools.capacity.model_shape import parameters_of
 from services.disk import free_bytes
 from services.orchestrator.checks.run_check import DeploymentFacts, problems, trajectories
 from services.orchestrator.config import OrchestratorConfig
@@ -21,12 +22,26 @@ _GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a deployment file says of the services that a run meets."""
+    """The services of a deployment file that a run needs."""
 
     orchestrator: OrchestratorConfig
-    rollout: RolloutServerConfig
+    rollout_server: RolloutServerConfig
     router: RouterConfig
     trainer: TrainerConfig
+
+    @classmethod
+    def of(cls, configs: Mapping[str, Any], path: str) -> Self:
+        """From the arguments of each application.
+
+        Raises:
+            InvalidInput: the deployment file at `path` leaves one of them out.
+        """
+        names = cls.__dataclass_fields__
+        for name in names:
+            if name not in configs:
+                fix = "The file has no such application, so it says nothing about a run."
+                raise InvalidInput(f"{path}: applications", name, fix)
+        return cls(**{name: configs[name] for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +53,16 @@ class RunPlan:
     cluster: Cluster | None
 
     @property
-    def trajectories(self) -> int:
-        """Of one train step."""
-        return trajectories(self.run)
-
-    @property
-    def groups_in_flight(self) -> int:
-        """Sample groups that may be open at a time."""
-        return self.run.schedule.groups_in_flight(self.run.batch_groups)
-
-    @property
     def checkpoint_bytes(self) -> int | None:
-        """Of one checkpoint; None where the model is not known here, or is frozen."""
+        """Bytes of a checkpoint; None where the model is not on this machine, or is frozen."""
         trainer = self.cluster.trainer if self.cluster else None
         parameters = parameters_of(trainer.model) if trainer and not trainer.lora else None
         return None if parameters is None else checkpoint_bytes(parameters)
 
     def figures(self) -> Iterator[tuple[str, str]]:
-        """Name and value of what the run amounts to, for people."""
+        """Names and values, for people."""
         run, schedule = self.run, self.run.schedule
+        answers = trajectories(run)
         prompts, known = run.steps * run.batch_groups, len(self.tasks.train)
         yield "tasks", f"{known:,} to learn from, {len(self.tasks.heldout):,} held out"
         yield (
@@ -66,11 +72,11 @@ class RunPlan:
         )
         yield (
             "train step",
-            f"{run.batch_groups} groups x {run.group_size} = {self.trajectories:,} "
-            f"trajectories, at most {self.trajectories * run.sampling.max_tokens:,} sampled tokens",
+            f"{run.batch_groups} groups x {run.group_size} = {answers:,} "
+            f"trajectories, at most {answers * run.sampling.max_tokens:,} sampled tokens",
         )
         yield "schedule", f"{schedule.preset}: unfinished {schedule.unfinished}"
-        open_now = self.groups_in_flight
+        open_now = schedule.groups_in_flight(run.batch_groups)
         yield (
             "in flight",
             f"at most {open_now} groups = {open_now * run.group_size:,} answers at a time",
@@ -92,7 +98,7 @@ class RunPlan:
             yield f"{name}: {answers} at temperature {plan.temperature:g}{often}"
 
     def _on(self, cluster: Cluster) -> Iterator[tuple[str, str]]:
-        rollout, trainer = cluster.rollout, cluster.trainer
+        rollout, trainer = cluster.rollout_server, cluster.trainer
         ranks, gpus = trainer.world_size, trainer.gpus_per_rank * trainer.world_size
         devices = f"{ranks} ranks on {trainer.device}" + (f" ({gpus:g} GPUs)" if gpus else "")
         yield "trainer", f"{devices}, {self._passes(cluster)}"
@@ -107,8 +113,8 @@ class RunPlan:
 
     def _passes(self, cluster: Cluster) -> str:
         trainer, updates = cluster.trainer, self.run.algorithm.minibatches
-        rows = ceil(self.trajectories / updates / trainer.world_size)
-        longest = cluster.rollout.max_model_len
+        rows = ceil(trajectories(self.run) / updates / trainer.world_size)
+        longest = cluster.rollout_server.max_model_len
         together = max(1, trainer.micro_batch_tokens // longest)
         passes = ceil(rows / together)
         return f"{updates} optimizer steps, each of at most {passes} micro-batches a rank"
@@ -116,7 +122,7 @@ class RunPlan:
     def _checkpoints(self) -> str:
         often = f"every {self.run.checkpoint.every} steps and at the end"
         if self.checkpoint_bytes is None or self.cluster is None:
-            return f"{often}; how large is not known here"
+            return f"{often}; the model's size is not known here"
         kept = self.cluster.trainer.checkpoints_kept
         return (
             f"{often}, {kept} kept, {self.checkpoint_bytes / _GB:.2f} GB each; "
@@ -124,22 +130,19 @@ class RunPlan:
         )
 
     def problems(self) -> Iterator[InvalidInput]:
-        """What would fail or do nothing, each with the field to change."""
-        return problems(self.run, self.tasks, self._surroundings)
-
-    @property
-    def _surroundings(self) -> DeploymentFacts:
-        if self.cluster is None:
-            return DeploymentFacts()
-        rollout, trainer = self.cluster.rollout, self.cluster.trainer
-        return DeploymentFacts(
-            environments=self.cluster.orchestrator.environments,
-            tracker_addresses=self.cluster.orchestrator.tracker_addresses,
-            score_queue=self.cluster.orchestrator.score_queue,
-            models=(rollout.served_model_name,),
-            max_model_len=rollout.max_model_len,
-            max_choices=self.cluster.router.max_choices,
-            ranks=trainer.world_size,
-            checkpoint_bytes=self.checkpoint_bytes,
-            checkpoints_kept=trainer.checkpoints_kept,
-        )
+        """Settings that would fail or have no effect, each with a fix."""
+        facts = DeploymentFacts()
+        if self.cluster is not None:
+            rollout, trainer = self.cluster.rollout_server, self.cluster.trainer
+            facts = DeploymentFacts(
+                environments=self.cluster.orchestrator.environments,
+                tracker_addresses=self.cluster.orchestrator.tracker_addresses,
+                score_queue=self.cluster.orchestrator.score_queue,
+                models=(rollout.served_model_name,),
+                max_model_len=rollout.max_model_len,
+                max_choices=self.cluster.router.max_choices,
+                ranks=trainer.world_size,
+                checkpoint_bytes=self.checkpoint_bytes,
+                checkpoints_kept=trainer.checkpoints_kept,
+            )
+        return problems(self.run, self.tasks, facts)

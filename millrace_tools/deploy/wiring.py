@@ -1,4 +1,4 @@
-"""Whether the services of one deployment file will find each other.
+"""Checks that the services of one deployment file will find each other.
 
 They look each other up by application name (`services.peers`), and the orchestrator calls
 the router at its address. Serve knows nothing of either.
@@ -10,6 +10,8 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from pydantic import BaseModel
 
 from millrace_tools.capacity.machine import free_port
 from services.protocol.errors import InvalidInput
@@ -29,7 +31,7 @@ _BUILDER = re.compile(r"services\.(\w+)\.app[.:]build")
 
 
 def check_place(name: str, import_path: str, route: str | None, *, source: str) -> None:
-    """Refuse a service under a name or a route at which nobody looks for it.
+    """Refuse a service under a name or a route at which no other service looks for it.
 
     Raises:
         InvalidInput: the name is not that of the service, or the route is another one.
@@ -47,66 +49,68 @@ def check_place(name: str, import_path: str, route: str | None, *, source: str) 
         raise InvalidInput(f"{source}: applications[{name}].route_prefix", route, fix)
 
 
-def check_ports(serve: int, listen: int | None, *, source: str) -> None:
-    """Refuse a router that would listen where Serve's proxy does.
+def check_addresses(configs: Mapping[str, BaseModel], schema: Any, *, source: str) -> None:
+    """Refuse a router on the port of Serve's proxy, and an orchestrator that would miss it.
+
+    Args:
+        configs: arguments by application.
+        schema: Serve's `ServeDeploySchema` of the file, which is slow to import here.
+        source: the file.
 
     Raises:
-        InvalidInput: both have the same port.
+        InvalidInput: the router's port is Serve's, or the orchestrator's `router_url` is not a
+            URL, or is on this machine but has neither port.
     """
-    if listen == serve and listen:
+    if "router" not in configs:
+        return
+    serve, host = schema.http_options.port, schema.http_options.host
+    own = getattr(configs["router"], "listen", None)
+    if own and own.port == serve:
         fix = (
             "Serve's proxy has this port (http_options.port): give the proxy another one, such as "
             "8001. Clients use the router's."
         )
-        raise InvalidInput(f"{source}: router.args.listen.port", listen, fix)
-
-
-def check_router_url(router_url: str, host: str | None, ports: set[int], *, source: str) -> None:
-    """Refuse an address of the router that is on this machine, but at none of the `ports`.
-
-    Raises:
-        InvalidInput: its port is neither Serve's nor the router's own, or it is no address.
-    """
+        raise InvalidInput(f"{source}: router.args.listen.port", own.port, fix)
+    router_url = getattr(configs.get("orchestrator"), "router_url", None)
+    if router_url is None:
+        return
+    ports = {serve} | ({own.port} if own is not None else set())
     url, wanted = _address(router_url, source)
-    here = url.hostname == host or _is_here(url.hostname or "")
-    if here and wanted not in ports:
-        answers = " and ".join(f"port {port}" for port in sorted(ports))
-        fix = f"The router is at {answers} (router.args.listen.port, http_options.port)."
+    if (url.hostname == host or _is_here(url.hostname or "")) and wanted not in ports:
+        listens = " and ".join(f"port {port}" for port in sorted(ports))
+        fix = f"The router is at {listens} (router.args.listen.port, http_options.port)."
         raise InvalidInput(f"{source}: {_ROUTER_URL}", router_url, fix)
 
 
-def check_several_nodes(
-    router_url: str, location: str, places: Mapping[str, str | None], *, serve: int, source: str
-) -> None:
-    """Refuse an orchestrator on several nodes that could be where it does not reach the router.
-
-    Args:
-        router_url: where the orchestrator calls it.
-        location: which nodes have a proxy of Serve's.
-        places: `node_resource` of router and orchestrator.
-        serve: port of Serve's proxies.
-        source: the file.
+def check_several_nodes(configs: Mapping[str, BaseModel], schema: Any, *, source: str) -> None:
+    """Refuse an orchestrator on several nodes that may not reach the router.
 
     Raises:
         InvalidInput: the orchestrator calls the router on its own node, which may have none.
     """
+    router_url = getattr(configs.get("orchestrator"), "router_url", None)
+    if router_url is None or "router" not in configs:
+        return
     url, port = _address(router_url, source)
     if not _is_here(url.hostname or ""):
         return
-    if port == serve:
+    location = schema.proxy_location.value
+    router, orchestrator = (
+        getattr(configs[name], "node_resource", None) for name in ("router", "orchestrator")
+    )
+    if port == schema.http_options.port:
         if location != "EveryNode":
             fix = (
                 "Write EveryNode: the orchestrator may run on any node and calls the router at "
                 f"{router_url}, its own node's proxy."
             )
             raise InvalidInput(f"{source}: proxy_location", location, fix)
-    elif places["router"] is None or places["router"] != places["orchestrator"]:
+    elif router is None or router != orchestrator:
         fix = (
             f"The orchestrator calls the router at {router_url}, on its own node: give both the "
             "same `node_resource`, that of one node, such as head."
         )
-        field = f"{source}: orchestrator.args.node_resource"
-        raise InvalidInput(field, places["orchestrator"], fix)
+        raise InvalidInput(f"{source}: orchestrator.args.node_resource", orchestrator, fix)
 
 
 def _address(router_url: str, source: str) -> tuple[SplitResult, int]:
@@ -118,19 +122,24 @@ def _address(router_url: str, source: str) -> tuple[SplitResult, int]:
         raise InvalidInput(f"{source}: {_ROUTER_URL}", router_url, fix) from None
 
 
+def arguments_of(content: Any) -> dict[str, Any]:
+    """The arguments of each application in a deployment file's content, by its name."""
+    return {one["name"]: one.setdefault("args", {}) for one in content["applications"]}
+
+
 def move_to(content: Any, port: int) -> None:
     """Change a deployment file's content so that it is served at this port of this machine.
 
-    Serve's own proxy gets a free port, which nobody needs to know.
+    Serve's own proxy gets a free port, which is for the services alone.
     """
-    arguments = {one["name"]: one.setdefault("args", {}) for one in content["applications"]}
+    arguments = arguments_of(content)
     content["http_options"]["port"] = free_port()
     arguments["router"]["listen"]["port"] = port
     arguments["orchestrator"]["router_url"] = f"http://127.0.0.1:{port}"
 
 
 def missing(names: list[str]) -> list[str]:
-    """The services that a file leaves out, which can be meant."""
+    """The services that a file leaves out, on purpose or not."""
     return [service for service in SERVICES if service not in names]
 
 

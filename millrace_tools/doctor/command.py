@@ -10,32 +10,27 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace_tools.command import JOINED, Commands, declare
+from millrace_tools.command import FAILED, RAY_ADDRESS, command, option
 from millrace_tools.doctor import across, checks
 from millrace_tools.doctor.facts import Machine, Node
 from millrace_tools.doctor.finding import Finding, Grade
 
-_FAULTY = 1
 _STYLES = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.FAULT: "bold red"}
 
 Findings = dict[str, Finding]
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(
-        commands,
-        "doctor",
-        doctor_command,
-        "what this machine or cluster can do, and the fix for each fault",
-        JOINED,
-    )
-    parser.add_argument("--cluster", action="store_true", help="look at every node of a cluster")
-    parser.add_argument("--runs", default=".", help="where runs will be written (here)")
+@command(
+    "doctor",
+    RAY_ADDRESS,
+    option("--cluster", action="store_true", help="look at every node of a cluster"),
+    option("--runs", default=".", help="where runs will be written (here)"),
+)
+def doctor(arguments: argparse.Namespace, console: Console) -> int:
+    """Show what this machine or cluster can do, and the fix for each fault.
 
-
-def doctor_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace doctor`; raises as `look_at_nodes` does."""
+    Raises as `look_at_nodes` does.
+    """
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
     # Looking needs what only this command needs, and Ray takes a second to import.
     if arguments.cluster:
@@ -55,7 +50,7 @@ def doctor_command(arguments: argparse.Namespace, console: Console) -> int:
     else:
         print(json.dumps(as_json(nodes, found, together), indent=2))
     everything = [*together.values(), *(one for each in found.values() for one in each.values())]
-    return _FAULTY if any(one.grade is Grade.FAULT for one in everything) else 0
+    return FAILED if any(one.grade is Grade.FAULT for one in everything) else 0
 
 
 def examine(machine: Machine) -> Findings:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from millrace_tools.client.joined_cluster import JoinedCluster
+from millrace_tools.client.joined_cluster import joined_cluster
 from millrace_tools.doctor.facts import Machine, Node
 from millrace_tools.doctor.probes import observe
 from services.protocol.errors import NotReady
@@ -37,7 +37,7 @@ def look_at_nodes(address: str | None, runs: str) -> list[Node]:
         InvalidInput: there is no cluster at the address.
         NotReady: it does not let us in, or has no node.
     """
-    with JoinedCluster(address):
+    with joined_cluster(address):
         alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         if not alive:
             raise NotReady("the cluster has no living node")

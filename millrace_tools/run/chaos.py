@@ -17,9 +17,9 @@ from millrace_tools.chaos.control_connections import ControlConnections
 from millrace_tools.chaos.observation import InjectedFault, Observation
 from millrace_tools.chaos.report import make_report
 from millrace_tools.chaos.script import Script
-from millrace_tools.client.api_key import API_KEY
 from millrace_tools.client.runs_client import ENDED, RunsClient
-from millrace_tools.command import JOINED, SERVED, Commands, declare
+from millrace_tools.client.services_url import API_KEY
+from millrace_tools.command import ACTIVE_RUN, FAILED, RAY_ADDRESS, SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from millrace_tools.run.chaos_report import show_report, write_report
 from services.ledger.ledger import ledger_of
@@ -29,45 +29,37 @@ from services.protocol.run.orchestrator import RunStatus
 if TYPE_CHECKING:
     from millrace_tools.chaos.node_agent import Node
 
-_LOST = 1
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_PAUSE_S = 0.5
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(
-        commands,
-        "chaos",
-        chaos_command,
-        "break a run's cluster on purpose; status 1 if anything was lost",
-        SERVED,
-        JOINED,
-    )
-    parser.add_argument("run_id", nargs="?", help="the active one, if left out")
-    parser.add_argument("--seed", type=int, default=0, help="of the random faults (0)")
-    parser.add_argument("--for", dest="seconds", type=float, default=60.0, help="seconds (60)")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds between faults (10)")
-    parser.add_argument("--script", metavar="FILE", help="of faults, in place of random ones")
-    parser.add_argument("--clients", type=int, default=2, help="of the router meanwhile (2)")
-    parser.add_argument("--settle", type=float, default=120.0, help="seconds to recover in (120)")
-    parser.add_argument("--json", type=Path, help="write the report here, too")
-    parser.add_argument("--yes", action="store_true", help="do not ask before hitting other hosts")
-
-
-def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
-    """`millrace chaos`: faults, and a report of what they cost."""
+@command(
+    "chaos",
+    SERVICES_URL,
+    RAY_ADDRESS,
+    ACTIVE_RUN,
+    option("--seed", type=int, default=0, help="of the random faults (0)"),
+    option("--for", dest="seconds", type=float, default=60.0, help="seconds (60)"),
+    option("--every", type=float, default=10.0, help="seconds between faults (10)"),
+    option("--script", metavar="FILE", help="of faults, in place of random ones"),
+    option("--clients", type=int, default=2, help="of the router meanwhile (2)"),
+    option("--settle", type=float, default=120.0, help="seconds to recover in (120)"),
+    option("--json", type=Path, help="write the report here, too"),
+    option("--yes", action="store_true", help="do not ask before hitting other hosts"),
+)
+def chaos(arguments: argparse.Namespace, console: Console) -> int:
+    """Inject faults into a run's cluster; status 1 if anything was lost."""
     arguments.script = Script.from_yaml(arguments.script) if arguments.script else None
     # Ray and openai take seconds to import; only this command needs both.
     from millrace_tools.chaos.node_agent import nodes
-    from millrace_tools.client.joined_cluster import JoinedCluster
+    from millrace_tools.client.joined_cluster import joined_cluster
     from services.peers import bus_peer
 
     with RunsClient(arguments.url) as runs:
         run = runs.status(arguments.run_id) if arguments.run_id else runs.active("break")
         if run.state in ENDED:
             raise InvalidInput("run_id", run.run_id, f"The run is {run.state} already.")
-        with JoinedCluster(arguments.address):
+        with joined_cluster(arguments.address):
             agents = nodes()
             _check_cluster(agents, run)
             _confirm(arguments, agents)
@@ -80,7 +72,7 @@ def chaos_command(arguments: argparse.Namespace, console: Console) -> int:
         write_report(report, arguments.json)
     if interrupted:
         raise KeyboardInterrupt
-    return _LOST if report.lost else 0
+    return FAILED if report.lost else 0
 
 
 async def _campaign(

@@ -1,4 +1,4 @@
-"""Follows a run to its end, whatever happens to the connection for a while."""
+"""Follows a run to its end, even if the connection is lost for a while."""
 
 import time
 

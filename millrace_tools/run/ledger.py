@@ -1,33 +1,24 @@
-"""`millrace ledger`: the balance of a run's ledger, also of one that crashed."""
+"""`millrace ledger`: the balance of a run's ledger, also of a run that crashed."""
 
 import argparse
-from pathlib import Path
 
 from rich.console import Console
 
-from millrace_tools.command import FAILED, Commands, declare
+from millrace_tools.command import FAILED, RUN_DIR, command
 from millrace_tools.output import print_line, print_rows
 from services.ledger.ledger import ledger_of
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(commands, "ledger", ledger, "show whether a run's ledger balances")
-    parser.add_argument("run_dir", help="such as runs/tiny_code-...")
-
-
+@command("ledger", RUN_DIR)
 def ledger(arguments: argparse.Namespace, console: Console) -> int:
-    """Show the balance of a run; status 1 if the sides differ."""
-    return 0 if show_balance(arguments.run_dir, console) else FAILED
+    """Show whether a run's ledger balances.
 
-
-def show_balance(run_dir: str | Path, console: Console) -> bool:
-    """Print both sides of the ledger, in groups and in tokens; returns whether they agree.
+    Prints both sides in groups and in tokens; status 1 if they differ.
 
     Raises:
         InvalidInput: the directory has no ledger that can be read.
     """
-    with ledger_of(run_dir) as copy:
+    with ledger_of(arguments.run_dir) as copy:
         groups, tokens = copy.counts().model_dump(), copy.token_counts().model_dump()
         wasted, off = copy.wasted(), copy.imbalance()
     rows = [("", "groups", "tokens")]
@@ -40,4 +31,4 @@ def show_balance(run_dir: str | Path, console: Console) -> bool:
         print_rows([("cause", "tokens"), *((n, f"{t:,}") for n, t in wasted.items())], console)
     verdict = "balances" if not off else f"DOES NOT BALANCE: the sides differ by {off:,}"
     print_line(f"\nThe ledger {verdict}.", console)
-    return not off
+    return FAILED if off else 0

@@ -32,12 +32,12 @@ def show_summary(status: RunStatus, trajectories: list[dict[str, Any]], console:
         console.print(_answers(trajectories))
 
 
-def show_how_to_go_on(status: RunStatus, url: str, console: Console) -> None:
+def show_how_to_resume(status: RunStatus, url: str, console: Console) -> None:
     """Print the command that resumes a run; on a line of its own, whole, to be copied."""
     config = Path(status.run_dir) / "config.yaml"
     words = ["millrace", "run", near(config), "--resume", status.run_id]
     words += ["--url", url] if url != URL else []
-    console.print(Text(f"To go on with it:\n  {shlex.join(words)}"), soft_wrap=True)
+    console.print(Text(f"To resume it:\n  {shlex.join(words)}"), soft_wrap=True)
 
 
 def near(path: str | Path) -> str:

@@ -5,7 +5,7 @@ import argparse
 from rich.console import Console
 
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.command import SERVED, Commands, declare
+from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_items, print_line, shown
 from millrace_tools.run.run_view import evaluation_text, failures_text, idle_text, ledger_text
 from services.protocol.run.orchestrator import RunStatus
@@ -20,14 +20,9 @@ _COLUMNS = {
 }
 
 
-def add(commands: Commands) -> None:
-    """Declare the command."""
-    parser = declare(commands, "status", status, "show all runs, or one", SERVED)
-    parser.add_argument("run_id", nargs="?", help="without it, all are listed")
-
-
+@command("status", SERVICES_URL, option("run_id", nargs="?", help="without it, all are listed"))
 def status(arguments: argparse.Namespace, console: Console) -> int:
-    """Show all runs, or one of them in full."""
+    """Show all runs, or one."""
     with RunsClient(arguments.url) as client:
         if arguments.run_id is not None:
             show_run(client.status(arguments.run_id), console)
@@ -39,7 +34,7 @@ def status(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def show_run(run: RunStatus, console: Console) -> None:
-    """Print everything the orchestrator says of one run but its summary."""
+    """Print the whole status of a run but its summary."""
     sides = ((side, idle_text(causes)) for side, causes in run.idle.items())
     texts = {
         "ledger": ledger_text(run.ledger),

@@ -1,77 +1,52 @@
-"""What in a look needs somebody's attention; one function an alarm."""
+"""Alarms: facts of a snapshot that need attention."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from millrace_tools.top.snapshot import Snapshot
-from services.protocol.run.orchestrator import RunState
+from millrace_tools.top.snapshot import Rewards, Snapshot
+from services.protocol.run.orchestrator import RunState, RunStatus
 from services.protocol.weights.weight_bus import ReplicaState
 
 _QUEUE_AGE_S = 60.0
-_ILL = (ReplicaState.SUSPECT, ReplicaState.DEAD)
+_UNHEALTHY = (ReplicaState.SUSPECT, ReplicaState.DEAD)
 _WORKING = (RunState.TRAINING, RunState.EVALUATING)
 
 
-def absent(look: Snapshot) -> Iterator[str]:
-    """A service does not answer."""
+def alarms(look: Snapshot) -> list[str]:
+    """All alarms: sources that do not answer, then runs, replicas, pushes and rewards."""
+    return list(_alarms(look))
+
+
+def _alarms(look: Snapshot) -> Iterator[str]:
     for source, why in look.absent.items():
         yield f"{source}: {why}"
-
-
-def runs(look: Snapshot) -> Iterator[str]:
-    """A run broke, is being recovered, waits for room, or its ledger is off."""
     for run in look.runs:
-        if run.state in (RunState.FAILED, RunState.RECOVERING, RunState.DISK_FULL):
-            yield f"{run.run_id} is {run.state}: {run.detail}"
-        counts = run.ledger.model_dump()
-        off = counts.pop("admitted") - sum(counts.values())
-        if off:
-            yield f"{run.run_id}: the ledger does not balance, the sides differ by {off}"
-        if run.state in _WORKING and run.heldout_problem:
-            yield f"{run.run_id}: {run.heldout_problem}"
-
-
-def leases(look: Snapshot) -> Iterator[str]:
-    """A run works, and no replica may be given work."""
-    for run in look.runs:
-        if run.state in _WORKING and not run.live_replicas:
-            yield f"{run.run_id} has no replica with a lease"
-
-
-def replicas(look: Snapshot) -> Iterator[str]:
-    """A replica is suspect or dead."""
+        yield from _of_run(run)
     for one in look.replicas:
-        if one.state in _ILL:
+        if one.state in _UNHEALTHY:
             yield f"{one.replica_id} is {one.state}: {one.error or 'no reason known'}"
-
-
-def pushes(look: Snapshot) -> Iterator[str]:
-    """The newest version fails somewhere."""
     for push in look.pushes[-1:]:
         if push.failures:
             yield f"version {push.version} failed {push.failures} times: {push.error}"
+    if look.rewards is not None:
+        yield from _of_rewards(look.rewards)
 
 
-def rewards(look: Snapshot) -> Iterator[str]:
-    """Grading itself fails, or does not keep up."""
-    if look.rewards is None:
-        return
+def _of_run(run: RunStatus) -> Iterator[str]:
+    if run.state in (RunState.FAILED, RunState.RECOVERING, RunState.DISK_FULL):
+        yield f"{run.run_id} is {run.state}: {run.detail}"
+    counts = run.ledger.model_dump()
+    if off := counts.pop("admitted") - sum(counts.values()):
+        yield f"{run.run_id}: the ledger does not balance, the sides differ by {off}"
+    if run.state in _WORKING:
+        if run.heldout_problem:
+            yield f"{run.run_id}: {run.heldout_problem}"
+        if not run.live_replicas:
+            yield f"{run.run_id} has no replica with a lease"
+
+
+def _of_rewards(rewards: Rewards) -> Iterator[str]:
     for verdict in ("infra_error", "crashed_sandbox"):
-        if rate := look.rewards.verdicts.get(verdict):
+        if rate := rewards.verdicts.get(verdict):
             yield f"{rate:.2g} answers a second end in {verdict}"
-    if look.rewards.queue_age_s > _QUEUE_AGE_S:
-        yield f"an answer has waited {look.rewards.queue_age_s:.0f} s to be graded"
-
-
-ALARMS: tuple[Callable[[Snapshot], Iterator[str]], ...] = (
-    absent,
-    runs,
-    leases,
-    replicas,
-    pushes,
-    rewards,
-)
-
-
-def alarms(look: Snapshot) -> list[str]:
-    """All of them, the most basic first."""
-    return [text for alarm in ALARMS for text in alarm(look)]
+    if rewards.queue_age_s > _QUEUE_AGE_S:
+        yield f"an answer has waited {rewards.queue_age_s:.0f} s to be graded"

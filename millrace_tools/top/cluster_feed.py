@@ -1,6 +1,6 @@
-"""What the bus and Ray know, from a process of its own that is joined to the cluster.
+"""The state of the weight bus and of Ray, read by a process that is joined to the cluster.
 
-A process joined to a cluster ends with it. The view must not, so another one is joined and
+A process joined to a cluster ends with it. The view must not, so another process joins, and is
 started again whenever it has ended.
 """
 
@@ -22,15 +22,16 @@ _LOOK_S = 1.0
 _AGAIN_S = 2.0
 _END_S = 5.0
 _SILENT_S = 15.0
-"""Without a word from the bus for so long the cluster may be another one: join again."""
+"""If the bus is silent for so long, the cluster may have been replaced: join again."""
 
 
 class ClusterFeed:
-    """Keeps the newest word of the process; a context manager.
+    """Keeps the newest state that the process has printed; a context manager.
 
     Attributes:
-        newest: the last look, None before the first.
-        problem: why there is none, empty while there is.
+        newest: the newest state, None before the first.
+        problem: why there is none, else empty.
+        heard: set when the process has printed anything, or has ended.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -71,40 +72,33 @@ class ClusterFeed:
 
     def _listen(self, lines: IO[str]) -> None:
         for line in lines:
-            word = _word(line)
-            if word is None:
-                continue
-            self.problem = word.get("problem", "")
-            self.newest = None if self.problem else word
-            self.heard.set()
+            try:
+                state = json.loads(line)
+            except ValueError:
+                continue  # the end of the process cut it short, or Ray has printed it
+            if isinstance(state, dict):
+                self.problem = state.get("problem", "")
+                self.newest = None if self.problem else state
+                self.heard.set()
         self.newest = None
         self.problem = self.problem or "the connection to the cluster was lost"
         self.heard.set()
 
 
-def _word(line: str) -> dict[str, Any] | None:
-    """What the process said; None for a line that its end cut short, or that Ray has printed."""
-    try:
-        word = json.loads(line)
-    except ValueError:
-        return None
-    return word if isinstance(word, dict) else None
-
-
 def main() -> None:
-    """The process: a line of JSON a look, until the cluster or whoever reads is gone."""
+    """The process: prints a line of JSON a second until the cluster or the reader has ended."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--address")
     address = parser.parse_args().address
     threading.Thread(target=_end_with_reader, daemon=True).start()
     # In this process alone: Ray takes a second to import.
-    from millrace_tools.client.joined_cluster import JoinedCluster
+    from millrace_tools.client.joined_cluster import joined_cluster
 
     try:
-        with JoinedCluster(address):
-            asyncio.run(_tell())
+        with joined_cluster(address):
+            asyncio.run(_print_states())
     except (InvalidInput, NotReady) as error:
-        _say({"problem": getattr(error, "fix", str(error))})
+        _print({"problem": getattr(error, "fix", str(error))})
 
 
 def _end_with_reader() -> None:
@@ -112,7 +106,7 @@ def _end_with_reader() -> None:
     os._exit(0)
 
 
-async def _tell() -> None:
+async def _print_states() -> None:
     import ray
 
     from services.peers import bus_peer
@@ -124,7 +118,7 @@ async def _tell() -> None:
             table, versions = await bus.watch(-1, 0.0), await bus.versions()
             heard = time.monotonic()
         except NotReady as error:
-            _say({"problem": str(error)})
+            _print({"problem": str(error)})
             await asyncio.sleep(_LOOK_S)
             continue
         nodes = await asyncio.to_thread(ray.nodes)  # type: ignore[no-untyped-call]
@@ -133,18 +127,13 @@ async def _tell() -> None:
             for node in nodes
             if node["Alive"]
         ]
-        _say(
-            {
-                "table": asdict(table),
-                "versions": [asdict(record) for record in versions],
-                "pages": pages,
-            }
-        )
+        records = [asdict(record) for record in versions]
+        _print({"table": asdict(table), "versions": records, "pages": pages})
         await asyncio.sleep(_LOOK_S)
 
 
-def _say(word: Mapping[str, Any]) -> None:
-    print(json.dumps(word), flush=True)
+def _print(state: Mapping[str, Any]) -> None:
+    print(json.dumps(state), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Draws a look; every line fits 80 columns, and more where there is room."""
+"""Draws a snapshot in 80 columns, or more in a wider terminal."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_tools.client.runs_client import ENDED
+from millrace_tools.output import shown
 from millrace_tools.run.run_view import duration_text, idle_text, ledger_text, sparkline
 from millrace_tools.top.alarms import alarms
 from millrace_tools.top.snapshot import Push, Replica, Rewards, Snapshot
@@ -37,7 +38,7 @@ class RewardHistory:
 
 
 def draw(look: Snapshot, history: RewardHistory) -> RenderableType:
-    """Everything, what matters most first."""
+    """The whole screen: alarms first."""
     parts: list[RenderableType] = [_heading(look)]
     parts += [Text(f"! {text}", style="bold red", overflow="fold") for text in _shown_alarms(look)]
     active = [run for run in look.runs if run.state not in ENDED]
@@ -78,20 +79,19 @@ def _run(run: RunStatus, history: RewardHistory) -> RenderableType:
     left = "" if run.seconds_left is None else f", {duration_text(run.seconds_left)} left"
     table.add_row("step", Text(f"{run.step}/{run.steps}{left}  {run.state}: {run.detail}"))
     heldout = "" if run.heldout_pass_rate is None else f"  held-out {run.heldout_pass_rate:.2f}"
-    table.add_row("reward", f"{_rate(run.reward)}{heldout}  {sparkline(history.of(run.run_id))}")
+    table.add_row("reward", f"{shown(run.reward)}{heldout}  {sparkline(history.of(run.run_id))}")
     stale = "-" if run.staleness is None else f"{run.staleness:g}"
-    version = "-" if run.policy_version is None else str(run.policy_version)
-    table.add_row("policy", f"version {version}, staleness {stale}")
+    table.add_row("policy", f"version {shown(run.policy_version)}, staleness {stale}")
     table.add_row("tokens", f"{run.tokens_per_second:,.0f}/s, {run.tokens_generated:,} so far")
     for side, causes in run.idle.items():
-        if shown := idle_text(causes):
-            table.add_row(f"{side} idle", shown)
+        if text := idle_text(causes):
+            table.add_row(f"{side} idle", text)
     table.add_row("ledger", ledger_text(run.ledger))
     return table
 
 
 def _ended(run: RunStatus) -> Text:
-    rates = f"reward {_rate(run.reward)}  held-out {_rate(run.heldout_pass_rate)}"
+    rates = f"reward {shown(run.reward)}  held-out {shown(run.heldout_pass_rate)}"
     return Text(f"{run.run_id}  {run.state}  {run.step}/{run.steps}  {rates}", overflow="fold")
 
 
@@ -110,10 +110,10 @@ def _replica(one: Replica, newest: int | None) -> tuple[str | Text, ...]:
     return (
         Text(one.replica_id, overflow="ellipsis", no_wrap=True),
         one.state,
-        _number(one.version) + (f" (-{behind})" if behind > 0 else ""),
+        shown(one.version) + (f" (-{behind})" if behind > 0 else ""),
         "yes" if one.leased else "no",
-        _number(one.in_flight),
-        _number(one.waiting),
+        shown(one.in_flight),
+        shown(one.waiting),
         "-" if one.kv_usage is None else f"{one.kv_usage:.0%}",
     )
 
@@ -121,16 +121,11 @@ def _replica(one: Replica, newest: int | None) -> tuple[str | Text, ...]:
 def _rewards(found: Rewards | None) -> RenderableType:
     if found is None:
         return Text("-", style="dim")
-    busy = "-" if found.slots_busy is None else f"{found.slots_busy:.2f}"
     age = f" (oldest {found.queue_age_s:.0f} s)" if found.queue else ""
-    text = Text(f"{found.queue} queued{age}, {busy} slots at work", overflow="fold")
-    text.append("\n" + (_verdicts(found.verdicts) or "no answer was graded lately"))
-    return text
-
-
-def _verdicts(rates: Mapping[str, float]) -> str:
-    often = sorted(rates.items(), key=lambda item: -item[1])
-    return ", ".join(f"{verdict} {rate:.1f}/s" for verdict, rate in often)
+    often = sorted(found.verdicts.items(), key=lambda item: -item[1])
+    verdicts = ", ".join(f"{verdict} {rate:.1f}/s" for verdict, rate in often)
+    load = f"{found.queue} queued{age}, {shown(found.slots_busy)} slots at work"
+    return Text(f"{load}\n{verdicts or 'no answer was graded lately'}", overflow="fold")
 
 
 def _pushes(found: Sequence[Push]) -> RenderableType:
@@ -140,7 +135,7 @@ def _pushes(found: Sequence[Push]) -> RenderableType:
     for push in reversed(found):
         table.add_row(
             str(push.version),
-            _number(push.train_step),
+            shown(push.train_step),
             "-" if push.age_s is None else duration_text(push.age_s),
             "-" if push.took_s is None else f"{push.took_s:.2f} s",
             str(push.commits),
@@ -150,17 +145,8 @@ def _pushes(found: Sequence[Push]) -> RenderableType:
 
 
 def _columns(*names: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    first, *others = names
-    table.add_column(first, overflow="ellipsis")  # where room is short, its cells are cut
-    for name in others:
-        table.add_column(name, no_wrap=True)
+    table = Table(*names, box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.columns[0].overflow = "ellipsis"  # its cells are cut in a narrow terminal
+    for column in table.columns[1:]:
+        column.no_wrap = True
     return table
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""One look at everything; what the screen draws and what is printed as JSON."""
+"""The state of a deployment at one time: the screen draws it, `top` prints it as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,9 +34,9 @@ class Push:
     """One of the newest weight versions.
 
     Attributes:
-        age_s: seconds since it was published; None: before this life of the bus.
-        took_s: from publishing to the newest commit; None: nobody has committed it.
-        commits: replicas that did.
+        age_s: seconds since it was published; None: before the bus was restarted.
+        took_s: from publishing to the newest commit; None: no replica has committed it.
+        commits: replicas that committed it.
         failures: attempts that failed.
         error: of the newest failed attempt.
     """
@@ -69,13 +69,13 @@ class Rewards:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """One look.
+    """All sources at one time.
 
     Attributes:
         at: seconds since 1970.
         newest_version: highest ever published.
         pushes: newest last.
-        absent: what could not be asked, and why.
+        absent: sources that did not answer, and why.
     """
 
     at: float

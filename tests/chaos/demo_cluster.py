@@ -17,6 +17,7 @@ from rich.console import Console
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.errors import InvalidInput, NotReady
@@ -123,7 +124,7 @@ def demo_cluster(
     with PrivateCluster(num_cpus=max(2, os.cpu_count() or 2)) as cluster:
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
-        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        wait_until_leased(url, replicas, timeout_s=READY_S)
         address = ray.get_runtime_context().gcs_address
         try:
             yield DemoCluster(

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from millrace_tools.client.app_state import AppState
+from millrace_tools.client.application_status import ApplicationStatus
 from millrace_tools.deploy.bring_up import reason, wait_until_leased, wait_until_running
 from services.protocol.errors import NotReady
 from tests.cli.conftest import Orchestra
@@ -20,15 +20,15 @@ services.protocol.errors.InvalidInput: model: '/none' is not usable. There is no
 class _Deployment:
     """Goes through its lists of states, one per question, and stays at the last."""
 
-    def __init__(self, *rounds: list[AppState]) -> None:
+    def __init__(self, *rounds: list[ApplicationStatus]) -> None:
         self._rounds = list(rounds)
 
-    def states(self) -> list[AppState]:
+    def states(self) -> list[ApplicationStatus]:
         return self._rounds.pop(0) if len(self._rounds) > 1 else self._rounds[0]
 
 
-def _app(name: str, status: str, message: str = "") -> AppState:
-    return AppState(name=name, status=status, running=1, message=message)
+def _app(name: str, status: str, message: str = "") -> ApplicationStatus:
+    return ApplicationStatus(name=name, status=status, running=1, message=message)
 
 
 def test_it_returns_when_every_application_runs() -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from safetensors.numpy import save_file
 
-from millrace_tools.capacity.model_size import parameters_of
+from millrace_tools.capacity.model_shape import parameters_of
 from millrace_tools.main import main
 
 Changed = Callable[[str, str], Path]
@@ -141,6 +141,6 @@ def test_without_a_deployment_the_run_file_alone_is_looked_at(
 ) -> None:
     file = changed("batch_groups: 2", "batch_groups: 1")
     assert main(["run", str(file), "--dry-run"]) == 0
-    assert "With --deployment FILE" in capsys.readouterr().out
+    assert "--deployment FILE also checks" in capsys.readouterr().out
     rays = str(LAPTOP.parent / "ray" / "aws.yaml")
     assert main(["run", str(file), "--dry-run", "--deployment", rays]) == 2

@@ -20,6 +20,7 @@ from rich.console import Console
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
@@ -141,7 +142,7 @@ def started_cluster(
         # As `serve deploy` does: the one cluster of `make test` whose file Serve itself builds.
         quiet = Console(quiet=True)
         replicas = cluster.deploy(content, quiet, timeout_s=ready_s, changing=True)
-        cluster.wait_for_leases(url, replicas, timeout_s=ready_s)
+        wait_until_leased(url, replicas, timeout_s=ready_s)
         metrics_url = cluster.metrics_url
         yield Cluster(url=url, metrics_url=metrics_url, model_dir=model_dir, folder=folder)
     os.environ.clear()

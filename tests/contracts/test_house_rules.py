@@ -43,7 +43,7 @@ def test_ray_serve_is_imported_only_by_apps_and_peers() -> None:
         for module in _imported_modules(path)
         if module == "ray.serve" or module.startswith("ray.serve.")
     }
-    command = {"millrace_tools/deploy/deployment.py", "millrace_tools/capacity/serve_claims.py"}
+    command = {"millrace_tools/deploy/deployment.py", "millrace_tools/capacity/serve_demands.py"}
     allowed = {"services/peers.py"} | command
     assert {path for path in importers if not path.endswith("/app.py")} <= allowed
 

@@ -63,7 +63,7 @@ def test_services_too_large_for_the_pods_are_refused(manifest: dict[str, Any]) -
     _groups(manifest)[2]["maxReplicas"] = _groups(manifest)[2]["replicas"] = 2
     file = RayServiceFile.check(manifest, source="k.yaml")
     deployment = Deployment.check(file.serve, source="k.yaml")
-    with pytest.raises(InvalidInput, match="Only 8 of them have room"):
+    with pytest.raises(InvalidInput, match="Only 8 of them fit"):
         deployment.check_nodes(nodes_of_ray_service(file))
 
 

@@ -46,7 +46,7 @@ def test_the_nodes_hold_the_size_that_they_are_for(name: str) -> None:
 
 def test_a_size_too_large_for_the_nodes_is_refused() -> None:
     deployment = Deployment.read(DEPLOY / "cluster-32-nodes.yaml")
-    with pytest.raises(InvalidInput, match="Only 1 of them have room"):
+    with pytest.raises(InvalidInput, match="Only 1 of them fit"):
         deployment.check_nodes(nodes_of_file(DEPLOY / "ray" / "aws.yaml"))
 
 

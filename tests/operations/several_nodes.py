@@ -16,9 +16,9 @@ from typing import Any, Self
 import psutil
 import yaml
 
-from millrace_tools.client.api_key import API_KEY
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.client.served import Served
+from millrace_tools.client.services_url import API_KEY
 from tests.operations.agent import Agent
 from tests.operations.network import Machine, Network, wait_for
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.errors import NotReady
 from services.protocol.reward.grader import ExactGrader
@@ -42,7 +43,7 @@ def live(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         cluster.start()
         quiet = Console(quiet=True)
         replicas = cluster.deploy(content, quiet, timeout_s=READY_S, changing=True)
-        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        wait_until_leased(url, replicas, timeout_s=READY_S)
         seen = Cluster(url=url, metrics_url=cluster.metrics_url, model_dir=model_dir, folder=folder)
         yield LiveCluster(seen, content)
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.cluster.private_cluster import PrivateCluster
+from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.run.orchestrator import RunConfig, RunState
@@ -90,7 +91,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Traced]:
         args["rollout_server"] |= {"model": str(folder / "model"), "replicas": 1}
         cluster.start()
         replicas = cluster.deploy(content, Console(quiet=True), timeout_s=READY_S)
-        cluster.wait_for_leases(url, replicas, timeout_s=READY_S)
+        wait_until_leased(url, replicas, timeout_s=READY_S)
         address = ray.get_runtime_context().gcs_address
         yield Traced(url=url, address=address, folder=folder, collector=collector)
     os.environ.clear()

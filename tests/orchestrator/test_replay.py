@@ -1,15 +1,13 @@
 """A run's decisions are written down, and come out the same when they are taken again."""
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace as changed
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from millrace_tools.run.replay import show_replay
+from millrace_tools.main import main
 from services.orchestrator.core.replay import replay
 from services.orchestrator.core.schedule import Schedule
 from services.orchestrator.observers.decision_log import DecisionLog
@@ -71,7 +69,11 @@ def unknown_decision(line: list) -> bool:
     ],
 )
 def test_the_first_decision_that_differs_is_named(
-    recorded: Path, tmp_path: Path, tamper: Callable[[list], bool], said: str
+    recorded: Path,
+    tmp_path: Path,
+    tamper: Callable[[list], bool],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = (recorded / "decisions.jsonl").read_text().split("\n")
     for number, text in enumerate(lines):
@@ -79,12 +81,11 @@ def test_the_first_decision_that_differs_is_named(
             lines[number] = json.dumps(line)
             break
     (tmp_path / "decisions.jsonl").write_text("\n".join(lines))
-    out = io.StringIO()
-    assert not show_replay(str(tmp_path), Console(file=out, width=1000))
+    assert main(["replay", str(tmp_path)]) == 1
     played = replay(tmp_path / "decisions.jsonl")
     assert played.difference is not None
     assert said in played.difference
-    assert played.difference in out.getvalue()
+    assert played.difference in capsys.readouterr().out
 
 
 def test_a_line_that_is_not_one_is_a_difference_unless_a_kill_cut_it_short(tmp_path: Path) -> None:

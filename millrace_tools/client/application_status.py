@@ -1,16 +1,16 @@
-"""How far an application is; light enough for commands that never load Ray."""
+"""The status of a Serve application; light enough for commands that never load Ray."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppState:
+class ApplicationStatus:
     """An application as Serve reports it, or as it looks over HTTP.
 
     Attributes:
         status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
         running: replicas that are up.
-        message: why, for what is not running.
+        message: why it is not running.
     """
 
     name: str

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from millrace_tools.deploy.agreement import check_agreement
+from millrace_tools.deploy.compatibility import check_compatibility
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
@@ -30,7 +30,7 @@ def _check(**changes):
         name: kind.model_validate(given.get(name, {}) | changes.get(name, {}))
         for name, kind in CLASSES.items()
     }
-    check_agreement(configs, source="d.yaml")
+    check_compatibility(configs, source="d.yaml")
 
 
 def test_the_defaults_fit_together():

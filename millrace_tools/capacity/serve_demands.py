@@ -1,7 +1,7 @@
-"""What the applications of a deployment file ask of Ray.
+"""The resources that the applications of a deployment file ask of Ray.
 
-Serve keeps what a deployment asks for in private attributes, and lays the file's own
-`deployments` over it only on the cluster; both are read here.
+Serve keeps those of a deployment in private attributes, and merges the file's own `deployments`
+into them only on the cluster; both are read here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from ray.serve._private.build_app import BuiltApplication
 from ray.serve.deployment import Deployment as ServeDeployment
 from ray.serve.schema import ServeApplicationSchema
 
-from millrace_tools.capacity.claims import Bundle, Claim
+from millrace_tools.capacity.demands import Bundle, ResourceDemand
 from services.trainer.config import TrainerConfig
 
 
-def replica_claims(
+def replica_demands(
     application: ServeApplicationSchema, built: BuiltApplication, config: BaseModel
-) -> list[Claim]:
-    """Claims of an application's replicas, the ingress deployment's first."""
+) -> list[ResourceDemand]:
+    """Demands of an application's replicas, those of the ingress deployment first."""
     overrides = {
         deployment.name: deployment.model_dump(exclude_unset=True)
         for deployment in application.deployments
@@ -27,52 +27,50 @@ def replica_claims(
     first = built.ingress_deployment_name
     deployments = sorted(built.deployments, key=lambda deployment: deployment.name != first)
     return [
-        _claim(application.name, deployment, overrides.get(deployment.name, {}), config)
+        _demand(application.name, deployment, overrides.get(deployment.name, {}), config)
         for deployment in deployments
     ]
 
 
-def rank_claims(config: BaseModel | None) -> list[Claim]:
-    """Claims of the trainer's ranks, which its replica starts as actors of their own."""
+def rank_demands(config: BaseModel | None) -> list[ResourceDemand]:
+    """Demands of the trainer's ranks, which its replica starts as actors."""
     if not isinstance(config, TrainerConfig):
         return []
-    bundles, owner = config.rank_bundles, "trainer.args.world_size"
-    count = len(bundles)
-    if config.ranks_per_node is not None:
-        owner = "trainer.args.ranks_per_node"
+    bundles = config.rank_bundles
+    setting = "world_size" if config.ranks_per_node is None else "ranks_per_node"
     return [
-        Claim(
+        ResourceDemand(
             application="trainer",
             deployment=None,
-            owner=owner,
-            count=count,
-            most=count,
+            owner=f"trainer.args.{setting}",
+            count=len(bundles),
+            max_count=len(bundles),
             bundles=bundles[:1],
         )
     ]
 
 
-def _claim(
+def _demand(
     application: str, made: ServeDeployment, override: Mapping[str, Any], config: BaseModel
-) -> Claim:
-    count, most = _replicas(made, override)
+) -> ResourceDemand:
+    count, max_count = _replicas(made, override)
     owner = f"{application}.deployments[{made.name}].num_replicas"
     if "num_replicas" not in override and "replicas" in type(config).model_fields:
         owner = f"{application}.args.replicas"
-    strategy, bundles = _placed(made, override)
-    return Claim(
+    strategy, bundles = _placement(made, override)
+    return ResourceDemand(
         application=application,
         deployment=made.name,
         owner=owner,
         count=count,
-        most=most,
+        max_count=max_count,
         bundles=tuple(bundles),
         strategy=strategy,
     )
 
 
 def _replicas(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[int, int]:
-    """How many to begin with, and at most."""
+    """The number at the start, and the maximum."""
     number = override.get("num_replicas")
     scaling = override.get("autoscaling_config")
     if scaling is None and number is None:
@@ -88,7 +86,7 @@ def _replicas(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[int, 
     return count, count
 
 
-def _placed(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[str, Sequence[Bundle]]:
+def _placement(made: ServeDeployment, override: Mapping[str, Any]) -> tuple[str, Sequence[Bundle]]:
     """Strategy and bundles of one replica; without bundles the replica's own resources."""
     bundles = override.get("placement_group_bundles", made._replica_config.placement_group_bundles)
     if bundles:

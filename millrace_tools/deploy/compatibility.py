@@ -1,0 +1,131 @@
+"""Checks that the services of one deployment file, each of them valid alone, work together.
+
+Each rule is about settings, mostly of two services, that no service sees both of.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from millrace_tools.capacity.model_shape import shape_of
+from services.orchestrator.config import OrchestratorConfig
+from services.page.config import PageConfig
+from services.protocol.errors import InvalidInput
+from services.reward_service.config import RewardServiceConfig
+from services.rollout_server.config import RolloutServerConfig
+from services.router.config import RouterConfig
+from services.trainer.config import TrainerConfig
+from services.weight_bus.config import WeightBusConfig
+
+_CONFIGS: dict[str, type[BaseModel]] = {
+    "weight_bus": WeightBusConfig,
+    "reward_service": RewardServiceConfig,
+    "trainer": TrainerConfig,
+    "rollout_server": RolloutServerConfig,
+    "router": RouterConfig,
+    "orchestrator": OrchestratorConfig,
+    "page": PageConfig,
+}
+
+_TIMEOUTS = (
+    ("orchestrator.trainer_call_timeout_s", "trainer.call_timeout_s", "trainer.bus_timeout_s"),
+    ("orchestrator.trainer_timeout_s", "trainer.start_timeout_s"),
+    ("reward_service.answer_deadline_s", "reward_service.queue_wait_s"),
+    ("orchestrator.score_timeout_s", "reward_service.answer_deadline_s"),
+    (
+        "orchestrator.replicas_timeout_s",
+        "weight_bus.stage_timeout_s",
+        "rollout_server.commit_timeout_s",
+    ),
+    ("weight_bus.stage_timeout_s", "weight_bus.link_timeout_s"),
+    ("router.first_token_s", "rollout_server.commit_timeout_s"),
+    ("router.between_tokens_s", "rollout_server.commit_timeout_s"),
+)
+"""The first of each must be longer than the sum of the others, for which its service waits."""
+
+
+def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> None:
+    """Refuse services that would not work together.
+
+    Args:
+        configs: arguments by application; services of other files are not checked.
+        source: the file.
+
+    Raises:
+        InvalidInput: the first setting that is not compatible with another one.
+    """
+    # An application of such a name may be the user's own.
+    known = {name: one for name, one in configs.items() if isinstance(one, _CONFIGS.get(name, ()))}
+    for problem in _problems(known):
+        raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix)
+
+
+def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
+    trainer, rollout = configs.get("trainer"), configs.get("rollout_server")
+    reward, router = configs.get("reward_service"), configs.get("router")
+    if trainer is not None:
+        yield from _of_device(trainer)
+    if trainer is not None and rollout is not None:
+        yield from _of_model(trainer, rollout)
+        yield from _of_adapter(trainer, rollout)
+    if reward is not None:
+        yield from _of_tier(reward)
+    if router is not None and router.access.has_keys:
+        for name in ("orchestrator", "page"):
+            if name in configs and configs[name].router_key_env is None:
+                fix = "The router asks for a key: name the environment variable that has one."
+                yield InvalidInput(f"{name}.args.router_key_env", None, fix)
+    for settings in _TIMEOUTS:
+        yield from _of_timeouts([setting.split(".") for setting in settings], configs)
+
+
+def _of_timeouts(settings: list[list[str]], configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
+    if any(service not in configs for service, _ in settings):
+        return
+    waits, *others = [getattr(configs[service], name) for service, name in settings]
+    if waits <= sum(others):
+        field, *limits = [f"{service}.args.{name}" for service, name in settings]
+        which = " and ".join(limits) + (" together" if len(limits) > 1 else "")
+        fix = f"More than {sum(others):g}, which is {which}: a caller must wait longer."
+        yield InvalidInput(field, waits, fix)
+
+
+def _of_device(trainer: TrainerConfig) -> Iterator[InvalidInput]:
+    if (trainer.device == "cuda") != (trainer.gpus_per_rank > 0):
+        fix = f"Write {1 if trainer.device == 'cuda' else 0}: the device is {trainer.device}."
+        yield InvalidInput("trainer.args.gpus_per_rank", trainer.gpus_per_rank, fix)
+
+
+def _of_model(trainer: TrainerConfig, rollout: RolloutServerConfig) -> Iterator[InvalidInput]:
+    """Another folder may hold a model of the same shape: its weights are replaced."""
+    if rollout.model != trainer.model:
+        ours, theirs = shape_of(rollout.model), shape_of(trainer.model)
+        different = ours is None or ours != theirs
+        if different or (trainer.lora is not None and trainer.lora.push == "adapter"):
+            fix = f"Write {trainer.model}, the model of trainer.args."
+            yield InvalidInput("rollout_server.args.model", rollout.model, fix)
+    if rollout.dtype != trainer.dtype:
+        fix = (
+            f"Write {trainer.dtype}, the dtype of trainer.args: in another one engines sample "
+            "from other probabilities than are trained."
+        )
+        yield InvalidInput("rollout_server.args.dtype", rollout.dtype, fix)
+
+
+def _of_adapter(trainer: TrainerConfig, rollout: RolloutServerConfig) -> Iterator[InvalidInput]:
+    """Both use adapters, or neither, and the engine allows the adapter's rank."""
+    lora, allowed = trainer.lora, rollout.lora_rank
+    sent = lora.rank if lora is not None and lora.push == "adapter" else None
+    field = "rollout_server.args.lora_rank"
+    if sent is None and allowed is not None:
+        fix = "Leave it out, or write trainer.args.lora with `push: adapter`."
+        yield InvalidInput(field, allowed, fix)
+    if sent is not None and (allowed is None or allowed < sent):
+        yield InvalidInput(field, allowed, f"Write {sent}, the rank of trainer.args.lora.")
+
+
+def _of_tier(reward: RewardServiceConfig) -> Iterator[InvalidInput]:
+    if reward.require_tier == "A" and not reward.use_bubblewrap:
+        fix = "Leave it out, or require tier B: tier A is bubblewrap's namespaces."
+        yield InvalidInput("reward_service.args.use_bubblewrap", False, fix)
