@@ -1,7 +1,7 @@
-"""What a deployment amounts to: memory of its GPUs, sequences at a time, cores of sandboxes.
+"""Figures of a deployment: memory of its GPUs, sequences at a time, cores of sandboxes.
 
-Estimates for choosing numbers, by the formulas that each line shows; the engines and ranks find
-the truth when they start. GB are 10^9 bytes, GiB 2^30.
+Estimates for choosing settings, by the formulas that each line shows; engines and ranks measure
+when they start. GB are 10^9 bytes, GiB 2^30.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,9 +21,9 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATE_BYTES = 16
 """Of one trained parameter: float32 weight, gradient and AdamW's two moments."""
 ENGINE_GIB = 4.0
-"""What vLLM needs of a GPU beside weights and KV cache: activations, CUDA graphs, NCCL."""
+"""Memory that vLLM needs of a GPU beside weights and KV cache: activations, CUDA graphs, NCCL."""
 RANK_GIB = 4.0
-"""What a rank needs of a GPU beside what is counted: CUDA's context, NCCL, fragmentation."""
+"""Memory that a rank needs of a GPU for CUDA's context, NCCL and fragmentation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Sizing:
     Attributes:
         shape: of the model.
         gpu_gib: memory of a GPU.
-        run: the run that is meant for it, if one is.
+        run: a run on it, if one is planned.
     """
 
     shape: ModelShape
@@ -50,41 +50,36 @@ class Sizing:
         return self.shape.parameters
 
     @property
-    def state_gib(self) -> float:
-        """Parameters, gradients and moments of one rank."""
-        frozen = self.trainer.lora is not None
-        each = ITEMSIZE[self.trainer.dtype] if frozen else STATE_BYTES
-        return each * self.parameters / self.trainer.shards / GIB
+    def rank_parts(self) -> dict[str, float]:
+        """GiB that a rank needs of its GPU, by use.
 
-    @property
-    def gathered_gib(self) -> float:
-        """Whole layers that exist during a pass: the one that computes, the one that is fetched
-        meanwhile, embedding and output layer."""
-        ends = (1 if self.shape.tied else 2) * self.shape.vocabulary * self.shape.hidden
-        whole = 2 * self.shape.layer_parameters + ends
-        return whole * ITEMSIZE[self.trainer.dtype] / GIB
-
-    @property
-    def activations_gib(self) -> float:
-        """Of one micro-batch: inputs of all layers and the inside of one with checkpointing,
-        else the inside of all."""
-        shape = self.shape
+        Gathered layers are those that exist whole during a pass: the layer that computes, the one
+        that is fetched meanwhile, embedding and output layer. With checkpointing the activations
+        of a micro-batch are the inputs of all layers and the inside of one, else the inside of
+        all. Logits have a gradient.
+        """
+        shape, trainer = self.shape, self.trainer
+        itemsize = ITEMSIZE[trainer.dtype]
+        state_bytes = STATE_BYTES if trainer.lora is None else itemsize
+        state = state_bytes * self.parameters / trainer.shards
+        ends = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden
         heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         inside = 8 * shape.hidden + 2 * heads + 4 * shape.intermediate
-        whole = self.trainer.activation_checkpointing
-        values = shape.layers * shape.hidden + inside if whole else shape.layers * inside
-        return self.trainer.micro_batch_tokens * values * ITEMSIZE[self.trainer.dtype] / GIB
-
-    @property
-    def logits_gib(self) -> float:
-        """Logits and their gradient."""
-        return 2 * self.trainer.logits_mb / 1024
+        values = shape.layers * inside
+        if trainer.activation_checkpointing:
+            values = shape.layers * shape.hidden + inside
+        return {
+            f"parameters, gradients and moments over {trainer.shards}": state / GIB,
+            "gathered layers": (2 * shape.layer_parameters + ends) * itemsize / GIB,
+            "activations": trainer.micro_batch_tokens * values * itemsize / GIB,
+            "logits": 2 * trainer.logits_mb / 1024,
+            "CUDA and NCCL": RANK_GIB,
+        }
 
     @property
     def rank_gib(self) -> float:
         """Memory that a rank's GPU must have."""
-        parts = (self.state_gib, self.gathered_gib, self.activations_gib, self.logits_gib)
-        return sum(parts) + RANK_GIB
+        return sum(self.rank_parts.values())
 
     @property
     def weights_gib(self) -> float:
@@ -93,7 +88,7 @@ class Sizing:
 
     @property
     def kv_gib(self) -> float:
-        """Room for the KV cache of an engine, over its GPUs."""
+        """Memory for the KV cache of an engine, over its GPUs."""
         gpus = self.rollout.tensor_parallel_size
         taken = self.gpu_gib * self.rollout.gpu_memory_utilization
         return gpus * (taken - ENGINE_GIB) - self.weights_gib
@@ -111,14 +106,12 @@ class Sizing:
 
     def figures(self) -> Iterator[tuple[str, str]]:
         """Name and value, for people."""
-        trainer, rollout = self.trainer, self.rollout
+        rollout = self.rollout
         yield "model", f"{self.parameters / 1e9:.2f} G parameters"
         yield (
             "a trainer GPU",
-            f"{self.state_gib:.1f} GiB of parameters, gradients and moments over {trainer.shards} "
-            f"+ {self.gathered_gib:.1f} of gathered layers + {self.activations_gib:.1f} of "
-            f"activations + {self.logits_gib:.1f} of logits + {RANK_GIB:.1f} = "
-            f"{self.rank_gib:.1f} of {self.gpu_gib:g} GiB",
+            " + ".join(f"{gib:.1f} of {use}" for use, gib in self.rank_parts.items())
+            + f" = {self.rank_gib:.1f} of {self.gpu_gib:g} GiB",
         )
         yield (
             "a rollout server",
@@ -163,7 +156,7 @@ class Sizing:
         )
 
     def problems(self) -> Iterator[str]:
-        """What these estimates say will not fit, a sentence each."""
+        """A sentence for each part that will not fit by these estimates."""
         if self.trainer.device == "cuda" and self.rank_gib > self.gpu_gib:
             yield (
                 f"trainer.args: a rank needs about {self.rank_gib:.1f} GiB of its GPU's "
@@ -171,7 +164,7 @@ class Sizing:
             )
         if self.rollout.device == "cuda" and self.kv_tokens < self.rollout.max_model_len:
             yield (
-                f"rollout_server.args: the KV cache has room for about {self.kv_tokens:,} tokens, "
+                f"rollout_server.args: the KV cache holds about {self.kv_tokens:,} tokens, "
                 f"less than max_model_len {self.rollout.max_model_len:,}: more "
                 "tensor_parallel_size"
             )

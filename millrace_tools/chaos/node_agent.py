@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from millrace_tools.chaos import fault_process
 from millrace_tools.chaos.processes import TargetProcess, own_raylet, target_processes
 from millrace_tools.chaos.script import FaultSpec
+from millrace_tools.client.joined_cluster import node_actors
 
 _ANSWER_S = 20.0
 
@@ -106,10 +105,4 @@ def start_fault_process(command: list[str], connection: socket.socket) -> str:
 
 def nodes() -> list[Node]:
     """Start an agent on every living node of the joined cluster; sorted by address."""
-    found = []
-    for node in ray.nodes():  # type: ignore[no-untyped-call]
-        if node["Alive"]:
-            here = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-            actor = ray.remote(NodeAgent).options(num_cpus=0, scheduling_strategy=here)
-            found.append(Node(address=node["NodeManagerAddress"], agent=actor.remote()))
-    return sorted(found, key=lambda node: node.address)
+    return [Node(address=address, agent=agent) for address, agent in node_actors(NodeAgent)]

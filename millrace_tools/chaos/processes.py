@@ -4,6 +4,7 @@ No other process is ever looked at, so no other process can be hit, whatever run
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,49 +78,43 @@ def own_raylet() -> int:
 def target_processes(raylet: int) -> list[TargetProcess]:
     """Every process of the node's part of the cluster that is a target, by process id."""
     root = psutil.Process(raylet)
-    found = [_target(Target.RAYLET, root, alone=True)]
+    found = [(Target.RAYLET, root)]
     for process in root.children():
         title = title_of(process)
         for target, begins in _TITLES.items():
             if title.startswith(begins):
-                found.append(_target(target, process))
-                found += _children(target, process)
-    return sorted((one for one in found if one is not None), key=lambda one: one.id.pid)
+                found.append((target, process))
+                if child := _CHILDREN.get(target):
+                    below = (one for one in _below(process) if _HELPER not in title_of(one))
+                    found += [(child, one) for one in below]
+    targets = (_target(target, process) for target, process in found)
+    return sorted(filter(None, targets), key=lambda one: one.id.pid)
 
 
-def _children(target: Target, process: psutil.Process) -> list[TargetProcess | None]:
-    kind = _CHILDREN.get(target)
-    try:
-        children = process.children() if kind else []
-    except psutil.NoSuchProcess:
-        return []
-    return [_target(kind, child) for child in children if kind and _HELPER not in title_of(child)]
-
-
-def _target(
-    target: Target, process: psutil.Process, *, alone: bool = False
-) -> TargetProcess | None:
-    """None for one that has ended meanwhile."""
-    try:
-        own = _id(process.pid)
-        below = [] if alone else map(_id, (one.pid for one in process.children(recursive=True)))
-    except psutil.NoSuchProcess:
-        return None
-    descendants = tuple(one for one in below if one is not None)
+def _target(target: Target, process: psutil.Process) -> TargetProcess | None:
+    """None for a process that has ended meanwhile."""
+    own = _id(process)
+    # A frozen raylet is not a frozen node.
+    below = [] if target is Target.RAYLET else _below(process, recursive=True)
+    descendants = tuple(filter(None, map(_id, below)))
     title = title_of(process)
     return own and TargetProcess(target=target, id=own, descendants=descendants, title=title)
 
 
-def _id(pid: int) -> ProcessId | None:
-    try:
-        return ProcessId(pid, start_time(pid))
-    except (FileNotFoundError, ProcessLookupError):
-        return None
+def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:
+    with suppress(psutil.NoSuchProcess):
+        return process.children(recursive=recursive)
+    return []
+
+
+def _id(process: psutil.Process) -> ProcessId | None:
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return ProcessId(process.pid, start_time(process.pid))
+    return None
 
 
 def title_of(process: psutil.Process) -> str:
     """The process's command line, empty if it has ended."""
-    try:
+    with suppress(psutil.Error):
         return " ".join(process.cmdline()).strip()
-    except psutil.Error:
-        return ""
+    return ""

@@ -5,27 +5,15 @@ from collections.abc import Callable
 
 from millrace_tools.chaos.script import LASTING, Fault, FaultSpec, Target
 
-CANDIDATES: tuple[tuple[Fault, Target], ...] = (
-    (Fault.KILL, Target.REPLICA),
-    (Fault.KILL, Target.ENGINE),
-    (Fault.KILL, Target.RANK),
-    (Fault.KILL, Target.ORCHESTRATOR),
-    (Fault.KILL, Target.TRAINER),
-    (Fault.KILL, Target.BUS),
-    (Fault.KILL, Target.REWARD),
-    (Fault.KILL, Target.GRADER),
-    (Fault.FREEZE, Target.REPLICA),
-    (Fault.FREEZE, Target.RANK),
-    (Fault.FREEZE, Target.BUS),
-    (Fault.FREEZE, Target.ORCHESTRATOR),
-    (Fault.FREEZE, Target.ROUTER),
-    (Fault.FREEZE, Target.REWARD),
-    (Fault.FREEZE, Target.GRADER),
-    (Fault.SLOW, Target.REPLICA),
-    (Fault.SLOW, Target.RANK),
-    (Fault.SLOW, Target.REWARD),
-    (Fault.CORRUPT, Target.PUSH),
-    (Fault.DROP, Target.PUSH),
+_TARGETS = {
+    Fault.KILL: "replica engine rank orchestrator trainer bus reward grader",
+    Fault.FREEZE: "replica rank bus orchestrator router reward grader",
+    Fault.SLOW: "replica rank reward",
+    Fault.CORRUPT: "push",
+    Fault.DROP: "push",
+}
+CANDIDATES = tuple(
+    (fault, Target(name)) for fault, names in _TARGETS.items() for name in names.split()
 )
 """Faults that no client need notice. Only scripts have the end of a router or of Serve's proxy,
 which breaks the connections through them, of the recorded sessions, and of a raylet, which ends

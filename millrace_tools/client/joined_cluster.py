@@ -6,9 +6,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -61,6 +63,21 @@ def joined_cluster(address: str | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def node_actors(actor: type) -> list[tuple[str, Any]]:
+    """Start an actor on every living node of the joined cluster.
+
+    Returns:
+        The node's address and the actor's handle, sorted by address.
+    """
+    found = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"]:
+            here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            remote = ray.remote(actor).options(num_cpus=0, scheduling_strategy=here)
+            found.append((node["NodeManagerAddress"], remote.remote()))
+    return sorted(found, key=lambda one: one[0])
 
 
 def _check_listener(address: str) -> None:

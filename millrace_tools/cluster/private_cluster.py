@@ -158,7 +158,7 @@ class PrivateCluster:
         """
         deployment = Deployment.check(content, source="deployment")
         deployment.start() if changing else deployment.start_built()
-        wait_until_running(deployment, console, timeout_s=timeout_s)
+        wait_until_running(deployment.states, console, timeout_s=timeout_s)
         self._serves = True
         return deployment.replicas_of("rollout_server")
 

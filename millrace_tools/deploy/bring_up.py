@@ -1,8 +1,8 @@
-"""Waits until a deployment serves, and says what each application is doing meanwhile."""
+"""Waits until a deployment serves, and shows the status of each application meanwhile."""
 
 import os
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.live import Live
@@ -14,21 +14,16 @@ from millrace_tools.client.served import Served
 from services.protocol.errors import NotReady
 
 _STATES_S, _LEASES_S = 1.0, 0.25
-"""Serve takes much CPU to say how far it is, which those that start need more."""
+"""Serve's status costs CPU time that starting services need more."""
 _BUSY = 3.0
-"""Load a core from which starting takes several times as long: alone it takes about one."""
+"""Load of a core from which services start several times slower; a start alone is about 1."""
 _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 
-class Deploying(Protocol):
-    """What is waited for: `Deployment` on its own cluster, `Served` from outside."""
-
-    def states(self) -> list[ApplicationStatus]:
-        """How far each application is."""
-
-
-def wait_until_running(deployment: Deploying, console: Console, *, timeout_s: float) -> None:
-    """Return when every application runs.
+def wait_until_running(
+    states_of: Callable[[], list[ApplicationStatus]], console: Console, *, timeout_s: float
+) -> None:
+    """Return when every application runs; `states_of` returns the status of each.
 
     Raises:
         NotReady: one has failed or the time is over; says which and why.
@@ -37,7 +32,7 @@ def wait_until_running(deployment: Deploying, console: Console, *, timeout_s: fl
     said: set[str] = set()
     with Live(console=console, transient=True) as live:
         while True:
-            states = deployment.states()
+            states = states_of()
             live.update(_table(states))
             for state in states:
                 if state.status == "RUNNING" and state.name not in said:
@@ -73,7 +68,7 @@ def wait_until_leased(url: str, replicas: int, *, timeout_s: float) -> None:
 
 
 def reason(message: str) -> str:
-    """The line of Serve's message that people need: the error at the end of a traceback."""
+    """The error at the end of the traceback in Serve's message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     named = [line for line in lines if "InvalidInput: " in line]
     if named:
@@ -91,7 +86,7 @@ def _lateness(state: ApplicationStatus) -> str:
 
 
 def _busy() -> str:
-    """What else may be the matter with a machine that has far more to run than cores."""
+    """A hint where the machine has far more to run than cores."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load < _BUSY * cores:
         return ""

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections import Counter
 from math import ceil, floor
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,15 @@ _DETECTED = (
 
 def live_nodes() -> Nodes:
     """Those of the cluster that this process has joined, by equal resources."""
-    counts: dict[str, tuple[int, dict[str, float]]] = {}
-    for node in ray.nodes():  # type: ignore[no-untyped-call]
-        if node["Alive"]:
-            resources = {k: v for k, v in node["Resources"].items() if not k.startswith("node:")}
-            key = json.dumps(resources, sort_keys=True)
-            counts[key] = counts.get(key, (0, {}))[0] + 1, resources
+    counts: Counter[frozenset[tuple[str, float]]] = Counter(
+        frozenset((k, v) for k, v in node["Resources"].items() if not k.startswith("node:"))
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
+    )
     return Nodes(
         types=tuple(
-            NodeType(name="node", count=count, resources=resources)
-            for count, resources in counts.values()
+            NodeType(name="node", count=count, resources=dict(resources))
+            for resources, count in counts.items()
         )
     )
 
@@ -63,57 +62,52 @@ def nodes_of_file(path: str | Path) -> Nodes:
 
 def nodes_of_ray_service(file: RayServiceFile) -> Nodes:
     """Those that the file's own Ray cluster has at most."""
-    return Nodes(types=tuple(_of_ray_service(file)))
+    cluster = file.manifest.spec.ray_cluster_config
+    types = [_of_pods("head", 1, cluster.head_group_spec, file.source)]
+    for group in cluster.worker_group_specs:
+        most = max(group.replicas, group.max_replicas or 0) * group.num_of_hosts
+        types.append(_of_pods(group.group_name, most, group, file.source))
+    return Nodes(types=tuple(types))
 
 
 def _of_ray_up(data: Any, source: str) -> Nodes:
-    workers = data.get("max_workers", 2)  # Ray's own default; the head is none of them
-    return Nodes(types=tuple(_types_of_ray_up(data, workers, source)), max_count=workers + 1)
-
-
-def _types_of_ray_up(data: Any, workers: int, source: str) -> Iterator[NodeType]:
-    types = data.get("available_node_types")
-    if not types:
+    workers = data.get("max_workers", 2)  # Ray's own default, without the head
+    if not data.get("available_node_types"):
         provider = data.get("provider", {}).get("type")
         raise InvalidInput(f"{source}: provider.type", provider, _DETECTED)
-    for name, node in types.items():
+    types = []
+    for name, node in data["available_node_types"].items():
         if not node.get("resources"):
             raise InvalidInput(f"{source}: available_node_types.{name}.resources", None, _DETECTED)
         head = name == data.get("head_node_type")
         most = min(node.get("max_workers", 0 if head else workers), workers)  # as Ray has it
         min_count = min(node.get("min_workers", 0), most) + head
         resources = {one: float(amount) for one, amount in node["resources"].items()}
-        yield NodeType(name=name, count=most + head, resources=resources, min_count=min_count)
-
-
-def _of_ray_service(file: RayServiceFile) -> Iterator[NodeType]:
-    cluster = file.manifest.spec.ray_cluster_config
-    yield _of_pods("head", 1, cluster.head_group_spec, file.source)
-    for group in cluster.worker_group_specs:
-        most = max(group.replicas, group.max_replicas or 0) * group.num_of_hosts
-        yield _of_pods(group.group_name, most, group, file.source)
+        count = most + head
+        types.append(NodeType(name=name, count=count, resources=resources, min_count=min_count))
+    return Nodes(types=tuple(types), max_count=workers + 1)
 
 
 def _of_pods(name: str, count: int, group: HeadGroup | WorkerGroup, source: str) -> NodeType:
-    """What KubeRay tells `ray start`: its own parameters first, else the container's limits."""
+    """The resources that KubeRay gives Ray: `rayStartParams`, else the container's limits."""
     field = f"{source}: {name}"
     try:
         limits = group.template["spec"]["containers"][0]["resources"]["limits"]
     except (KeyError, IndexError, TypeError):
         fix = "Give its first container resources.limits with cpu and memory."
         raise InvalidInput(f"{field}.template", None, fix) from None
-    told = group.ray_start_params
+    given = group.ray_start_params
     resources = {
-        "CPU": float(told.get("num-cpus", ceil(_quantity(limits.get("cpu", 0), field)))),
-        "GPU": float(told.get("num-gpus", limits.get("nvidia.com/gpu", 0))),
+        "CPU": float(given.get("num-cpus", ceil(_quantity(limits.get("cpu", 0), field)))),
+        "GPU": float(given.get("num-gpus", limits.get("nvidia.com/gpu", 0))),
         "memory": float(floor(_quantity(limits.get("memory", 0), field))),
     }
-    return NodeType(name=name, count=count, resources=resources | _of_user(told, field))
+    return NodeType(name=name, count=count, resources=resources | _of_user(given, field))
 
 
-def _of_user(told: dict[str, str], field: str) -> dict[str, float]:
+def _of_user(given: dict[str, str], field: str) -> dict[str, float]:
     """Custom resources: JSON, in quotes that the shell of the pod takes off."""
-    text = told.get("resources")
+    text = given.get("resources")
     if text is None:
         return {}
     try:

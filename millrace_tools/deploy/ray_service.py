@@ -4,7 +4,7 @@ Only Ray's own part is declared here; pod templates are Kubernetes' and stay pla
 Written after the fields of `ray.io/v1` in KubeRay 1.7.
 """
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, ValidationError
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel, first_problem
-from services.protocol.yaml_text import NotYaml, load_yaml, parse_yaml
+from services.protocol.yaml_text import NotYaml, parse_yaml
 
 
 class _Camel(StrictModel):
@@ -20,7 +20,7 @@ class _Camel(StrictModel):
 
 
 class AuthOptions(_Camel):
-    """Whether who joins the cluster shows a token."""
+    """Whether a process needs a token to join the cluster."""
 
     mode: Literal["disabled", "token"] = "token"
     secret_name: str | None = None
@@ -73,7 +73,7 @@ class RayClusterSpec(_Camel):
 
 
 class RayServiceSpec(_Camel):
-    """What KubeRay is to run."""
+    """The Ray cluster and the Serve file that KubeRay runs."""
 
     serve_config_v2: str = Field(alias="serveConfigV2")
     ray_cluster_config: RayClusterSpec
@@ -93,6 +93,7 @@ class RayServiceManifest(_Camel):
     spec: RayServiceSpec
 
 
+@dataclass(frozen=True)
 class RayServiceFile:
     """A checked manifest.
 
@@ -102,13 +103,9 @@ class RayServiceFile:
         serve: the Serve file in it, as plain data.
     """
 
-    def __init__(self, source: str, manifest: RayServiceManifest, serve: Any) -> None:
-        self.source, self.manifest, self.serve = source, manifest, serve
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read a file and check it; errors as in `check`."""
-        return cls.check(load_yaml(path), source=str(path))
+    source: str
+    manifest: RayServiceManifest
+    serve: Any
 
     @classmethod
     def check(cls, data: Any, *, source: str) -> Self:

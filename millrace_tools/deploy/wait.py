@@ -14,7 +14,7 @@ from millrace_tools.output import print_line
 def wait(arguments: argparse.Namespace, console: Console) -> int:
     """Wait until the services are up."""
     with Served(arguments.url) as served:
-        wait_until_running(served, console, timeout_s=arguments.timeout)
+        wait_until_running(served.states, console, timeout_s=arguments.timeout)
         leased = served.leased()
     replicas = f"{leased} replica{'s' if leased != 1 else ''}"
     print_line(f"Ready at {served.url}, {replicas} leased.", console)

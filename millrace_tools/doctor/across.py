@@ -10,7 +10,7 @@ _SKEW_S, _LARGE_SKEW_S = 0.5, 5.0
 
 
 def answers(nodes: Sequence[Node]) -> Finding:
-    """Every node could look at itself."""
+    """Every node could examine itself."""
     silent = [f"{node.address}: {node.problem}" for node in nodes if node.machine is None]
     if silent:
         fix = "Install the same Millrace on every node, then look at `ray status`."
@@ -41,14 +41,14 @@ def versions(nodes: Sequence[Node]) -> Finding:
 
 
 def clocks(nodes: Sequence[Node]) -> Finding:
-    """Clocks agree, as far as asking can tell.
+    """Clocks agree, within the error of the measurement.
 
-    Nothing in Millrace decides by the clock of another node, but times in logs, leases'
-    records and traces are compared.
+    Millrace decides nothing by the clock of another node, but operators compare times in logs
+    and traces.
     """
     seen = [node for node in nodes if node.machine is not None]
     if not seen:
-        return good("nobody to compare")
+        return good("no clock to compare")
     first = min(seen, key=lambda node: node.clock_ahead_s)
     last = max(seen, key=lambda node: node.clock_ahead_s)
     skew = last.clock_ahead_s - first.clock_ahead_s

@@ -3,9 +3,9 @@
 import argparse
 import json
 import logging
-from dataclasses import asdict
 from typing import Any
 
+from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,25 +32,28 @@ def doctor(arguments: argparse.Namespace, console: Console) -> int:
     Raises as `look_at_nodes` does.
     """
     logging.getLogger("millrace.reward_service").setLevel(logging.WARNING)
-    # Looking needs what only this command needs, and Ray takes a second to import.
+    found: dict[str, Findings] = {"cluster": {}}
+    # Only this command needs the probes, and Ray takes a second to import.
     if arguments.cluster:
         from millrace_tools.doctor.nodes import look_at_nodes
 
         nodes = look_at_nodes(arguments.address, arguments.runs)
-        together = {name: check(nodes) for name, check in across.CHECKS.items()}
+        found["cluster"] = {name: check(nodes) for name, check in across.CHECKS.items()}
     else:
         from millrace_tools.doctor.probes import observe
 
         machine = observe(arguments.runs)
-        nodes, together = [Node(address=machine.host, machine=machine)], {}
-    found = {node.address: examine(node.machine) for node in nodes if node.machine is not None}
+        nodes = [Node(address=machine.host, machine=machine)]
+    for node in nodes:
+        if node.machine is not None:
+            found[node.address] = examine(node.machine)
+    faulty = any(one.grade is Grade.FAULT for each in found.values() for one in each.values())
     if console.is_terminal:
-        for place, findings in ({"cluster": together} | found).items():
+        for place, findings in found.items():
             show(place, findings, console)
     else:
-        print(json.dumps(as_json(nodes, found, together), indent=2))
-    everything = [*together.values(), *(one for each in found.values() for one in each.values())]
-    return FAILED if any(one.grade is Grade.FAULT for one in everything) else 0
+        print(json.dumps(to_jsonable_python(_report(nodes, found, faulty)), indent=2))
+    return FAILED if faulty else 0
 
 
 def examine(machine: Machine) -> Findings:
@@ -59,34 +62,28 @@ def examine(machine: Machine) -> Findings:
 
 
 def show(place: str, findings: Findings, console: Console) -> None:
-    """A line a check, and one more for each fix."""
+    """Print a line for each check, and one more for each fix."""
     if not findings:
         return
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title=place, pad_edge=False)
     table.title_justify, table.title_style = "left", "bold"
     for name, finding in findings.items():
-        told = Text(finding.found, overflow="fold")
+        text = Text(finding.found, overflow="fold")
         if finding.fix:
-            told.append(f"\n{finding.fix}", style="cyan")
-        table.add_row(Text(finding.grade, style=_STYLES[finding.grade]), name, told)
+            text.append(f"\n{finding.fix}", style="cyan")
+        table.add_row(Text(finding.grade, style=_STYLES[finding.grade]), name, text)
     console.print(table, highlight=False)
 
 
-def as_json(nodes: list[Node], found: dict[str, Findings], together: Findings) -> dict[str, Any]:
+def _report(nodes: list[Node], found: dict[str, Findings], faulty: bool) -> dict[str, Any]:
     """Findings and the facts behind them."""
-    everything = [*together.values(), *(one for each in found.values() for one in each.values())]
-    return {
-        "healthy": all(one.grade is not Grade.FAULT for one in everything),
-        "cluster": {name: asdict(finding) for name, finding in together.items()},
-        "nodes": [
-            {
-                "address": node.address,
-                "problem": node.problem,
-                "findings": {
-                    name: asdict(finding) for name, finding in found.get(node.address, {}).items()
-                },
-                "facts": None if node.machine is None else asdict(node.machine),
-            }
-            for node in nodes
-        ],
-    }
+    places = [
+        {
+            "address": node.address,
+            "problem": node.problem,
+            "findings": found.get(node.address, {}),
+            "facts": node.machine,
+        }
+        for node in nodes
+    ]
+    return {"healthy": not faulty, "cluster": found["cluster"], "nodes": places}

@@ -1,7 +1,8 @@
-"""What a check says."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class Grade(StrEnum):
@@ -12,13 +13,13 @@ class Grade(StrEnum):
     FAULT = "fault"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
-    """The answer of one check.
+    """The result of one check.
 
     Attributes:
-        found: what is so.
-        fix: what to do about it; empty where there is nothing to do.
+        found: the fact.
+        fix: how to change it; empty where nothing is to be done.
     """
 
     grade: Grade
@@ -26,16 +27,4 @@ class Finding:
     fix: str = ""
 
 
-def good(found: str) -> Finding:
-    """All is well."""
-    return Finding(grade=Grade.GOOD, found=found)
-
-
-def note(found: str, fix: str) -> Finding:
-    """It works, but not as well as it could."""
-    return Finding(grade=Grade.NOTE, found=found, fix=fix)
-
-
-def fault(found: str, fix: str) -> Finding:
-    """Something does not work."""
-    return Finding(grade=Grade.FAULT, found=found, fix=fix)
+good, note, fault = (partial(Finding, grade) for grade in Grade)

@@ -1,14 +1,13 @@
-"""Has every node of a Ray cluster look at itself."""
+"""Has every node of a Ray cluster examine itself."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from millrace_tools.client.joined_cluster import joined_cluster
+from millrace_tools.client.joined_cluster import joined_cluster, node_actors
 from millrace_tools.doctor.facts import Machine, Node
 from millrace_tools.doctor.probes import observe
 from services.protocol.errors import NotReady
@@ -19,10 +18,10 @@ _CLOCK_LOOKS = 5
 
 
 class Doctor:
-    """One node's; an actor there."""
+    """An actor on one node. Its process is warm, so that it answers `now` quickly."""
 
     def observe(self, runs: str) -> Machine:
-        """Look around."""
+        """See `probes.observe`."""
         return observe(runs)
 
     def now(self) -> float:
@@ -35,25 +34,17 @@ def look_at_nodes(address: str | None, runs: str) -> list[Node]:
 
     Raises:
         InvalidInput: there is no cluster at the address.
-        NotReady: it does not let us in, or has no node.
+        NotReady: it does not let this process in, or has no node.
     """
     with joined_cluster(address):
-        alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        if not alive:
+        doctors = node_actors(Doctor)
+        if not doctors:
             raise NotReady("the cluster has no living node")
-        doctors = [_doctor(node["NodeID"]) for node in alive]
-        looking = [doctor.observe.remote(runs) for doctor in doctors]
+        looking = [doctor.observe.remote(runs) for _, doctor in doctors]
         ray.wait(looking, num_returns=len(looking), timeout=_LOOK_S)
         return [
-            _node(node["NodeManagerAddress"], doctor, look)
-            for node, doctor, look in zip(alive, doctors, looking, strict=True)
+            _node(node, doctor, look) for (node, doctor), look in zip(doctors, looking, strict=True)
         ]
-
-
-def _doctor(node_id: str) -> Any:
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    # An actor of its own for each node: on a process that is warm, asking for the time is quick.
-    return ray.remote(Doctor).options(num_cpus=0, scheduling_strategy=there).remote()
 
 
 def _node(address: str, doctor: Any, look: Any) -> Node:
@@ -68,19 +59,15 @@ def _node(address: str, doctor: Any, look: Any) -> Node:
     return Node(address=address, machine=machine, clock_ahead_s=ahead_s, clock_doubt_s=doubt_s)
 
 
-def clock_of(now: Any) -> tuple[float, float]:
-    """How far a clock is ahead of ours, and the doubt in that, both seconds.
+def clock_of(now: Callable[[], float]) -> tuple[float, float]:
+    """How far a clock is ahead of ours, and the error of that, both in seconds.
 
-    The quickest of several looks counts: its answer was read in the middle of the asking,
-    give or take half of it (Cristian, "Probabilistic clock synchronization", 1989).
+    The quickest of several calls counts: its answer was read in the middle of the call, give or
+    take half of its time (Cristian, "Probabilistic clock synchronization", 1989).
     """
-    looks: Sequence[tuple[float, float]] = [_look(now) for _ in range(_CLOCK_LOOKS)]
+    looks = []
+    for _ in range(_CLOCK_LOOKS):
+        began, theirs, ended = time.time(), now(), time.time()
+        looks.append(((ended - began) / 2, theirs - (began + ended) / 2))
     doubt_s, ahead_s = min(looks)
     return ahead_s, doubt_s
-
-
-def _look(now: Any) -> tuple[float, float]:
-    began = time.time()
-    theirs = now()
-    ended = time.time()
-    return (ended - began) / 2, theirs - (began + ended) / 2

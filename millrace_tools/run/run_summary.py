@@ -1,4 +1,4 @@
-"""What is shown of a run that has ended."""
+"""The summary of a run that has ended."""
 
 import os
 import shlex
@@ -60,7 +60,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
             ("sample groups", ledger_text(summary.ledger)),
             ("seed", str(summary.seed)),
         ]
-    rows += _troubles(summary or status)
+    rows += _problems(summary or status)
     folder = Path(status.run_dir)
     rows.append(("run directory", near(folder)))
     files = [
@@ -72,7 +72,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def _evaluations(summary: RunSummary) -> list[tuple[str, str]]:
-    """The newest of each held-out set, where there is more to say than the pass rate."""
+    """The newest of each held-out set, unless the pass rate says the same."""
     after = summary.evaluations_after
     if all(one.samples == 1 for one in after) and len(after) < 2:
         return []
@@ -87,15 +87,15 @@ def _before_after(summary: RunSummary) -> str:
     return " -> ".join(rates) + (f" (after step {measured}, the last measured)" if early else "")
 
 
-def _troubles(told: RunStatus | RunSummary) -> list[tuple[str, str]]:
-    """Why held-out tasks are missing and sample groups failed; nothing where none did."""
+def _problems(run: RunStatus | RunSummary) -> list[tuple[str, str]]:
+    """Why held-out tasks are missing and sample groups failed, if so."""
     rows = []
-    if told.heldout_problem:
-        rows.append(("held-out tasks", told.heldout_problem))
-    if told.failures:
-        rows.append(("failures", failures_text(told.failures)))
-    if told.failure_example:
-        rows.append(("the first", told.failure_example))
+    if run.heldout_problem:
+        rows.append(("held-out tasks", run.heldout_problem))
+    if run.failures:
+        rows.append(("failures", failures_text(run.failures)))
+    if run.failure_example:
+        rows.append(("the first", run.failure_example))
     return rows
 
 

@@ -1,7 +1,6 @@
-"""A run on the terminal: a live table, or a line per train step where nothing can move."""
+"""A run as a live table in a terminal, else as a line per train step."""
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -10,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from millrace_tools.output import print_line
+from millrace_tools.output import print_line, shown
 from millrace_tools.run.step_log import Step
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus
@@ -35,12 +34,7 @@ class RunView:
             self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -65,32 +59,36 @@ class RunView:
             print_line(line, self._console)
 
     def _drawn(self, status: RunStatus) -> RenderableType:
-        table = Table.grid(padding=(0, 2))
-        table.add_row("state", Text.assemble((status.state, "bold"), f" {status.detail}"))
-        bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
-        table.add_row("step", bar, f"{status.step}/{status.steps}")
-        table.add_row("reward", sparkline(list(self._rewards.values())), _rate(status.reward))
-        for one in status.evaluations:
-            name = Text(f"held-out, {one.name}")
-            table.add_row(name, evaluation_text(one), f"step {one.step}")
-        table.add_row(
-            "tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s"
-        )
-        table.add_row(
-            "policy", f"version {_number(status.policy_version)}", _staleness(status.staleness)
-        )
-        for side, causes in status.idle.items():
-            if causes:
-                table.add_row(f"{side} idle", idle_text(causes))
-        table.add_row("replicas", f"{status.live_replicas} leased")
-        table.add_row("ledger", ledger_text(status.ledger))
+        table = run_table(status, list(self._rewards.values()))
         if self._seconds:
             table.add_row("last step", _phases(self._seconds))
-        if status.seconds_left is not None:
-            table.add_row("time left", duration_text(status.seconds_left))
-        if status.failures:
-            table.add_row("failures", Text(failures_text(status.failures)))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
+
+
+def run_table(status: RunStatus, rewards: list[float]) -> Table:
+    """The status of an active run; `rewards` are those of its steps."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_row("state", Text.assemble((status.state, "bold"), f" {status.detail}"))
+    bar = ProgressBar(total=status.steps, completed=status.step, width=_WIDTH)
+    left = "" if status.seconds_left is None else f", {duration_text(status.seconds_left)} left"
+    table.add_row("step", bar, f"{status.step}/{status.steps}{left}")
+    table.add_row("reward", sparkline(rewards), shown(status.reward))
+    for one in status.evaluations:
+        table.add_row(Text(f"held-out, {one.name}"), evaluation_text(one), f"step {one.step}")
+    table.add_row("tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s")
+    version = f"version {shown(status.policy_version)}"
+    table.add_row("policy", version, _staleness(status.staleness))
+    for side, causes in status.idle.items():
+        if text := idle_text(causes):
+            table.add_row(f"{side} idle", text)
+    table.add_row("replicas", f"{status.live_replicas} leased")
+    table.add_row("ledger", ledger_text(status.ledger))
+    if status.failures:
+        table.add_row("failures", Text(failures_text(status.failures)))
+    return table
 
 
 def idle_text(causes: Mapping[str, float]) -> str:
@@ -115,12 +113,12 @@ def failures_text(reasons: Mapping[str, int]) -> str:
 
 def evaluation_text(evaluation: Evaluation) -> str:
     """The rates of one held-out set in one line."""
-    rates = [f"pass@{k} {_rate(rate)}" for k, rate in sorted(evaluation.pass_at.items())]
-    return "  ".join([*rates, f"avg@{evaluation.samples} {_rate(evaluation.reward)}"])
+    rates = [f"pass@{k} {shown(rate)}" for k, rate in sorted(evaluation.pass_at.items())]
+    return "  ".join([*rates, f"avg@{evaluation.samples} {shown(evaluation.reward)}"])
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
-    """Where the time of a step went; `wait` is the trainer's idle time for want of a batch."""
+    """Where the time of a step went; `wait` is the trainer's idle time until a batch is ready."""
     whole = sum(seconds.values()) or 1.0
     parts = (f"{name} {took / whole:.0%}" for name, took in seconds.items() if took)
     return f"{whole:.1f} s: " + ", ".join(parts)
@@ -135,25 +133,17 @@ def duration_text(seconds: float) -> str:
 
 def _line(step: Step, steps: int, heldout: float | None) -> str:
     return (
-        f"step {step.number}/{steps}  reward {_rate(step.reward)}  "
-        + (f"held-out {_rate(heldout)}  " if heldout is not None else "")
-        + f"version {_number(step.policy_version)}  {_staleness(step.staleness)}"
+        f"step {step.number}/{steps}  reward {shown(step.reward)}  "
+        + (f"held-out {shown(heldout)}  " if heldout is not None else "")
+        + f"version {shown(step.policy_version)}  {_staleness(step.staleness)}"
     )
 
 
 def sparkline(values: list[float]) -> str:
     """The newest values, each from 0 to 1, as bars."""
-    shown = values[-_WIDTH:]
     top = len(_SPARKS) - 1
-    return "".join(_SPARKS[round(min(max(value, 0.0), 1.0) * top)] for value in shown)
-
-
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
+    newest = (min(max(value, 0.0), 1.0) for value in values[-_WIDTH:])
+    return "".join(_SPARKS[round(value * top)] for value in newest)
 
 
 def _staleness(value: float | None) -> str:

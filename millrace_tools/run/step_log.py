@@ -1,25 +1,26 @@
 """The train steps of a run as its `metrics.jsonl` has them, each given out once.
 
-The run's status shows only the newest step, and steps can be shorter than the time between
-two looks at it. The file has every step, where it can be read from here.
+The run's status has only the newest step, and several steps may end between two requests for it.
+The file has every step, if this machine can read it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+
+import msgspec
 
 from services.json_lines import JsonLines
 from services.protocol.run.orchestrator import RunState, RunStatus
 
+_NAMES = {"number": "step", "heldout": "heldout_pass_rate", "staleness": "staleness_max"}
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """One train step.
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
+    """One train step, as a line of `metrics.jsonl` has it.
 
     Attributes:
         heldout: held-out pass rate measured after it, None if it was not.
-        seconds: what its wall time went to: waiting for a batch, training, saving.
+        seconds: wall time by use: waiting for a batch, training, saving.
         elapsed_s: wall time of the run at its end, seconds; grows from line to line, also
             when a step is done again after a recovery.
     """
@@ -29,21 +30,8 @@ class Step:
     heldout: float | None
     policy_version: int | None
     staleness: float | None
-    seconds: Mapping[str, float]
     elapsed_s: float
-
-    @classmethod
-    def from_line(cls, line: dict[str, Any]) -> Self:
-        """A line of `metrics.jsonl`."""
-        return cls(
-            number=line["step"],
-            reward=line["reward"],
-            heldout=line["heldout_pass_rate"],
-            policy_version=line["policy_version"],
-            staleness=line["staleness_max"],
-            seconds=line.get("seconds", {}),
-            elapsed_s=line["elapsed_s"],
-        )
+    seconds: Mapping[str, float] = {}
 
 
 class StepLog:
@@ -64,23 +52,20 @@ class StepLog:
         if not up_to_date or status.reward is None or status.step <= self._shown:
             return []
         self._shown = status.step
-        return [_newest(status, status.reward)]
+        return [
+            Step(
+                number=status.step,
+                reward=status.reward,
+                heldout=status.heldout_pass_rate,
+                policy_version=status.policy_version,
+                staleness=status.staleness,
+                elapsed_s=status.elapsed_s,
+            )
+        ]
 
     def _appended(self) -> list[Step]:
         # After steps that are done again were cut off, it is another file.
-        lines = (Step.from_line(line) for _, line in self._lines.follow(dict))
-        steps = [step for step in lines if step.elapsed_s > self._seen_s]
+        lines = self._lines.follow(Step)
+        steps = [step for _, step in lines if step.elapsed_s > self._seen_s]
         self._seen_s = max([self._seen_s, *(step.elapsed_s for step in steps)])
         return steps
-
-
-def _newest(status: RunStatus, reward: float) -> Step:
-    return Step(
-        number=status.step,
-        reward=reward,
-        heldout=status.heldout_pass_rate,
-        policy_version=status.policy_version,
-        staleness=status.staleness,
-        seconds={},
-        elapsed_s=status.elapsed_s,
-    )

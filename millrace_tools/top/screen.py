@@ -10,7 +10,7 @@ from rich.text import Text
 
 from millrace_tools.client.runs_client import ENDED
 from millrace_tools.output import shown
-from millrace_tools.run.run_view import duration_text, idle_text, ledger_text, sparkline
+from millrace_tools.run.run_view import duration_text, run_table
 from millrace_tools.top.alarms import alarms
 from millrace_tools.top.snapshot import Push, Replica, Rewards, Snapshot
 from services.protocol.run.orchestrator import RunStatus
@@ -44,7 +44,8 @@ def draw(look: Snapshot, history: RewardHistory) -> RenderableType:
     active = [run for run in look.runs if run.state not in ENDED]
     ended = [run for run in look.runs if run.state in ENDED][-_ENDED_SHOWN:]
     for run in active:
-        parts += [Rule(_title("run", run.run_id), align="left"), _run(run, history)]
+        title = _title("run", run.run_id)
+        parts += [Rule(title, align="left"), run_table(run, history.of(run.run_id))]
     if ended or not active:
         parts.append(Rule(_title("runs that are over"), align="left"))
         parts += [_ended(run) for run in ended] or [Text("No runs yet.", style="dim")]
@@ -71,23 +72,6 @@ def _shown_alarms(look: Snapshot) -> list[str]:
     found = alarms(look)
     more = len(found) - _ALARMS_SHOWN
     return found[:_ALARMS_SHOWN] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _run(run: RunStatus, history: RewardHistory) -> RenderableType:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    left = "" if run.seconds_left is None else f", {duration_text(run.seconds_left)} left"
-    table.add_row("step", Text(f"{run.step}/{run.steps}{left}  {run.state}: {run.detail}"))
-    heldout = "" if run.heldout_pass_rate is None else f"  held-out {run.heldout_pass_rate:.2f}"
-    table.add_row("reward", f"{shown(run.reward)}{heldout}  {sparkline(history.of(run.run_id))}")
-    stale = "-" if run.staleness is None else f"{run.staleness:g}"
-    table.add_row("policy", f"version {shown(run.policy_version)}, staleness {stale}")
-    table.add_row("tokens", f"{run.tokens_per_second:,.0f}/s, {run.tokens_generated:,} so far")
-    for side, causes in run.idle.items():
-        if text := idle_text(causes):
-            table.add_row(f"{side} idle", text)
-    table.add_row("ledger", ledger_text(run.ledger))
-    return table
 
 
 def _ended(run: RunStatus) -> Text:
