@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +57,46 @@ def tree_cpu_s() -> float:
     return total
 
 
-def titled_cpu_s(titles: Mapping[str, str]) -> Usage:
-    """CPU seconds of this process's descendants, by the name of their command line's title."""
-    usage: Usage = {}
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            command, times = " ".join(process.cmdline()), process.cpu_times()
-            for title, name in titles.items():
-                if command.startswith(title):
-                    usage[name] = usage.get(name, 0.0) + times.user + times.system
-    return usage
+class CpuMeter:
+    """CPU seconds of a process and its descendants by name, those that have ended included.
+
+    Args:
+        root: pid of the process.
+        name_of: name of a process, which may change while it lives.
+    """
+
+    def __init__(self, root: int, name_of: Callable[[psutil.Process], str]) -> None:
+        self._root, self._name_of = psutil.Process(root), name_of
+        self._seen: dict[tuple[int, float], float] = {}
+        self._usage: Usage = defaultdict(float)
+        self._lock = threading.Lock()
+
+    def read(self) -> Usage:
+        """What has been used until now, as far as it was looked at."""
+        with self._lock:
+            with contextlib.suppress(psutil.Error):
+                for process in (self._root, *self._root.children(recursive=True)):
+                    self._look_at(process)
+            return dict(self._usage)
+
+    def _look_at(self, process: psutil.Process) -> None:
+        with contextlib.suppress(psutil.Error), process.oneshot():  # it may end meanwhile
+            times, name = process.cpu_times(), self._name_of(process)
+            key, used = (process.pid, process.create_time()), times.user + times.system
+            self._usage[name] += used - self._seen.get(key, 0.0)
+            self._seen[key] = used
+
+
+def since(before: Usage, now: Usage) -> Usage:
+    """What was used between two readings."""
+    return {name: used - before.get(name, 0.0) for name, used in now.items()}
+
+
+def name_by_title(process: psutil.Process, titles: Mapping[str, str], other: str) -> str:
+    """The name that goes with how the command line or the program begins."""
+    line = " ".join(process.cmdline())
+    program = os.path.basename(line.split(" ", 1)[0])
+    for title, name in titles.items():
+        if line.startswith(title) or program.startswith(title):
+            return name
+    return other

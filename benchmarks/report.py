@@ -1,20 +1,23 @@
-"""The parts that benchmarks share: options, tables, the machine, and the file of the figures."""
+"""The parts that benchmarks share: options, rounds, ratios, limits, tables, and the JSON file."""
 
 import argparse
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 BASELINES = ROOT / "benchmarks" / "baselines"
+MIB = 1 << 20
+
+T = TypeVar("T")
 
 
 def options_of(doc: str, baseline: str = "", **defaults: Any) -> argparse.ArgumentParser:
@@ -24,15 +27,21 @@ def options_of(doc: str, baseline: str = "", **defaults: Any) -> argparse.Argume
         doc: the docstring.
         baseline: the file in benchmarks/baselines that `--json` writes; no `--json` if empty.
         defaults: of the other options, each with its help if it is a pair. The default has the
-            option's type; one in a list means that the option takes several values.
+            option's type, or is the type of an option that may be left out; one in a list means
+            that the option takes several values, and False that it takes none.
     """
     parser = argparse.ArgumentParser(description=doc.splitlines()[0])
     for name, given in defaults.items():
         default, says = given if isinstance(given, tuple) else (given, None)
-        several, flag = isinstance(default, list), f"--{name.replace('_', '-')}"
-        kind = type(default[0] if several else default)
-        nargs = {"nargs": "+"} if several else {}
-        parser.add_argument(flag, type=kind, default=default, help=says, **nargs)
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true", help=says)
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default, help=says)
+        elif isinstance(default, list):
+            parser.add_argument(flag, type=type(default[0]), nargs="+", default=default, help=says)
+        else:
+            parser.add_argument(flag, type=type(default), default=default, help=says)
     if baseline:
         file = BASELINES / f"{baseline}.json"
         says = f"write the figures into this file, by default benchmarks/baselines/{file.name}"
@@ -72,6 +81,17 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = 
     for row in rows:
         table.add_row(*row)
     Console(width=170).print(table)
+
+
+def in_turn(ways: Sequence[T], round_: int) -> list[T]:
+    """The ways in the order of a round: each goes first in one of them."""
+    first = round_ % len(ways)
+    return [*ways[first:], *ways[:first]]
+
+
+def by_name(rounds: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    """The figures of all rounds by name."""
+    return {name: [one[name] for one in rounds] for name in rounds[0]}
 
 
 def ratio(above: Iterable[float], below: Iterable[float]) -> float:

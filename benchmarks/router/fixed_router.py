@@ -1,4 +1,4 @@
-"""The router in front of engines that never change: as the shipped files deploy it, or alone.
+"""The router in front of engines that never change, behind Ray Serve.
 
     python -m benchmarks.router.fixed_router --port 8000 --engines http://... --model mock
 
@@ -7,14 +7,15 @@ Ends when its standard input does.
 
 import argparse
 import asyncio
-import os
 import sys
 
-import uvicorn
+from ray import serve
+from ray.serve.config import HTTPOptions
 
+from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
+from services.router.app import Router
 from services.router.config import RouterConfig
-from services.router.http_app import build_http
 
 LEASE_S = 30.0
 
@@ -52,13 +53,8 @@ class FixedTable:
         )
 
 
-def serve_with_ray(config: RouterConfig, table: FixedTable, port: int) -> None:
+def run(config: RouterConfig, table: FixedTable, port: int) -> None:
     """Run the router as a Serve application on a cluster of its own."""
-    from ray import serve
-    from ray.serve.config import HTTPOptions
-
-    from millrace_tools.cluster.private_cluster import PrivateCluster
-    from services.router.app import Router
 
     class FixedRouter(Router):
         def bus(self) -> FixedTable:
@@ -72,26 +68,20 @@ def serve_with_ray(config: RouterConfig, table: FixedTable, port: int) -> None:
         )(serve.ingress()(FixedRouter))
         serve.run(deployment.bind(config), name="router", route_prefix="/")
         sys.stdin.read()
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 def main() -> None:
     """Read the command line and serve."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, required=True, help="of Serve's proxy")
     parser.add_argument("--engines", nargs="+", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--serve", action="store_true", help="behind Ray Serve's proxy")
     parser.add_argument("--own-port", type=int, help="where the router listens, as shipped")
     options = parser.parse_args()
-    table = FixedTable(options.engines, options.model)
     changes = {"listen": {"port": options.own_port}} if options.own_port else {}
-    config = RouterConfig.model_validate(changes)
-    if options.serve:
-        serve_with_ray(config, table, options.port)
-        return
-    os.set_blocking(0, True)
-    uvicorn.run(build_http(config, table), port=options.port, log_level="warning", loop="uvloop")
+    table = FixedTable(options.engines, options.model)
+    run(RouterConfig.model_validate(changes), table, options.port)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,18 @@ found in the prefix cache, or when on the whole it is not better than each of th
 import random
 import statistics
 import sys
-from abc import ABC, abstractmethod
 from bisect import bisect
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from zlib import crc32
 
-from benchmarks.report import options_of, show, write
-from benchmarks.router.simulated_engines import Call, Clock, Engine
-from benchmarks.router.traces import TRACES, Episode
+from benchmarks.clock import Clock
+from benchmarks.report import by_name, options_of, show, write
+from benchmarks.router.simulated_engines import Call, Engine
+from benchmarks.router.traces import TRACES
 from services.router.config import RouterConfig
 from services.router.placement.choice import ReplicaChooser
 
@@ -25,118 +29,104 @@ REPLICAS = [f"replica-{number}" for number in range(8)]
 SLACK = 1.05
 
 
-class Policy(ABC):
-    """Gives each call to a replica; knows what is in flight."""
+@dataclass
+class Policy:
+    """Gives each call to a replica.
 
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-        self.in_flight = dict.fromkeys(REPLICAS, 0)
+    Attributes:
+        pick: the replica for a call, at a time.
+        ended: a call has ended on this replica.
+    """
 
-    @abstractmethod
-    def pick(self, call: Call, now: float) -> str:
-        """The replica."""
-
-    def over(self, replica: str) -> None:
-        """The call has ended there."""
-        self.in_flight[replica] -= 1
+    pick: Callable[[Call, float], str]
+    ended: Callable[[str], object] = lambda replica: None
 
 
-class RoundRobin(Policy):
+InFlight = Counter[str]
+"""Calls in flight on each replica."""
+
+
+def round_robin(draw: random.Random, in_flight: InFlight) -> Policy:
     """Each in turn."""
-
-    _turn = 0
-
-    def pick(self, call: Call, now: float) -> str:
-        """See `Policy`."""
-        self._turn += 1
-        return REPLICAS[self._turn % len(REPLICAS)]
+    turns = cycle(REPLICAS)
+    return Policy(lambda call, now: next(turns))
 
 
-class LeastRequests(Policy):
+def least_requests(draw: random.Random, in_flight: InFlight) -> Policy:
     """The one with the fewest calls in flight, any of them."""
+    return Policy(
+        lambda call, now: min(REPLICAS, key=lambda name: (in_flight[name], draw.random()))
+    )
 
-    def pick(self, call: Call, now: float) -> str:
-        """See `Policy`."""
-        return min(REPLICAS, key=lambda name: (self.in_flight[name], self._draw.random()))
 
-
-class PowerOfTwo(Policy):
+def power_of_two(draw: random.Random, in_flight: InFlight) -> Policy:
     """The better of two that were drawn."""
-
-    def pick(self, call: Call, now: float) -> str:
-        """See `Policy`."""
-        return min(self._draw.sample(REPLICAS, 2), key=self.in_flight.__getitem__)
+    return Policy(lambda call, now: min(draw.sample(REPLICAS, 2), key=in_flight.__getitem__))
 
 
-class ConsistentHash(Policy):
+def consistent_hash(draw: random.Random, in_flight: InFlight) -> Policy:
     """By the session, without one by how the prompt begins; blind to load."""
+    ring = sorted((crc32(f"{name}#{n}".encode()), name) for name in REPLICAS for n in range(100))
 
-    _ring = sorted((crc32(f"{name}#{n}".encode()), name) for name in REPLICAS for n in range(100))
-
-    def pick(self, call: Call, now: float) -> str:
-        """See `Policy`."""
+    def pick(call: Call, now: float) -> str:
         key = crc32((call.session or call.prefix.group or "").encode())
-        return self._ring[bisect(self._ring, (key, "")) % len(self._ring)][1]
+        return ring[bisect(ring, (key, "")) % len(ring)][1]
+
+    return Policy(pick)
 
 
-class Ours(Policy):
+def ours(draw: random.Random, in_flight: InFlight) -> Policy:
     """What the router does."""
+    chooser = ReplicaChooser(RouterConfig())
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self._chooser = ReplicaChooser(RouterConfig())
-
-    def pick(self, call: Call, now: float) -> str:
-        """See `Policy`."""
-        choice = self._chooser.choose(
+    def pick(call: Call, now: float) -> str:
+        choice = chooser.choose(
             REPLICAS, session=call.session, prefix=call.prefix, weight=1, now=now
         )
         assert choice is not None
         return choice.replica_id
 
-    def over(self, replica: str) -> None:
-        """See `Policy`."""
-        super().over(replica)
-        self._chooser.release(replica, 1)
+    return Policy(pick, lambda replica: chooser.release(replica, 1))
 
 
-RIVALS: dict[str, Callable[[int], Policy]] = {
-    "round robin": RoundRobin,
-    "least requests": LeastRequests,
-    "power of two": PowerOfTwo,
-    "consistent hash": ConsistentHash,
+RIVALS: dict[str, Callable[[random.Random, InFlight], Policy]] = {
+    "round robin": round_robin,
+    "least requests": least_requests,
+    "power of two": power_of_two,
+    "consistent hash": consistent_hash,
 }
-POLICIES = {**RIVALS, "ours": Ours}
+POLICIES = {**RIVALS, "ours": ours}
 Figures = dict[str, dict[str, dict[str, list[float]]]]
 """By trace, policy and what was measured; a figure for each seed."""
 
 
-def simulate(episodes: list[Episode], policy: Policy) -> dict[str, float]:
+def simulate(trace: str, policy: str, seed: int) -> dict[str, float]:
     """Play a trace to its end.
 
     Returns:
         Seconds until the last answer, the share of prompt tokens found in the cache, and the
         mean seconds of a call.
     """
-    clock = Clock()
+    clock, in_flight, seconds = Clock(), InFlight(), list[float]()
     engines = {name: Engine(clock) for name in REPLICAS}
-    seconds: list[float] = []
+    chosen = POLICIES[policy](random.Random(seed), in_flight)
 
     def submit(call: Call) -> None:
-        replica, done = policy.pick(call, clock.now), call.done
-        policy.in_flight[replica] += 1
+        replica, done = chosen.pick(call, clock.now), call.done
+        in_flight[replica] += 1
         arrived = clock.now
 
         def over(now: float) -> None:
-            policy.over(replica)
+            in_flight[replica] -= 1
+            chosen.ended(replica)
             seconds.append(now - arrived)
             done(now)
 
         call.done = over
         engines[replica].submit(call)
 
-    for episode in episodes:
-        clock.at(episode.starts, lambda episode=episode: episode.play(clock, submit))  # type: ignore[misc]
+    for episode in TRACES[trace](random.Random(seed)):
+        clock.at(episode.starts, partial(episode.play, clock, submit))
     clock.run()
     asked = sum(engine.prompt_tokens for engine in engines.values())
     cached = sum(engine.cached_tokens for engine in engines.values())
@@ -149,13 +139,13 @@ def simulate(episodes: list[Episode], policy: Policy) -> dict[str, float]:
 
 def measure(seeds: range) -> Figures:
     """Every policy on every trace, a figure for each seed."""
-    figures: Figures = {}
-    for trace, make in TRACES.items():
-        figures[trace] = {}
-        for name, policy in POLICIES.items():
-            rounds = [simulate(make(random.Random(seed)), policy(seed)) for seed in seeds]
-            figures[trace][name] = {what: [one[what] for one in rounds] for what in rounds[0]}
-    return figures
+    return {
+        trace: {
+            policy: by_name([simulate(trace, policy, seed) for seed in seeds])
+            for policy in POLICIES
+        }
+        for trace in TRACES
+    }
 
 
 def times_ours(by: dict[str, dict[str, list[float]]], rival: str, what: str) -> float:
@@ -192,8 +182,7 @@ def print_policies(figures: Figures) -> None:
             rows.append([trace, name, *others, f"{statistics.fmean(by['ours'][what]):.1f} s"])
         rates = [f"{statistics.fmean(by[policy]['hit_rate']):.1%}" for policy in POLICIES]
         rows.append([trace, "hit rate", *rates])
-    columns = ("trace", "figure", *RIVALS, "ours")
-    show(columns, rows, title="others' time by ours: above 1 is worse")
+    show(("trace", "figure", *POLICIES), rows, title="others' time by ours: above 1 is worse")
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.clock import Clock
 from services.router.request.client_request import PromptPrefix
 
 CACHE_TOKENS = 262_144
@@ -40,26 +41,6 @@ class Call:
         return sum(length for _, length in self.prompt)
 
 
-class Clock:
-    """Simulated time: what happens next."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
-
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        """Have something happen."""
-        self._number += 1
-        heapq.heappush(self._events, (max(when, self.now), self._number, what))
-
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        while self._events:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
-
-
 class PrefixCache:
     """What one replica has computed; a piece of text is kept or dropped as a whole."""
 
@@ -78,7 +59,7 @@ class PrefixCache:
         return tokens
 
     def pin(self, pieces: tuple[Segment, ...]) -> bool:
-        """Take the pieces for a running sequence, if there is room."""
+        """Take the pieces for a running sequence, if they fit."""
         new = [piece for piece in pieces if piece not in self._pins]
         needed = sum(length for _, length in new)
         if self._pins and self._pinned + needed > CACHE_TOKENS:
@@ -145,7 +126,7 @@ class Engine:
             self.cached_tokens += cached
             missing = max(1, call.prompt_tokens - cached)
             self._prefilling = call
-            self._clock.at(self._clock.now + missing / PREFILL_PER_S, self._prefilled)
+            self._clock.after(missing / PREFILL_PER_S, self._prefilled)
 
     def _prefilled(self) -> None:
         self._advance()
@@ -162,7 +143,7 @@ class Engine:
         if self._running:
             left = max(0.0, self._running[0][0] - self._progress)
             epoch = self._epoch
-            self._clock.at(self._clock.now + left / self._speed(), lambda: self._ended(epoch))
+            self._clock.after(left / self._speed(), lambda: self._ended(epoch))
 
     def _ended(self, epoch: int) -> None:
         if epoch != self._epoch:

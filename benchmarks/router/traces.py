@@ -6,10 +6,11 @@ tools, and calls again with all that has been said, until its turns are over.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
-from benchmarks.router.simulated_engines import Call, Clock, Segment
+from benchmarks.clock import Clock
+from benchmarks.router.simulated_engines import Call, Segment
 from services.router.request.client_request import PromptPrefix
 
 
@@ -46,35 +47,22 @@ class Episode:
     turns: tuple[Turn, ...]
     named: bool = True
 
-    def play(self, clock: Clock, submit: Callable[[Call], None], turn: int = 0) -> None:
+    def play(self, clock: Clock, submit: Callable[[Call], None]) -> None:
         """Make the calls, one after another."""
-        self._call(clock, submit, self.prompt, 0)
 
-    def _call(
-        self,
-        clock: Clock,
-        submit: Callable[[Call], None],
-        prompt: tuple[Segment, ...],
-        number: int,
-    ) -> None:
-        turn = self.turns[number]
-        answer = (f"{self.name}/{number} says", turn.makes)
+        def call(prompt: tuple[Segment, ...], number: int) -> None:
+            turn = self.turns[number]
+            answer = (f"{self.name}/{number} says", turn.makes)
 
-        def done(now: float) -> None:
-            if number + 1 == len(self.turns):
-                return
-            more = (*prompt, answer, (f"{self.name}/{number} hears", turn.adds))
-            clock.at(now + turn.pause_s, lambda: self._call(clock, submit, more, number + 1))
+            def done(now: float) -> None:
+                if number + 1 < len(self.turns):
+                    more = (*prompt, answer, (f"{self.name}/{number} hears", turn.adds))
+                    clock.at(now + turn.pause_s, lambda: call(more, number + 1))
 
-        submit(
-            Call(
-                prompt=prompt,
-                answer=answer,
-                session=self.name if self.named else None,
-                prefix=_prefix(prompt),
-                done=done,
-            )
-        )
+            session = self.name if self.named else None
+            submit(Call(prompt, answer, session, prefix=_prefix(prompt), done=done))
+
+        call(self.prompt, 0)
 
 
 @cache
@@ -136,10 +124,7 @@ def agents(draw: random.Random) -> list[Episode]:
 
 def nameless(draw: random.Random) -> list[Episode]:
     """The same agents, of a framework that names nothing."""
-    return [
-        Episode(name=one.name, starts=one.starts, prompt=one.prompt, turns=one.turns, named=False)
-        for one in agents(draw)
-    ]
+    return [replace(one, named=False) for one in agents(draw)]
 
 
 def bursts(draw: random.Random) -> list[Episode]:
