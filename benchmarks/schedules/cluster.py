@@ -7,12 +7,14 @@ that serve in order of arrival. The trainer's devices are its own, as in Millrac
 
 import asyncio
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.schedules.bus import Bus
 from benchmarks.schedules.hardware import Hardware, Trace, simulated
 from benchmarks.schedules.rollouts import Rollouts
+from services.orchestrator.core.context import Peers
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.trainer import (
     CheckpointReport,
@@ -21,7 +23,7 @@ from services.protocol.trainer import (
     TrainerState,
     TrainReport,
 )
-from tests.orchestrator.fakes import score
+from tests.orchestrator.fakes import no_load, score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,24 +111,26 @@ class Trainer:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All of it."""
+    """All of it, before anything has happened."""
 
-    bus: Bus
-    rollouts: Rollouts
-    reward: Reward
-    trainer: Trainer
+    def __init__(
+        self,
+        hardware: Hardware,
+        trace: Trace,
+        rollouts: Callable[[Hardware, Trace, Bus], Rollouts] = Rollouts,
+    ) -> None:
+        self.hardware, self.bus = hardware, Bus(hardware)
+        self.rollouts = rollouts(hardware, trace, self.bus)
+        self.reward, self.trainer = Reward(hardware, trace), Trainer(hardware, self.bus)
 
-
-def cluster(hardware: Hardware, trace: Trace) -> Cluster:
-    """A cluster on which nothing has happened."""
-    bus = Bus(hardware)
-    rollouts = Rollouts(hardware, trace, bus)
-    return Cluster(
-        bus=bus, rollouts=rollouts, reward=Reward(hardware, trace), trainer=Trainer(hardware, bus)
-    )
-
-
-def unused(*_: Any) -> None:
-    """Stands in for what costs time here and shows nothing, such as drawing."""
+    @property
+    def peers(self) -> Peers:
+        """The cluster as the orchestrator gets it."""
+        return Peers(
+            trainer=cast(Any, self.trainer),
+            reward=self.reward,
+            bus=cast(Any, self.bus),
+            rollouts=lambda run, config, run_id: self.rollouts,
+            load=no_load,
+        )

@@ -10,20 +10,19 @@ go first, and every run must end. Exit code 1 and the number of each schedule th
 `--first N --schedules 1` plays it again.
 """
 
-import logging
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.report import options_of
-from services.orchestrator.run_folder.run_directory import RunDirectory
+from benchmarks.schedules.virtual_run import without_output
 from tests.orchestrator.random_schedule import RandomSchedule, draw, play
 
 CHUNK = 50
@@ -70,7 +69,7 @@ class Findings:
 
 @contextmanager
 def _limited(cpu_s: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
+    """Raise TimeoutError in work that takes longer."""
 
     def end(*_: object) -> None:
         raise TimeoutError(f"it took more than {cpu_s:g} s of processor time")
@@ -83,20 +82,13 @@ def _limited(cpu_s: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
-def some(first: int, count: int) -> Findings:
+def some(seeds: Sequence[int]) -> Findings:
     """Play some in this process."""
-    logging.disable(logging.CRITICAL)
-    RunDirectory.draw_learning_curve = lambda self: None  # type: ignore[method-assign]
+    without_output()
     findings = Findings()
-    for seed in range(first, first + count):
+    for seed in seeds:
         findings.play(draw(seed))
     return findings
-
-
-def chunks(first: int, count: int) -> Iterator[tuple[int, int]]:
-    """A few schedules at a time."""
-    for start in range(first, first + count, CHUNK):
-        yield start, min(CHUNK, first + count - start)
 
 
 def main() -> None:
@@ -109,10 +101,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     began, total = time.monotonic(), Findings()
+    seeds = range(options.first, options.first + options.schedules)
     with ProcessPoolExecutor(options.jobs) as pool:
-        parts = [pool.submit(some, *part) for part in chunks(options.first, options.schedules)]
-        for part in parts:
-            total.add(part.result())
+        for part in pool.map(some, [seeds[at : at + CHUNK] for at in range(0, len(seeds), CHUNK)]):
+            total.add(part)
     for problem in total.problems:
         print(problem)
     counts = total.counts

@@ -1,43 +1,38 @@
-"""What the scheduling benchmark has for hardware and for work, the same for every schedule."""
+"""Hardware and work of the scheduling benchmark, the same for every schedule."""
 
 import math
 import random
 import time
-from collections.abc import Callable
+from contextlib import ContextDecorator
 from dataclasses import dataclass
-from functools import wraps
-from typing import ParamSpec, TypeVar
+
+from services.protocol.run.schedule import ScheduleConfig
 
 MEAN_TOKENS = 60
 LONGEST = 11 * MEAN_TOKENS
 """As 32,768 tokens are to a mean of 3,000."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
-
-class Simulated:
-    """CPU seconds that this file's own work has taken: no orchestrator is charged for them."""
+class Simulated(ContextDecorator):
+    """Counts the CPU seconds that the simulation's own functions take, so that no orchestrator is
+    charged for them; a function that calls the orchestrator is not one."""
 
     cpu_s = 0.0
-    inside = False
+    _depth = 0
+    _began = 0.0
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._began = time.process_time()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.cpu_s += time.process_time() - self._began
 
 
-def simulated(method: Callable[P, T]) -> Callable[P, T]:
-    """Count a function of the simulation's own; what calls the orchestrator is not one."""
-
-    @wraps(method)
-    def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-        if Simulated.inside:
-            return method(*args, **kwargs)
-        Simulated.inside, began = True, time.process_time()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            Simulated.cpu_s += time.process_time() - began
-            Simulated.inside = False
-
-    return timed
+simulated = Simulated()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +90,14 @@ class Trace:
                 score_s=tuple(self._score_s * chance.uniform(0.5, 1.5) for _ in range(self._size)),
             )
         return self._groups[group_id]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A run of some train steps under a schedule, on this hardware and this trace."""
+
+    schedule: ScheduleConfig
+    batch_groups: int
+    steps: int
+    hardware: Hardware
+    trace: Trace

@@ -23,8 +23,7 @@ in `oracle.py`.
 from collections.abc import Sequence
 
 from benchmarks.schedules.cluster import Step
-from benchmarks.schedules.hardware import Hardware, Trace, Work
-from services.protocol.run.schedule import ScheduleConfig
+from benchmarks.schedules.hardware import Hardware, Setup, Work
 
 Bounds = dict[str, float]
 """Seconds, by what there is only so much of."""
@@ -52,16 +51,10 @@ def _batch_path(batch: Sequence[Work], hardware: Hardware, *, barrier: bool) -> 
     return path
 
 
-def bounds(
-    steps: Sequence[Step],
-    *,
-    schedule: ScheduleConfig,
-    batch_groups: int,
-    hardware: Hardware,
-    trace: Trace,
-) -> Bounds:
+def bounds(steps: Sequence[Step], setup: Setup) -> Bounds:
     """The least time for these steps, by cause."""
-    batches = [[trace.group(group) for group in step.groups] for step in steps]
+    schedule, hardware, batch_groups = setup.schedule, setup.hardware, setup.batch_groups
+    batches = [[setup.trace.group(group) for group in step.groups] for step in steps]
     groups = [work for batch in batches for work in batch]
     after = hardware.train_s + hardware.push_s
     paths = sorted((_path(work) for work in groups), reverse=True)

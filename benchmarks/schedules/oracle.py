@@ -18,9 +18,10 @@ oldest groups trains what is short.
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from benchmarks.schedules.hardware import Hardware, Trace
-from services.protocol.run.schedule import ScheduleConfig
+from benchmarks.clock import Clock
+from benchmarks.schedules.hardware import Setup
 
 ORDERS: dict[str, Callable[[Sequence[int], int], float]] = {
     "oldest first": lambda tokens, place: 0.0,
@@ -49,68 +50,42 @@ class Open:
         return not self.ungraded
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ideal:
-    """What the best schedule does.
+class Oracle:
+    """One run from its first admission to its last train step.
 
     Attributes:
-        seconds: from the first admission to the end of the last train step.
-        tokens: that it trained.
-        order: in which it serves waiting answers.
+        order: in which waiting answers are served.
+        tokens: that were trained.
     """
 
-    seconds: float
-    tokens: int
-    order: str
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Its speed."""
-        return self.tokens / self.seconds
-
-
-class Oracle:
-    """One run from its first admission to its last train step."""
-
-    def __init__(
-        self,
-        *,
-        schedule: ScheduleConfig,
-        batch_groups: int,
-        steps: int,
-        hardware: Hardware,
-        trace: Trace,
-        order: str,
-    ) -> None:
-        self._schedule, self._batch, self._steps = schedule, batch_groups, steps
-        self._hardware, self._trace, self._key = hardware, trace, ORDERS[order]
-        self._now, self._count = 0.0, 0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
+    def __init__(self, setup: Setup, order: str) -> None:
+        self._setup, self._schedule, self._batch = setup, setup.schedule, setup.batch_groups
+        self.order, self._key = order, ORDERS[order]
+        self._clock = Clock()
         self._open: dict[int, Open] = {}
         self._waiting: list[tuple[float, int, int, float]] = []
         self._running: dict[tuple[int, int], float] = {}
         self._jobs: list[tuple[int, int]] = []
-        self._sandboxes = hardware.sandboxes
+        self._sandboxes = setup.hardware.sandboxes
         self._step = self._live = 0
         self._not_live: dict[int, int] = {}
         self._in_training = self._admitted = 0
         self._full, self._look, self._ready = False, True, 0
         self.tokens = 0
-
-    def run(self) -> float:
-        """Seconds it takes."""
         self._decide()
-        while self._step < self._steps:
-            self._now, _, happens = heapq.heappop(self._events)
-            happens()
-            while self._events and self._events[0][0] == self._now:
-                heapq.heappop(self._events)[2]()
+        while self._step < setup.steps:
+            self._clock.step()
             self._decide()
-        return self._now
 
-    def _at(self, seconds: float, happens: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (self._now + seconds, self._count, happens))
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return self._clock.now
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Trained tokens a second."""
+        return self.tokens / self.seconds
 
     def _decide(self) -> None:
         self._train()
@@ -132,15 +107,15 @@ class Oracle:
         if self._waits_for_weights or self._full:
             return
         charged = len(self._open) + self._in_training + sum(self._not_live.values())
-        left = (self._steps - self._step) * self._batch - len(self._open) - self._in_training
-        room = min(
+        left = (self._setup.steps - self._step) * self._batch - len(self._open) - self._in_training
+        admissible = min(
             self._schedule.groups_in_flight(self._batch) - len(self._open),
             self._schedule.groups_ahead(self._batch) - charged,
             left,
         )
-        for _ in range(max(0, room)):
+        for _ in range(max(0, admissible)):
             self._admitted += 1
-            tokens = self._trace.group(self._admitted).tokens
+            tokens = self._setup.trace.group(self._admitted).tokens
             size = len(tokens)
             self._open[self._admitted] = Open(version=self._live, unsampled=size, ungraded=size)
             for place in range(size):
@@ -150,10 +125,10 @@ class Oracle:
     def _sample(self) -> None:
         if self._stops and (self._full or self._waits_for_weights):
             return
-        while self._waiting and len(self._running) < self._hardware.sequences:
+        while self._waiting and len(self._running) < self._setup.hardware.sequences:
             _, group, place, seconds = heapq.heappop(self._waiting)
-            self._running[group, place] = ends = self._now + seconds
-            self._at(seconds, lambda g=group, p=place, e=ends: self._sampled(g, p, e))  # type: ignore[misc]
+            self._running[group, place] = ends = self._clock.now + seconds
+            self._clock.after(seconds, partial(self._sampled, group, place, ends))
 
     def _sampled(self, group: int, place: int, ends: float) -> None:
         if self._running.get((group, place)) != ends:
@@ -173,14 +148,14 @@ class Oracle:
     def _interrupt(self) -> None:
         """What is being sampled keeps its tokens and goes on before all others."""
         for (group, place), ends in self._running.items():
-            heapq.heappush(self._waiting, (-1e9, group, place, ends - self._now))
+            heapq.heappush(self._waiting, (-1e9, group, place, ends - self._clock.now))
         self._running = {}
 
     def _grade(self) -> None:
         begun = min(self._sandboxes, len(self._jobs))
         for group, place in self._jobs[:begun]:
-            seconds = self._trace.group(group).score_s[place]
-            self._at(seconds, lambda g=group: self._graded(g))  # type: ignore[misc]
+            seconds = self._setup.trace.group(group).score_s[place]
+            self._clock.after(seconds, partial(self._graded, group))
         del self._jobs[:begun]
         self._sandboxes -= begun
 
@@ -193,7 +168,7 @@ class Oracle:
             self._look = True
 
     def _train(self) -> None:
-        if self._in_training or self._step == self._steps:
+        if self._in_training or self._step == self._setup.steps:
             return
         if not self._look or self._ready < self._batch:
             return
@@ -209,10 +184,10 @@ class Oracle:
         batch = batch[: max(self._batch, len(must))]
         for group in batch:
             del self._open[group]
-            self.tokens += sum(self._trace.group(group).tokens)
+            self.tokens += sum(self._setup.trace.group(group).tokens)
         self._ready -= len(batch)
         self._in_training, self._full = len(batch), False
-        self._at(self._hardware.train_s, self._trained)
+        self._clock.after(self._setup.hardware.train_s, self._trained)
 
     def _must(self) -> set[int]:
         """The groups that this batch must hold, ready or not."""
@@ -230,32 +205,14 @@ class Oracle:
         self._look = True
         self._not_live[self._step] = self._in_training
         self._in_training = 0
-        self._at(self._hardware.push_s, lambda version=self._step: self._pushed(version))  # type: ignore[misc]
+        self._clock.after(self._setup.hardware.push_s, partial(self._pushed, self._step))
 
     def _pushed(self, version: int) -> None:
         self._live = version
         self._not_live.pop(version)
 
 
-def ideal(
-    *,
-    schedule: ScheduleConfig,
-    batch_groups: int,
-    steps: int,
-    hardware: Hardware,
-    trace: Trace,
-) -> tuple[Ideal, Ideal]:
+def ideal(setup: Setup) -> tuple[Oracle, Oracle]:
     """The fastest of the orders, in trained tokens a second, and the one that knows no lengths."""
-    found = {}
-    for order in ORDERS:
-        oracle = Oracle(
-            schedule=schedule,
-            batch_groups=batch_groups,
-            steps=steps,
-            hardware=hardware,
-            trace=trace,
-            order=order,
-        )
-        seconds = oracle.run()
-        found[order] = Ideal(seconds=seconds, tokens=oracle.tokens, order=order)
+    found = {order: Oracle(setup, order) for order in ORDERS}
     return max(found.values(), key=lambda one: one.tokens_per_s), found[BLIND]

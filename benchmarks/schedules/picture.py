@@ -7,7 +7,6 @@ sample one answer at a time, batches of four sample groups of two answers, middl
 """
 
 import io
-import logging
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.schedules.bus import Bus
-from benchmarks.schedules.cluster import Cluster, Reward, Trainer, unused
+from benchmarks.schedules.cluster import Cluster
 from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Trace
 from benchmarks.schedules.rollouts import Answer, Rollouts
-from benchmarks.schedules.speed import TAILS, live, run_file
+from benchmarks.schedules.speed import TAILS
+from benchmarks.schedules.virtual_run import live, run_file, without_output
 from docs.diagrams.draw import HERE, STYLE, digest
-from services.orchestrator.run_folder.run_directory import RunDirectory
 
 PRESETS = ("sync", "one_step_off", "stream", "partial", "async")
 STEPS, REPLICAS, GROUP_SIZE = 16, 8, 2
@@ -35,18 +34,13 @@ HARDWARE = Hardware(
     train_s=MEAN_TOKENS / 2,
     push_s=MEAN_TOKENS / 12,
 )
-# Stand for variables of the style, by which they are replaced.
 STEP_COLOURS = ("#000001", "#000002", "#000003")
-TRAINER, PUSH, EDGE = "#000004", "#000005", "#000006"
-VARIABLES = {
-    STEP_COLOURS[0]: "--one",
-    STEP_COLOURS[1]: "--two",
-    STEP_COLOURS[2]: "--three",
-    TRAINER: "--line",
-    PUSH: "--bytes",
-    EDGE: "--edge",
-}
-"""Colours of the picture: one after the other for the answers of each train step."""
+"""Of the answers of each train step in turn."""
+PUSH, EDGE = "#000005", "#000006"
+VARIABLES = dict(
+    zip((*STEP_COLOURS, PUSH, EDGE), ("one", "two", "three", "bytes", "edge"), strict=True)
+)
+"""The variable of the style by which each colour is replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +70,7 @@ class WatchedRollouts(Rollouts):
 
 def main() -> None:
     """Play each preset and draw them below each other."""
-    logging.disable(logging.WARNING)
-    RunDirectory.draw_learning_curve = unused  # type: ignore[method-assign]
+    without_output()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "schedules", "font.size": 9}):
         figure = Figure(figsize=(9.4, 9.0))
         for axes, preset in zip(figure.subplots(len(PRESETS), sharex=True), PRESETS, strict=True):
@@ -92,33 +85,27 @@ def main() -> None:
 
 def _played(preset: str, folder: Path) -> Cluster:
     trace = Trace(sigma=TAILS["middling"], score_s=HARDWARE.score_s, group_size=GROUP_SIZE, seed=1)
-    bus = Bus(HARDWARE)
-    peers = Cluster(
-        bus=bus,
-        rollouts=WatchedRollouts(HARDWARE, trace, bus),
-        reward=Reward(HARDWARE, trace),
-        trainer=Trainer(HARDWARE, bus),
-    )
+    cluster = Cluster(HARDWARE, trace, WatchedRollouts)
     shape = {"steps": STEPS, "batch_groups": REPLICAS // GROUP_SIZE, "group_size": GROUP_SIZE}
-    live(run_file(folder, schedule={"preset": preset}, **shape), HARDWARE, peers)
-    return peers
+    live(run_file(folder, schedule={"preset": preset}, **shape), cluster)
+    return cluster
 
 
-def _draw(axes: Axes, preset: str, peers: Cluster) -> None:
-    rollouts = peers.rollouts
+def _draw(axes: Axes, preset: str, cluster: Cluster) -> None:
+    rollouts, steps = cluster.rollouts, cluster.trainer.steps
     assert isinstance(rollouts, WatchedRollouts)
     assert rollouts.began is not None
-    trained_in = {g: i for i, step in enumerate(peers.trainer.steps) for g in step.groups}
+    colours = [STEP_COLOURS[number % len(STEP_COLOURS)] for number in range(len(steps))]
+    trained_in = {g: i for i, step in enumerate(steps) for g in step.groups}
     free_at = [0.0] * REPLICAS
     for piece in sorted(rollouts.pieces, key=lambda piece: (piece.began, piece.group)):
         lane = min(range(REPLICAS), key=lambda lane: (free_at[lane] > piece.began + 1e-6, lane))
         free_at[lane] = piece.ended
-        step = trained_in.get(piece.group)
-        colour = EDGE if step is None else STEP_COLOURS[step % len(STEP_COLOURS)]
+        number = trained_in.get(piece.group)
+        colour = EDGE if number is None else colours[number]
         _bar(axes, REPLICAS - lane, piece.began, piece.ended, 0.8, colour)
-    for number, step in enumerate(peers.trainer.steps):
+    for step, colour in zip(steps, colours, strict=True):
         ended = step.ended - rollouts.began
-        colour = STEP_COLOURS[number % len(STEP_COLOURS)]
         _bar(axes, -0.4, ended - HARDWARE.train_s, ended, 1.6, colour)
         _bar(axes, -0.4, ended, ended + HARDWARE.push_s, 1.6, PUSH)
     axes.set(xlim=(0, SHOWN_S), ylim=(-1.6, REPLICAS + 1.2), ylabel=preset)
@@ -145,7 +132,7 @@ def _themed(svg: str) -> str:
     """With colours of the style instead of those that stand for them, and a panel behind."""
     svg = svg[svg.index("<svg") :]
     for colour, variable in VARIABLES.items():
-        svg = svg.replace(colour, f"var({variable})")
+        svg = svg.replace(colour, f"var(--{variable})")
     head, body = svg.split(">", 1)
     told = f"<!-- drawn from {digest(Path(__file__).read_text(encoding='utf-8'))} -->"
     panel = '<rect width="100%" height="100%" rx="6" style="fill: var(--panel)"/>'

@@ -20,27 +20,22 @@ as with fewest.
 
 import gc
 import json
-import logging
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.report import options_of, show, write
-from benchmarks.schedules.cluster import Cluster, cluster, unused
-from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Simulated, Trace
+from benchmarks.schedules.cluster import Cluster
+from benchmarks.schedules.hardware import MEAN_TOKENS, Hardware, Setup, Trace, simulated
 from benchmarks.schedules.ideal import bounds
 from benchmarks.schedules.oracle import ideal
-from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.core.context import Peers
-from services.orchestrator.lifecycle.runs import Runs
-from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.protocol.run.orchestrator import RunConfig, RunRequest, RunState
-from tests.orchestrator.fakes import no_load, write_tasks
-from tests.orchestrator.virtual_clock import run_virtually
+from benchmarks.schedules.virtual_run import live, run_file, without_output
+from services.protocol.run.schedule import ScheduleConfig
 
 GROUP_SIZE = 8
 WARM = 5
@@ -78,18 +73,13 @@ class Case:
         """A batch fills every slot of every replica once."""
         return self.replicas * self.slots // GROUP_SIZE
 
-    def equipment(self) -> tuple[Hardware, Trace]:
+    def setup(self, schedule: ScheduleConfig) -> Setup:
         """Training takes a third of the time that sampling a batch needs on full replicas."""
-        trace = Trace(sigma=TAILS[self.tail], score_s=0.0, group_size=GROUP_SIZE, seed=1)
-        batches = [
-            max(max(trace.group(step * self.batch_groups + place).tokens)
-                for place in range(1, self.batch_groups + 1))
-            for step in range(self.steps)
-        ]  # fmt: skip
-        rollout_s = sum(batches) / len(batches)
-        sequences = self.replicas * self.slots
-        sandboxes = max(1, sequences // 16)
-        score_s = self.share * rollout_s * sandboxes / sequences
+        sequences, batch = self.replicas * self.slots, self.batch_groups
+        sandboxes, lengths = max(1, sequences // 16), self._trace(0.0)
+        tokens = [max(lengths.group(n + 1).tokens) for n in range(self.steps * batch)]
+        batches = [max(tokens[first : first + batch]) for first in range(0, len(tokens), batch)]
+        score_s = self.share * fmean(batches) * sandboxes / sequences
         hardware = Hardware(
             replicas=self.replicas,
             slots=self.slots,
@@ -98,8 +88,16 @@ class Case:
             train_s=MEAN_TOKENS / 3,
             push_s=MEAN_TOKENS / 60,
         )
-        trace = Trace(sigma=TAILS[self.tail], score_s=score_s, group_size=GROUP_SIZE, seed=1)
-        return hardware, trace
+        return Setup(
+            schedule=schedule,
+            batch_groups=batch,
+            steps=self.steps,
+            hardware=hardware,
+            trace=self._trace(score_s),
+        )
+
+    def _trace(self, score_s: float) -> Trace:
+        return Trace(sigma=TAILS[self.tail], score_s=score_s, group_size=GROUP_SIZE, seed=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,139 +131,64 @@ class Figures:
 
 def play(case: Case, point: dict[str, Any], folder: Path) -> Figures:
     """A whole run."""
-    hardware, trace = case.equipment()
+    setup = case.setup(ScheduleConfig.model_validate(point))
     shape = {"steps": case.steps, "batch_groups": case.batch_groups, "group_size": GROUP_SIZE}
-    run = run_file(folder, schedule=point, **shape)
-    peers = cluster(hardware, trace)
+    run, cluster = run_file(folder, schedule=point, **shape), Cluster(setup.hardware, setup.trace)
     gc.collect()
-    began, Simulated.cpu_s = time.process_time(), 0.0
-    live(run, hardware, peers)
-    cpu_s = time.process_time() - began
-    return _figures(case, run, peers, cpu_s)
+    began, simulated.cpu_s = time.process_time(), 0.0
+    live(run, cluster)
+    return _figures(setup, cluster, time.process_time() - began)
 
 
-def run_file(folder: Path, **keys: Any) -> RunConfig:
-    """A run whose tasks and run directory are in a new folder."""
-    folder.mkdir()
-    tasks = max(64, keys["batch_groups"])
-    return RunConfig.model_validate(
-        {
-            "name": "benchmark",
-            "task_file": str(write_tasks(folder / "tasks.jsonl", train=tasks, heldout=1)),
-            "run_root": str(folder),
-            "model": "tiny",
-            "rollout_timeout_s": 2e4,
-            "checkpoint": {"every": 1000},
-        }
-        | keys
-    )
-
-
-def live(run: RunConfig, hardware: Hardware, peers: Cluster) -> None:
-    """Have the orchestrator do the run, in virtual time.
-
-    Raises:
-        RuntimeError: the run did not finish.
-    """
-    config = OrchestratorConfig(
-        score_concurrency=4 * hardware.sandboxes,
-        score_batch=1,
-        score_timeout_s=2e4,
-        replicas_timeout_s=2e4,
-    )
-
-    async def to_its_end() -> None:
-        runs = Runs(
-            config,
-            lambda: Peers(
-                trainer=peers.trainer,
-                reward=peers.reward,
-                bus=peers.bus,
-                rollouts=lambda run, config, run_id: peers.rollouts,
-                load=no_load,
-            ),
-        )
-        status = await runs.ended((await runs.start(RunRequest(config=run))).run_id)
-        if status.state is not RunState.FINISHED:
-            raise RuntimeError(f"{run.batch_groups} groups, {run.schedule}: {status.detail}")
-
-    run_virtually(to_its_end, limit_s=1e6)
-
-
-def _figures(case: Case, run: RunConfig, peers: Cluster, cpu_s: float) -> Figures:
+def _figures(setup: Setup, cluster: Cluster, cpu_s: float) -> Figures:
     """Speed over the middle of the run: while it fills up and ends, no schedule is itself.
 
     The ideal has the same beginning and end, so that the whole runs are compared.
     """
-    hardware, trace = case.equipment()
-    steps = peers.trainer.steps
-    last = case.steps - run.schedule.max_staleness - 2
-    middle = steps[WARM + 1 : last + 1]
-    took_s = steps[last].ended - steps[WARM].ended
-    groups = [trace.group(group) for step in middle for group in step.groups]
-    tokens = sum(sum(work.tokens) for work in groups)
-    least = bounds(
-        middle,
-        schedule=run.schedule,
-        batch_groups=case.batch_groups,
-        hardware=hardware,
-        trace=trace,
-    )
-    best, blind = ideal(
-        schedule=run.schedule,
-        batch_groups=case.batch_groups,
-        steps=case.steps,
-        hardware=hardware,
-        trace=trace,
-    )
+    steps, last = cluster.trainer.steps, setup.steps - setup.schedule.max_staleness - 2
+    middle, took_s = steps[WARM + 1 : last + 1], steps[last].ended - steps[WARM].ended
+
+    def tokens(groups: Sequence[int]) -> int:
+        return sum(sum(setup.trace.group(group).tokens) for group in groups)
+
+    groups = [group for step in middle for group in step.groups]
     trained = [group for step in steps for group in step.groups]
-    all_tokens = sum(sum(trace.group(group).tokens) for group in trained)
-    speed = all_tokens / (steps[-1].ended - (peers.rollouts.began or 0.0))
-    everything = [trace.group(n + 1) for n in range(case.steps * case.batch_groups)]
-    mean = sum(sum(work.tokens) for work in everything) / len(everything)
+    everything = range(1, setup.steps * setup.batch_groups + 1)
+    speed = tokens(trained) / (steps[-1].ended - (cluster.rollouts.began or 0.0))
+    (best, blind), least = ideal(setup), bounds(middle, setup)
     answers = GROUP_SIZE * len(trained)
     return Figures(
-        tokens_per_s=tokens / took_s,
+        tokens_per_s=tokens(groups) / took_s,
         prompts_per_s=len(groups) / took_s,
         of_ideal=speed / best.tokens_per_s,
         of_blind=speed / blind.tokens_per_s,
         ideal=best.order,
         of_bound=max(least.values()) / took_s,
         scarce=max(least, key=least.__getitem__),
-        length=tokens / len(groups) / mean,
-        cpu_ms=1e3 * (cpu_s - Simulated.cpu_s) / answers,
-        simulated_ms=1e3 * Simulated.cpu_s / answers,
+        length=tokens(groups) / len(groups) / (tokens(everything) / len(everything)),
+        cpu_ms=1e3 * (cpu_s - simulated.cpu_s) / answers,
+        simulated_ms=1e3 * simulated.cpu_s / answers,
     )
 
 
 Results = list[tuple[Case, dict[str, Figures]]]
 
 
-def _read(path: Path) -> Results:
-    """What was played before; none of a file in another form."""
-    known: Results = []
-    if path.exists():
-        for row in json.loads(path.read_text())["cases"]:
-            schedules = row.pop("schedules")
-            try:
-                figures = {name: Figures(**one) for name, one in schedules.items()}
-            except TypeError:
-                continue
-            known.append((Case(**row), figures))
-    return known
-
-
 def _write(path: Path, results: Results) -> None:
-    """What is done so far: the rest may take minutes."""
-    played = {case for case, _ in results}
-    every = [one for one in _read(path) if one[0] not in played] + results
+    """Put what is done so far into the file, since the rest may take minutes."""
+    every = dict(results)
+    for row in json.loads(path.read_text())["cases"] if path.exists() else ():
+        figures = {name: Figures(**one) for name, one in row.pop("schedules").items()}
+        every.setdefault(Case(**row), figures)
     tails = list(TAILS)
-    every.sort(key=lambda one: (one[0].replicas, tails.index(one[0].tail), one[0].share))
+    ordered = sorted(
+        every.items(), key=lambda one: (one[0].replicas, tails.index(one[0].tail), one[0].share)
+    )
     rows = [
         asdict(case) | {"schedules": {name: asdict(one) for name, one in figures.items()}}
-        for case, figures in every
+        for case, figures in ordered
     ]
-    write(path, {"cases": rows, "missed": judge(every)})
+    write(path, {"cases": rows, "missed": judge(ordered)})
 
 
 def cases(
@@ -331,8 +254,7 @@ def main() -> None:
     parser.add_argument("--tails", nargs="+", choices=tuple(TAILS))
     parser.add_argument("--rewards", type=float, nargs="+")
     options = parser.parse_args()
-    logging.disable(logging.CRITICAL)
-    RunDirectory.draw_learning_curve = unused  # type: ignore[method-assign]
+    without_output()
     results = []
     for case in cases(options.replicas, options.tails, options.rewards):
         with tempfile.TemporaryDirectory() as folder:

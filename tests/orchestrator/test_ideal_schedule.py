@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.schedules.hardware import Hardware, Trace, Work
+from benchmarks.schedules.hardware import Hardware, Setup, Trace, Work
 from benchmarks.schedules.oracle import ideal
 from services.protocol.run.schedule import ScheduleConfig
 
@@ -21,8 +21,8 @@ def seconds(schedule: ScheduleConfig, trace: Trace, *, steps: int, sequences: in
     hardware = Hardware(
         replicas=1, slots=sequences, sandboxes=9, score_s=0.0, train_s=10.0, push_s=1.0
     )
-    best, _ = ideal(schedule=schedule, batch_groups=2, steps=steps, hardware=hardware, trace=trace)
-    return best.seconds
+    setup = Setup(schedule=schedule, batch_groups=2, steps=steps, hardware=hardware, trace=trace)
+    return ideal(setup)[0].seconds
 
 
 def test_sync_adds_up_longest_answer_scores_train_step_and_push() -> None:
