@@ -11,8 +11,8 @@ without updates, a process per test.
 
 import asyncio
 import json
+import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -26,16 +26,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from benchmarks.deployment import deployed
-from benchmarks.processes import titled_cpu_s
+from benchmarks.processes import CpuMeter, name_by_title, since
 from benchmarks.report import options_of, show, write
 from benchmarks.reward.load import samples, shared_tests
 from benchmarks.reward.ways import by_service, process_each, service
 from benchmarks.router.load import MESSAGES, Load, put
 from millrace_tools.capacity.machine import free_port
-from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.demo.demo import RUN_FILE, DemoOptions
 from millrace_tools.deploy.run_file import read_run_file
-from millrace_tools.run.follow import ENDED
 from services.protocol.run.orchestrator import RunConfig, RunState
 from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, MemberTable
 
@@ -56,9 +55,9 @@ Figure = tuple[str, str, str]
 
 def main() -> None:
     """Run everything and print the table."""
-    parser = options_of(__doc__, steps=(12, "train steps to measure"))
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__, steps=(12, "train steps to measure"), json=(Path, "also write the figures here")
+    ).parse_args()
     figures = [asyncio.run(sandbox_figure())]
     demo = DemoOptions(seed=0, port=free_port(), steps=options.steps)
     two = {
@@ -109,11 +108,12 @@ def router_figure(url: str) -> Figure:
 
 
 def _cpu_ms_per_chat(targets: Sequence[str]) -> dict[str, float]:
-    before = titled_cpu_s(TITLES)
+    meter = CpuMeter(os.getpid(), lambda process: name_by_title(process, TITLES, "others"))
+    before = meter.read()
     outcome = asyncio.run(put(CHATS, targets, MODEL))
     assert not outcome.errors, outcome.errors[0]
-    after = titled_cpu_s(TITLES)
-    return {name: 1000 * (after[name] - before.get(name, 0.0)) / CHATS.requests for name in after}
+    used = since(before, meter.read())
+    return {name: 1000 * used[name] / CHATS.requests for name in used.keys() - {"others"}}
 
 
 def loop_figures(url: str, metrics_url: str, folder: str, steps: int) -> Iterator[Figure]:
@@ -173,15 +173,13 @@ def _largest_gaps(url: str, *, until: Callable[[], bool]) -> list[float]:
 
 def _pushes(metrics_url: str) -> tuple[float, float]:
     """Mean seconds of a push and of the pause in it, from Ray's Prometheus endpoint."""
-    wanted = {"ray_millrace_bus_push_seconds": 0.0, "ray_millrace_bus_paused_seconds": 0.0}
-    exported = threading.Event()
+    names = ("ray_millrace_bus_push_seconds", "ray_millrace_bus_paused_seconds")
     for _ in range(30):
-        for name in wanted:
-            wanted[name] = _mean(httpx.get(metrics_url, timeout=10).text, name)
-        if all(wanted.values()):
+        text = httpx.get(metrics_url, timeout=10).text
+        push, paused = (_mean(text, name) for name in names)
+        if push and paused:
             break
-        exported.wait(1.0)  # Ray exports every few seconds
-    push, paused = wanted.values()
+        time.sleep(1.0)  # Ray exports every few seconds
     return push, paused
 
 

@@ -14,13 +14,12 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from transformers import Qwen3Config
 
+from benchmarks.models import make_model
 from benchmarks.processes import next_message, start
 from benchmarks.random_batch import Shape, random_batch
 from benchmarks.report import options_of, show
@@ -33,30 +32,6 @@ ROUNDS = 5
 WAYS = ("full", "merged", "adapter")
 
 
-def make_model(folder: Path) -> None:
-    """A model of random weights, with a tokenizer."""
-    from tests.rollout_server.conftest import build_model, policy
-
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-    )
-    build_model(folder, config=config)
-    policy(folder, seed=0).save_pretrained(folder)
-
-
-def lora_of(way: str) -> dict[str, Any] | None:
-    """`trainer.lora` of a way."""
-    return None if way == "full" else {"rank": RANK, "alpha": ALPHA, "push": way}
-
-
 def train(way: str, model: str) -> dict[str, float]:
     """One rank: bytes that travel, memory above the imports, seconds of a step and a snapshot."""
     from services.protocol.run.algorithm import AlgorithmConfig
@@ -65,8 +40,8 @@ def train(way: str, model: str) -> dict[str, float]:
     from services.trainer.rank.learner import Learner
     from services.trainer.rank.process_group import join_group, open_store
 
-    given = {"model": model, "world_size": 1, "lora": lora_of(way)}
-    config = TrainerConfig.model_validate(given)
+    lora = None if way == "full" else {"rank": RANK, "alpha": ALPHA, "push": way}
+    config = TrainerConfig.model_validate({"model": model, "world_size": 1, "lora": lora})
     store = open_store("127.0.0.1")
     join_group(config, 0, store, "127.0.0.1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -99,7 +74,7 @@ def train(way: str, model: str) -> dict[str, float]:
 
 async def engine(way: str, model: str) -> dict[str, float]:
     """Seconds that a commit stops generation, and tokens a second of several answers."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from tests.rollout_server.conftest import HOST, Sender
     from tests.rollout_server.served import serve, whole
@@ -126,25 +101,20 @@ async def engine(way: str, model: str) -> dict[str, float]:
 def main() -> None:
     """Measure every way, and print it beside full training."""
     parser = options_of(__doc__)
-    parser.add_argument("--train", choices=WAYS)
-    parser.add_argument("--engine", choices=WAYS)
-    parser.add_argument("--model")
-    options = parser.parse_args()
-    if options.train or options.engine:
+    names = ("PART", "WAY", "MODEL")
+    parser.add_argument("--one", nargs=3, metavar=names, help="only this: `train` or `engine`")
+    if one := parser.parse_args().one:
+        part, way, model = one
         torch.set_num_threads(1)
-        found = (
-            train(options.train, options.model)
-            if options.train
-            else asyncio.run(engine(options.engine, options.model))
-        )
+        found = train(way, model) if part == "train" else asyncio.run(engine(way, model))
         print(json.dumps(found), flush=True)
         os._exit(0)  # nothing is left to write, and vLLM's libraries complain at length
     with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder))
+        make_model(Path(folder), (512, 1536, 8, 8, 4, 64), vocabulary=VOCABULARY, tied=True)
         figures: dict[str, dict[str, float]] = {way: {} for way in WAYS}
         for way in WAYS:
-            for kind in ("--train", "--engine"):
-                process = start("lora", kind, way, "--model", folder)
+            for part in ("train", "engine"):
+                process = start("lora", "--one", part, way, folder)
                 figures[way] |= next_message(process)
                 process.wait()
     show(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -81,6 +82,26 @@ def show(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = 
     for row in rows:
         table.add_row(*row)
     Console(width=170).print(table)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is its head, each line with its end."""
+    head, *body = rows
+    lines = [head, ["---"] * len(head), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with this table between its marks.
+
+    Raises:
+        ValueError: the page has no place, or several, for it.
+    """
+    place = re.compile(rf"(<!-- table: {re.escape(name)} -->\n).*?(<!-- end -->)", re.S)
+    filled, places = place.subn(lambda mark: mark[1] + table + mark[2], page)
+    if places != 1:
+        raise ValueError(f"the page has {places} places for the table {name!r}, not one")
+    return filled
 
 
 def in_turn(ways: Sequence[T], round_: int) -> list[T]:

@@ -8,19 +8,17 @@ writes the table of that page.
 """
 
 import os
-import re
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.report import ROOT, machine, options_of, write
+from benchmarks.report import ROOT, machine, markdown, options_of, with_table, write
 from millrace_tools.capacity.machine import free_port
 from tests.operations.shell_walk import Typed, why_no_namespaces
 from tests.operations.tour import PAGE, tour
 
 MOST_S = 1800.0
-_TABLE = re.compile(r"(<!-- table: tour -->\n).*?(<!-- end -->)", re.S)
 
 
 def main() -> None:
@@ -36,9 +34,7 @@ def main() -> None:
         kept = [{"name": one.name, "seconds": round(one.seconds, 1)} for one in stages]
         write(options.json, machine() | {"stages": kept})
         page = ROOT / PAGE
-        page.write_text(
-            _TABLE.sub(lambda mark: mark[1] + table(stages) + mark[2], page.read_text())
-        )
+        page.write_text(with_table(page.read_text(), "tour", table(stages)))
 
 
 def installed(folder: Path) -> list[Typed]:
@@ -74,13 +70,12 @@ def installed(folder: Path) -> list[Typed]:
 
 def table(stages: list[Typed]) -> str:
     """The page's table of times."""
-    rows = ["| since the start | stage | seconds |", "|---|---|---|"]
-    total = 0.0
+    rows, total = [["since the start", "stage", "seconds"]], 0.0
     for stage in stages:
         total += stage.seconds
         clock = f"{total // 60:.0f} min {total % 60:02.0f} s"
-        rows.append(f"| {clock} | {stage.name} | {stage.seconds:.0f} |")
-    return "\n".join(rows) + "\n"
+        rows.append([clock, stage.name, f"{stage.seconds:.0f}"])
+    return markdown(rows)
 
 
 if __name__ == "__main__":

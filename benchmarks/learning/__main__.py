@@ -25,8 +25,6 @@ from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.demo.demo import DemoOptions, terminated_like_interrupted
 from millrace_tools.run.follow import follow
 
-STEPS = 60
-
 
 def main() -> None:
     """Run what is missing, then draw."""
@@ -35,10 +33,10 @@ def main() -> None:
         "learning",
         only=(["*"], "patterns of names"),
         seeds=[0, 1, 2],
-        steps=(STEPS, "train steps of each run"),
+        steps=(60, "train steps of each run"),
+        list=(False, "say what is missing, run nothing"),
+        draw=(False, "draw the results, run nothing"),
     )
-    parser.add_argument("--list", action="store_true", help="say what is missing, run nothing")
-    parser.add_argument("--draw", action="store_true", help="draw the results, run nothing")
     parser.set_defaults(json=RESULTS)
     options = parser.parse_args()
     console = Console()

@@ -9,16 +9,11 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from benchmarks.learning.matrix import (
-    CORRECTIONS,
-    REFERENCE,
-    STALENESS,
-    configurations,
-    staleness_name,
-)
+from benchmarks.learning.matrix import CORRECTIONS, STALENESS, compared, label, staleness_name
 from benchmarks.learning.results import Outcome, Results
+from benchmarks.report import ROOT
 
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+IMAGES = ROOT / "docs" / "images"
 _SMOOTHED_STEPS = 5
 
 Curve = tuple[Sequence[float], Sequence[float]]
@@ -40,15 +35,10 @@ def _part(results: Results, part: str) -> Figure:
     """Held-out pass rate and training reward by train step, one line a configuration."""
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
-    names = [REFERENCE] if part != "presets" else []
-    names += [one.name for one in configurations() if one.part == part]
-    for place, name in enumerate(names):
-        outcomes = results.of(name)
-        if not outcomes:
-            continue
-        label = name.partition("/")[2] if name != REFERENCE else "sync GRPO"
-        _line(left, outcomes, _heldout, label=label, place=place)
-        _line(right, outcomes, _reward, label=label, place=place)
+    for place, name in enumerate(compared(part)):
+        if outcomes := results.of(name):
+            _line(left, outcomes, _heldout, label=label(name), place=place)
+            _line(right, outcomes, _reward, label=label(name), place=place)
     left.set_title("held-out pass rate, greedy")
     right.set_title(f"reward of sampled answers, mean of {_SMOOTHED_STEPS} steps")
     left.set_ylabel("share that passes")

@@ -1,15 +1,13 @@
-"""What `benchmarks.learning` trains: each configuration is the demo's run file with changes."""
+"""The configurations of `benchmarks.learning`: each is the demo's run file with changes."""
 
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from millrace_tools.demo.demo import RUN_FILE
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
-
-Part = Literal["presets", "algorithms", "staleness"]
 
 REFERENCE = "presets/sync"
 """What the others are compared with: on-policy GRPO."""
@@ -123,6 +121,17 @@ def staleness_name(correction: str, bound: int) -> str:
 def configurations() -> list[Configuration]:
     """All of them, in the order in which they are worth running."""
     return [*_presets(), *_algorithms(), *_staleness()]
+
+
+def compared(part: str) -> list[str]:
+    """Names of a part's configurations, and of the reference before them."""
+    names = [one.name for one in configurations() if one.part == part]
+    return names if REFERENCE in names else [REFERENCE, *names]
+
+
+def label(name: str) -> str:
+    """The name of a configuration in figures and tables."""
+    return "sync GRPO" if name == REFERENCE else name.partition("/")[2]
 
 
 def _presets() -> Iterator[Configuration]:

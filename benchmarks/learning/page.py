@@ -1,8 +1,6 @@
 """The tables of docs/learning.md, made from the results of `benchmarks.learning`."""
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -11,12 +9,15 @@ from benchmarks.learning.matrix import (
     CORRECTIONS,
     REFERENCE,
     STALENESS,
-    configurations,
+    compared,
+    label,
     staleness_name,
 )
 from benchmarks.learning.results import Outcome, Results
+from benchmarks.report import ROOT, markdown, with_table
 
-PAGE = Path(__file__).parents[2] / "docs" / "learning.md"
+Rows = list[list[str]]
+PAGE = ROOT / "docs" / "learning.md"
 LEARNED = 0.8
 LAST_STEPS = 10
 LAST_EVALUATIONS = 4
@@ -24,18 +25,7 @@ LAST_EVALUATIONS = 4
 
 def filled(page: str, results: Results) -> str:
     """The page with the tables of these results between its marks."""
-    for name, table in tables(results).items():
-        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
-        pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-        page, count = pattern.subn(lambda _, text=begin + table + end: text, page)
-        if count != 1:
-            raise ValueError(f"{PAGE.name} has {count} places for the table {name!r}, not one")
-    return page
-
-
-def tables(results: Results) -> dict[str, str]:
-    """Every table by its name, in Markdown, each line with its end."""
-    return {
+    tables = {
         "presets": _curves_table(results, "presets"),
         "algorithms": _curves_table(results, "algorithms"),
         "settings": _settings_table("algorithm", ALGORITHMS),
@@ -44,36 +34,23 @@ def tables(results: Results) -> dict[str, str]:
         "measured": _measured_table(results),
         "health": _health_table(results),
     }
+    for name, table in tables.items():
+        page = with_table(page, name, markdown(table))
+    return page
 
 
-def _curves_table(results: Results, part: str) -> str:
+def _curves_table(results: Results, part: str) -> Rows:
     reference = results.of(REFERENCE)
-    rows = [
-        [
-            "configuration",
-            "held-out before",
-            "after, by seed",
-            "of `sync` GRPO",
-            f"mean of the last {LAST_EVALUATIONS}, by seed",
-            "of `sync` GRPO",
-            f"steps to {LEARNED:.0%}, by seed",
-            "staleness, mean and max",
-        ]
-    ]
-    names = [REFERENCE] if part != "presets" else []
-    names += [one.name for one in configurations() if one.part == part]
-    for name in names:
-        outcomes = results.of(name)
-        if outcomes:
-            rows.append(_curve_row(outcomes, reference))
-    return _markdown(rows)
+    head = ["configuration", "held-out before", "after, by seed", "of `sync` GRPO"]
+    head += [f"mean of the last {LAST_EVALUATIONS}, by seed", "of `sync` GRPO"]
+    head += [f"steps to {LEARNED:.0%}, by seed", "staleness, mean and max"]
+    found = filter(None, map(results.of, compared(part)))
+    return [head, *(_curve_row(outcomes, reference) for outcomes in found)]
 
 
 def _curve_row(outcomes: Sequence[Outcome], reference: Sequence[Outcome]) -> list[str]:
-    name = outcomes[0].name
-    what = "sync GRPO" if name == REFERENCE else name.partition("/")[2]
     return [
-        f"`{what}`",
+        f"`{label(outcomes[0].name)}`",
         _each(one.before for one in outcomes),
         _each(one.after for one in outcomes),
         _compared(outcomes, reference, lambda one: one.after),
@@ -104,7 +81,7 @@ def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
     return next((step for step, passed in one.heldout if passed >= rate), None)
 
 
-def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> Rows:
     rows = [[head, "keys of the run file"]]
     for name, keys in settings.items():
         said = ", ".join(f"`{key}: {value}`" for key, value in _flat(keys.get("algorithm", keys)))
@@ -112,7 +89,7 @@ def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> str
             f", `schedule.{key}: {value}`" for key, value in _flat(keys.get("schedule", {}))
         )
         rows.append([f"`{name}`", said.lower() or "none"])
-    return _markdown(rows)
+    return rows
 
 
 def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -123,13 +100,13 @@ def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield prefix + key, value
 
 
-def _staleness_table(results: Results) -> str:
+def _staleness_table(results: Results) -> Rows:
     rows = [["correction", *(f"bound {bound}" for bound in STALENESS)]]
     for correction in CORRECTIONS:
         cells = [_cell(results.of(staleness_name(correction, bound))) for bound in STALENESS]
         if any(cells):
             rows.append([f"`{correction}`", *cells])
-    return _markdown(rows)
+    return rows
 
 
 def _cell(outcomes: Sequence[Outcome]) -> str:
@@ -147,7 +124,7 @@ def last_reward(one: Outcome) -> float:
     return fmean(one.reward[-LAST_STEPS:])
 
 
-def _measured_table(results: Results) -> str:
+def _measured_table(results: Results) -> Rows:
     rows = [["", *(f"bound {bound}" for bound in STALENESS)]]
     every = [
         [one for name in CORRECTIONS for one in results.of(staleness_name(name, bound))]
@@ -155,25 +132,20 @@ def _measured_table(results: Results) -> str:
     ]
     rows.append(["runs", *(str(len(outcomes)) for outcomes in every)])
     rows.append(["staleness, mean and max", *map(_staleness, every)])
-    return _markdown(rows)
+    return rows
 
 
-def _health_table(results: Results) -> str:
+def _health_table(results: Results) -> Rows:
     every = results.outcomes
     mismatches = [value or 0.0 for one in every for value in one.diagnostics["mismatch_max"]]
     steps = sum(len(one.reward) for one in every)
     failures = sum(sum(one.failures.values()) for one in every)
-    return _markdown(
-        [
-            ["over all runs", ""],
-            ["runs, train steps", f"{len(every)}, {steps:,}"],
-            ["sample groups that failed", str(failures)],
-            [
-                "engine and trainer under the same version, largest gap",
-                f"{max(mismatches):.0e} nats",
-            ],
-        ]
-    )
+    return [
+        ["over all runs", ""],
+        ["runs, train steps", f"{len(every)}, {steps:,}"],
+        ["sample groups that failed", str(failures)],
+        ["engine and trainer under the same version, largest gap", f"{max(mismatches):.0e} nats"],
+    ]
 
 
 def _staleness(outcomes: Sequence[Outcome]) -> str:
@@ -185,9 +157,3 @@ def _staleness(outcomes: Sequence[Outcome]) -> str:
 
 def _each(rates: Iterable[float]) -> str:
     return ", ".join(f"{rate:.2f}" for rate in rates)
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---"] * len(head), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)

@@ -1,10 +1,10 @@
-"""What `benchmarks.learning` keeps of each run, in one file that grows."""
+"""The results of `benchmarks.learning`, in one file that grows."""
 
 import json
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from benchmarks.learning.matrix import Configuration
 from benchmarks.report import BASELINES
@@ -89,8 +89,8 @@ class Results:
     @classmethod
     def read(cls, path: Path) -> Self:
         """An absent file is an empty one."""
-        lines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        return cls(path, [Outcome.model_validate(line) for line in lines])
+        text = path.read_text(encoding="utf-8") if path.exists() else "[]"
+        return cls(path, TypeAdapter(list[Outcome]).validate_json(text))
 
     def of(self, name: str) -> list[Outcome]:
         """All seeds of a configuration that count, in their order."""

@@ -17,7 +17,7 @@ from statistics import median
 
 import uvloop
 
-from benchmarks.report import Bar, options_of, ratio, show, write
+from benchmarks.report import Bar, in_turn, options_of, ratio, show, write
 from benchmarks.reward.load import TIME_LIMIT_S, samples, shared_tests, with_time_outs
 from benchmarks.reward.ways import Measured, Way, by_service, process_each, run_service, service
 from services.reward_service.config import cores_here
@@ -82,9 +82,7 @@ def _rounds(
             count = options.samples if language == "python" else max(2, options.samples // 4)
             found = rounds.setdefault(language, {name: [] for name in ways})
             for number in range(-1, options.rounds):  # the first warms up and is left out
-                names = list(ways)
-                turn = number % len(names)
-                for name in names[turn:] + names[:turn]:
+                for name in in_turn(list(ways), number):
                     answers = samples(language, count, tests=shared, round_=number)
                     measured = ways[name](answers[: 2 if number < 0 else None])
                     if number >= 0:
@@ -149,8 +147,8 @@ def _median(found: list[Measured]) -> dict[str, float | None]:
 
 
 def _print(rounds: Rounds, bars: Iterable[Bar], batch: dict[str, float]) -> None:
-    columns = ("way", "tests/s/core", "CPU-ms a test", "service", "slot", "test")
-    columns += ("rate, ours over it", "CPU, it over ours")
+    columns = ["way", "tests/s/core", "CPU-ms a test", "service", "slot", "test"]
+    columns += ["rate, ours over it", "CPU, it over ours"]
     for language, by_way in rounds.items():
         rows = [[way, *_row(by_way, way, found)] for way, found in by_way.items()]
         show(columns, rows, title=language)

@@ -68,7 +68,7 @@ def run(config: RouterConfig, table: FixedTable, port: int) -> None:
         )(serve.ingress()(FixedRouter))
         serve.run(deployment.bind(config), name="router", route_prefix="/")
         sys.stdin.read()
-        serve.shutdown()  # type: ignore[no-untyped-call]
+        serve.shutdown()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What processes hold, count after count, and whether any of it grows."""
+"""Memory, descriptors and threads of processes, count after count, and whether they grow."""
 
 import os
 import time
@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-MIB = 1 << 20
+from benchmarks.report import MIB
+
 HELD = ("rss_mib", "fds", "threads")
 
 
@@ -93,7 +94,7 @@ class Census:
         for pid, name in self._processes().items():
             with suppress(psutil.Error, OSError):  # it ended meanwhile
                 now.append(_holding(psutil.Process(pid), name=name, at_s=at_s))
-        total = {"minute": round(at_s / 60, 2), "processes": len(now)}
+        total: dict[str, float] = {"minute": round(at_s / 60, 2), "processes": len(now)}
         total |= {what: sum(getattr(one, what) for one in now) for what in HELD}
         total |= {f"disk_mib {name}": _disk_mib(path) for name, path in self._folders.items()}
         self.holdings += now
@@ -102,10 +103,10 @@ class Census:
 
     def growth(self) -> list[dict[str, Any]]:
         """Of each process with enough counts: how much more it holds per hour."""
-        rules, last_s = self._rules, self.holdings[-1].at_s if self.holdings else 0.0
         by_process: dict[tuple[int, float], list[Holding]] = defaultdict(list)
         for one in self.holdings:
-            if one.age_s >= rules.warm_s and one.at_s >= rules.settled * last_s:
+            settled = one.at_s >= self._rules.settled * self._last_s
+            if one.age_s >= self._rules.warm_s and settled:
                 by_process[one.pid, one.began].append(one)
         return [
             {
@@ -118,14 +119,17 @@ class Census:
                 for what in HELD
             }
             for own in by_process.values()
-            if len(own) >= rules.counts
+            if len(own) >= self._rules.counts
         ]
+
+    @property
+    def _last_s(self) -> float:
+        return self.holdings[-1].at_s if self.holdings else 0.0
 
     def problems(self) -> list[str]:
         """What grows, and was counted for long enough to tell its slope from noise."""
         rules = self._rules
-        last_s = self.holdings[-1].at_s if self.holdings else 0.0
-        least_s = max(rules.least_s, rules.least_share * last_s)
+        least_s = max(rules.least_s, rules.least_share * self._last_s)
         judged = [row for row in self.growth() if 60 * row["minutes"] >= least_s]
         if not judged and least_s:
             return [f"no process was counted for {least_s / 60:.0f} minutes: growth is not judged"]
@@ -149,9 +153,10 @@ class Census:
 
     def _allowed(self, what: str, hours: float) -> float:
         """Growth in so many hours that is no leak."""
-        if what not in self._rules.more.keys() | self._rules.more_an_hour.keys():
+        more, an_hour = self._rules.more, self._rules.more_an_hour
+        if what not in more.keys() | an_hour.keys():
             return float("inf")
-        return self._rules.more.get(what, 0.0) + self._rules.more_an_hour.get(what, 0.0) * hours
+        return more.get(what, 0.0) + an_hour.get(what, 0.0) * hours
 
 
 def per_hour(points: Iterable[tuple[float, float]]) -> float:

@@ -92,11 +92,12 @@ class Delivery:
             self._look_at(table, heard)
 
     def _look_at(self, table: MemberTable, now: float) -> None:
-        newest = -1 if table.newest_version is None else table.newest_version
+        newest = table.bus_id, -1 if table.newest_version is None else table.newest_version
         # A new bus learns from its members, one after another, what there is.
-        before, self._newest = self._newest, (table.bus_id, newest)
-        if before > self._newest and before[0] == table.bus_id:
-            self._findings.wrong("version", f"the newest went from {before[1]} to {newest}")
+        if self._newest > newest and self._newest[0] == newest[0]:
+            what = f"the newest went from {self._newest[1]} to {newest[1]}"
+            self._findings.wrong("version", what)
+        self._newest = newest
         moved: dict[str, tuple[int, float]] = {}
         for member in table.leased:
             held = -1 if member.committed_version is None else member.committed_version
@@ -109,11 +110,8 @@ class Delivery:
                     self.reached.append(now - self.published[held])
                 since = now
             moved[member.replica_id] = held, since
-            self._look_at_silence(member.replica_id, now - since)
+            self.silence = max(self.silence, now - since)
+            if now - since > self._silence_s:
+                what = f"{member.replica_id} has a lease but no new version for {now - since:.0f} s"
+                self._findings.wrong("silence", what)
         self._moved = moved
-
-    def _look_at_silence(self, replica_id: str, silence_s: float) -> None:
-        self.silence = max(self.silence, silence_s)
-        if silence_s > self._silence_s:
-            what = f"{replica_id} has a lease but no new version for {silence_s:.0f} s"
-            self._findings.wrong("silence", what)

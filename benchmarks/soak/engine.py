@@ -4,72 +4,64 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from benchmarks.report import machine, show, write
 from benchmarks.soak.census import HELD, Census
 
-SHOWN_PROCESSES = 24
+SHOWN_PROCESSES, SHOWN_OF_A_KIND = 24, 3
 
 
 class Findings:
     """Breaches of the rules; the first of each kind in words, all of them in numbers."""
 
-    def __init__(self, shown: int = 3) -> None:
-        self._shown = shown
+    def __init__(self) -> None:
         self.problems: list[str] = []
         self.counts: Counter[str] = Counter()
 
     def wrong(self, kind: str, detail: str) -> None:
         """Note one breach."""
         self.counts[kind] += 1
-        if self.counts[kind] <= self._shown:
+        if self.counts[kind] <= SHOWN_OF_A_KIND:
             self.problems.append(f"{kind}: {detail}")
 
 
-def figures_of(
+def conclude(
     options: argparse.Namespace,
     seconds: float,
     census: Census,
     problems: Sequence[str],
-    **found: Any,
-) -> dict[str, Any]:
-    """The figures of a soak, with those of its census."""
-    return {
+    found: Mapping[str, Any],
+    rows: Iterable[Sequence[str]],
+) -> NoReturn:
+    """Print and write the figures; exit with 1 if there is a problem.
+
+    Args:
+        options: with `json`.
+        seconds: that it took.
+        census: of its processes.
+        problems: besides those that the census finds.
+        found: further figures, by name.
+        rows: of the summary, name and figure.
+    """
+    chosen = {name: value for name, value in vars(options).items() if not isinstance(value, Path)}
+    figures = {
         **machine(),
-        "options": {
-            key: value for key, value in vars(options).items() if not isinstance(value, Path)
-        },
+        "options": chosen,
         "seconds": round(seconds, 1),
         "problems": [*problems, *census.problems()],
         **found,
         "growth_per_hour": census.growth(),
         "minutes": census.totals,
     }
-
-
-def conclude(
-    options: argparse.Namespace, figures: dict[str, Any], rows: Iterable[Sequence[str]]
-) -> NoReturn:
-    """Print and write the figures; exit with 1 if there is a problem.
-
-    Args:
-        options: with `json`.
-        figures: from `figures_of`.
-        rows: of the summary, name and figure.
-    """
-    show(("figure", "value"), rows, title=f"{figures['seconds'] / 60:.1f} minutes")
+    show(("figure", "value"), rows, title=f"{seconds / 60:.1f} minutes")
     oldest = sorted(figures["growth_per_hour"], key=lambda one: -one["minutes"])[:SHOWN_PROCESSES]
-    show(
-        ("process", "minutes", "MiB/h", "fds/h", "threads/h"),
-        [
-            [one["name"], f"{one['minutes']:g}", *(f"{one[what]:g}" for what in HELD)]
-            for one in oldest
-        ],
-        title="growth",
+    growth = (
+        [one["name"], f"{one['minutes']:g}", *(f"{one[what]:g}" for what in HELD)] for one in oldest
     )
+    show(("process", "minutes", "MiB/h", "fds/h", "threads/h"), growth, title="growth")
     for total in figures["minutes"][:1] + figures["minutes"][-1:]:
         print(total)
     for problem in figures["problems"]:

@@ -9,7 +9,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from benchmarks.soak.load import Load
 from tests.chaos.scene import KILL_S, READY_S, Scene, until_ended
@@ -21,20 +20,6 @@ BUS_AWAY_S = 5.0
 CORRUPTED_BUCKETS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class Healed:
-    """One fault that is over.
-
-    Attributes:
-        kind: its name in `Faults.kinds`.
-        seconds: from the fault until everything served a version that was made after it was
-            healed, freezes included.
-    """
-
-    kind: str
-    seconds: float
-
-
 class Faults:
     """Draws faults so that every kind comes once before any comes again."""
 
@@ -42,7 +27,7 @@ class Faults:
         self._scene, self._load = scene, load
         self._draw = random.Random(seed)
         self._bag: list[str] = []
-        self.kinds: dict[str, Callable[[], Awaitable[None]]] = {
+        self._kinds: dict[str, Callable[[], Awaitable[None]]] = {
             "kill a replica": self._kill_replica,
             "kill an engine": self._kill_engine,
             "freeze a replica": self._freeze_replica,
@@ -53,24 +38,28 @@ class Faults:
             "join, and one leaves": self._join,
         }
 
-    async def next(self, made_after: Callable[[], Awaitable[int]]) -> Healed:
-        """Do something bad and wait until everything is whole again.
+    async def next(self, made_after: Callable[[], Awaitable[int]]) -> tuple[str, float]:
+        """Inject one fault and wait until everything is whole again.
 
         Args:
             made_after: a version that is published after the call.
+
+        Returns:
+            Its kind, and seconds until everything served a version that was made after it was
+            healed, freezes included.
 
         Raises:
             AssertionError: it does not become whole, or something is left behind.
         """
         if not self._bag:
-            self._bag = self._draw.sample(sorted(self.kinds), len(self.kinds))
+            self._bag = self._draw.sample(sorted(self._kinds), len(self._kinds))
         kind, started = self._bag.pop(), time.monotonic()
         try:
-            await self.kinds[kind]()
+            await self._kinds[kind]()
             await self._scene.until_served(await made_after(), list(self._scene.replicas))
         except AssertionError as failed:
             raise AssertionError(f"after {kind!r}: {failed}") from failed
-        return Healed(kind=kind, seconds=time.monotonic() - started)
+        return kind, time.monotonic() - started
 
     async def _kill_replica(self) -> None:
         await until_ended(self._scene.kill_replica(self._youngest()), KILL_S)
@@ -97,11 +86,8 @@ class Faults:
         self._scene.start_bus()
 
     async def _corrupt(self) -> None:
-        rank, bucket = (
-            self._draw.choice(self._scene.ranks.ranks),
-            self._draw.randrange(CORRUPTED_BUCKETS),
-        )
-        victim = self._any_replica()
+        rank = self._draw.choice(self._scene.ranks.ranks)
+        bucket, victim = self._draw.randrange(CORRUPTED_BUCKETS), self._any_replica()
         await rank.spoil.remote("corrupt", victim, bucket)
         await self._scene.until(
             lambda table: any(

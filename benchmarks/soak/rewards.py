@@ -24,7 +24,7 @@ import uvloop
 
 from benchmarks.report import options_of
 from benchmarks.soak.census import Census, Rules
-from benchmarks.soak.engine import conclude, figures_of
+from benchmarks.soak.engine import conclude
 from benchmarks.soak.reward_jobs import KINDS, draw
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig, cores_here
@@ -42,12 +42,13 @@ what the last quarter may hold more than the second."""
 
 @dataclass
 class Soak:
-    """What was seen.
+    """The scores, and what else happened.
 
     Attributes:
-        census: of this process, in which the service runs.
+        done: scores by job.
         lost: verdicts of jobs whose sandboxes were killed.
-        problems: everything that must not be.
+        problems: breaches of the rules.
+        census: of this process, in which the service runs.
     """
 
     done: Counter[str] = field(default_factory=Counter)
@@ -170,9 +171,8 @@ def main() -> None:
         "kills": dict(seen.kills),
         "lost": dict(seen.lost),
     }
-    seconds = time.monotonic() - started
-    figures = figures_of(options, seconds, seen.census, seen.problems[:50], **found)
-    conclude(options, figures, [(name, str(value)) for name, value in found.items()])
+    seconds, rows = time.monotonic() - started, [(name, str(one)) for name, one in found.items()]
+    conclude(options, seconds, seen.census, seen.problems[:50], found, rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ run does not end well, or something grows.
 """
 
 import argparse
+import contextlib
 import json
 import tempfile
 import threading
@@ -24,7 +25,7 @@ import psutil
 
 from benchmarks.report import middle_and_largest, options_of
 from benchmarks.soak.census import Census, Rules
-from benchmarks.soak.engine import conclude, figures_of
+from benchmarks.soak.engine import conclude
 from services.protocol.run.orchestrator import RunState
 from tests.chaos.demo_cluster import DemoCluster, demo_cluster
 
@@ -57,22 +58,24 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-runs-") as folder:
         with demo_cluster(Path(folder)) as demo:
-            figures = soak(demo, options)
-    conclude(options, figures, summary(figures))
+            folders = {"cluster": demo.cluster_folder, "shared memory": Path("/dev/shm")}
+            census = Census(cluster_processes, RULES, folders)
+            began = time.monotonic()
+            runs = soak(demo, options, census)
+            seconds = time.monotonic() - began
+    problems, figures = [one for run in runs for one in run["problems"]], _figures(runs)
+    conclude(options, seconds, census, problems, figures, summary(figures))
 
 
-def soak(demo: DemoCluster, options: argparse.Namespace) -> dict[str, Any]:
-    """Run after run until the time is over; the figures."""
-    folders = {"cluster": demo.cluster_folder, "shared memory": Path("/dev/shm")}
-    census = Census(cluster_processes, RULES, folders)
+def soak(demo: DemoCluster, options: argparse.Namespace, census: Census) -> list[dict[str, Any]]:
+    """Run after run until the time is over."""
     over, began = threading.Event(), time.monotonic()
 
     def count() -> None:
         while not over.wait(_MINUTE_S):
             census.take()
 
-    pool = ThreadPoolExecutor(1, thread_name_prefix="census")
-    counting = pool.submit(count)
+    counting = ThreadPoolExecutor(1, thread_name_prefix="census").submit(count)
     runs: list[dict[str, Any]] = []
     try:
         while time.monotonic() - began < 60 * options.minutes:
@@ -82,23 +85,20 @@ def soak(demo: DemoCluster, options: argparse.Namespace) -> dict[str, Any]:
     finally:
         over.set()
         counting.result()  # a census that broke off shows nothing
-    return _figures(options, time.monotonic() - began, runs, census)
+    return runs
 
 
 def cluster_processes() -> dict[int, str]:
     """Descendants of this process, by Ray's title or the program and, of Python, the script."""
     names = {}
     for process in psutil.Process().children(recursive=True):
-        try:
+        with contextlib.suppress(psutil.Error):  # it may end meanwhile
             words = process.cmdline()
-        except psutil.Error:
-            continue  # it ended meanwhile
-        if words and not any(part in " ".join(words) for part in COUNTER):
-            script = next((Path(word).name for word in words[1:] if word.endswith(".py")), "")
-            title = words[0].startswith("ray::")
-            names[process.pid] = (
-                words[0].strip() if title else f"{Path(words[0]).name} {script}".strip()
-            )
+            if words and not any(part in " ".join(words) for part in COUNTER):
+                script = next((Path(word).name for word in words[1:] if word.endswith(".py")), "")
+                title = words[0].startswith("ray::")
+                name = words[0] if title else f"{Path(words[0]).name} {script}"
+                names[process.pid] = name.strip()
     return names
 
 
@@ -117,9 +117,10 @@ def one_run(
         said, _ = chaos.communicate(timeout=LONGEST_RUN_S)
     finally:
         chaos.kill()
-    drawn = json.loads(report.read_text()) if report.exists() else None
+    nothing = {"lost": [said], "recoveries": [], "totals": {}}
+    drawn = json.loads(report.read_text()) if report.exists() else nothing
     summary = status.summary
-    problems = [f"{run_id}: {one}" for one in drawn["lost"]] if drawn else [f"{run_id}: {said}"]
+    problems = [f"{run_id}: {one}" for one in drawn["lost"]]
     if status.state is not RunState.FINISHED:
         problems.append(f"{run_id}: {status.state}: {status.detail}")
     return {
@@ -128,37 +129,30 @@ def one_run(
         "step": status.step,
         "seconds": status.elapsed_s,
         "pass_rates": [
-            None if summary is None else summary.heldout_pass_rate_before,
-            None if summary is None else summary.heldout_pass_rate_after,
+            summary and summary.heldout_pass_rate_before,
+            summary and summary.heldout_pass_rate_after,
         ],
         "ledger": status.ledger.model_dump(),
         "problems": problems,
-        "recoveries": drawn["recoveries"] if drawn else [],
-        "totals": drawn["totals"] if drawn else {},
+        "recoveries": drawn["recoveries"],
+        "totals": drawn["totals"],
     }
 
 
-def _figures(
-    options: argparse.Namespace, seconds: float, runs: list[dict[str, Any]], census: Census
-) -> dict[str, Any]:
+def _figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
     healed: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        for one in run["recoveries"]:
-            if not one["refused"]:
-                for what in HEALED:
-                    if one[what] is not None:
-                        healed[f"{one['fault']} {one['target']}"][what].append(one[what])
-    return figures_of(
-        options,
-        seconds,
-        census,
-        [one for run in runs for one in run["problems"]],
-        calls=sum(run["totals"].get("calls", 0) for run in runs),
-        calls_retried=sum(run["totals"].get("calls_retried", 0) for run in runs),
-        audits=sum(run["totals"].get("ledger_audits", 0) for run in runs),
-        runs=[{key: run[key] for key in run.keys() - {"recoveries"}} for run in runs],
-        faults=healed,
-    )
+    for one in (one for run in runs for one in run["recoveries"] if not one["refused"]):
+        for what in HEALED:
+            if one[what] is not None:
+                healed[f"{one['fault']} {one['target']}"][what].append(one[what])
+    totals = {"calls": "calls", "calls_retried": "calls_retried", "audits": "ledger_audits"}
+    return {
+        **{
+            name: sum(run["totals"].get(total, 0) for run in runs) for name, total in totals.items()
+        },
+        "runs": [{key: run[key] for key in run.keys() - {"recoveries"}} for run in runs],
+        "faults": healed,
+    }
 
 
 def summary(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:

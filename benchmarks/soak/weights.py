@@ -5,7 +5,7 @@
 Real vLLM engines, a real two-rank FSDP2 trainer and a real bus, in processes of their own, as
 in tests/chaos, with a model small enough for two cores. New weights are pushed all the time,
 requests stream from every leased replica, and one thing after another is killed, frozen,
-corrupted or added (`soak_faults.py`). Exit code 1 and the reasons if anything hangs, a token
+corrupted or added (`faults.py`). Exit code 1 and the reasons if anything hangs, a token
 comes under a wrong label or with a logprob that its version does not give, a request ends
 otherwise than it should, or something leaks. What the parts log goes to `--log`.
 """
@@ -26,8 +26,8 @@ import torch
 
 from benchmarks.report import middle_and_largest, options_of
 from benchmarks.soak.delivery import Delivery
-from benchmarks.soak.engine import Findings, conclude, figures_of, redirect_output
-from benchmarks.soak.faults import Faults, Healed
+from benchmarks.soak.engine import Findings, conclude, redirect_output
+from benchmarks.soak.faults import Faults
 from benchmarks.soak.load import EXACT, Load
 from benchmarks.soak.scene_census import SceneCensus
 from millrace_tools.cluster.leftovers import adopt_orphans, end_descendants
@@ -50,8 +50,8 @@ def main() -> None:
         seed=(0, "of the order of faults"),
         replicas=(2, "2 or more"),
         silence=(60.0, "s a leased replica may go without a commit"),
+        log=(Path, "file for the output of the parts"),
     )
-    parser.add_argument("--log", type=Path, help="file for the output of the parts")
     options = parser.parse_args()
     if options.replicas < 2:
         parser.error(f"--replicas: {options.replicas} -> use 2 or more, one of them always lives")
@@ -61,16 +61,18 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = str(PRIMITIVES)
     adopt_orphans()
+    findings = Findings()
     try:
-        figures = asyncio.run(soak(options))
+        seconds, census, figures = asyncio.run(soak(options, findings))
     finally:
         end_descendants(grace_s=0.0)
-    conclude(options, figures, summary(figures))
+    conclude(options, seconds, census, findings.problems, figures, summary(figures))
 
 
-async def soak(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything from the first process to the last; the figures."""
-    findings = Findings()
+async def soak(
+    options: argparse.Namespace, findings: Findings
+) -> tuple[float, SceneCensus, dict[str, Any]]:
+    """Everything from the first process to the last; seconds that it took, and the figures."""
     with tempfile.TemporaryDirectory(prefix="soak-weights-") as folder:
         model = make_model(Path(folder) / "model")
         weights = Path(folder) / "weights"
@@ -80,7 +82,7 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
             load = Load(scene, judge, findings)
             delivery = Delivery(scene, load, judge, findings, silence_s=options.silence)
             faults, census = Faults(scene, load, options.seed), SceneCensus(scene)
-            healed: list[Healed] = []
+            healed: dict[str, list[float]] = defaultdict(list)
             began = time.monotonic()
             try:
                 async with asyncio.TaskGroup() as group:
@@ -88,10 +90,10 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
                     watching = group.create_task(delivery.watch())
                     group.create_task(load.judge())
                     await scene.until_served(await delivery.made_after(), list(scene.replicas))
-                    async for one in fault_after_fault(options, faults, delivery, census):
-                        healed.append(one)
+                    async for kind, seconds in fault_after_fault(options, faults, delivery, census):
+                        healed[kind].append(round(seconds, 1))
                         when = f"{time.monotonic() - began:7.1f} s"
-                        print(f"{when}  {one.kind}: whole again after {one.seconds:.1f} s")
+                        print(f"{when}  {kind}: whole again after {seconds:.1f} s")
                     await load.finish()
                     pushing.cancel()
                     watching.cancel()
@@ -105,12 +107,12 @@ async def soak(options: argparse.Namespace) -> dict[str, Any]:
             seconds = time.monotonic() - began
         if left := await census.left():
             findings.wrong("leak", f"processes {left} outlive everything")
-    return _figures(options, seconds, findings, load, delivery, healed, census)
+    return seconds, census, _figures(findings, load, delivery, healed, census)
 
 
 async def fault_after_fault(
     options: argparse.Namespace, faults: Faults, delivery: Delivery, census: SceneCensus
-) -> AsyncIterator[Healed]:
+) -> AsyncIterator[tuple[str, float]]:
     """Faults at their times, or as soon as the one before has healed."""
     due = started = time.monotonic()
     while True:
@@ -125,12 +127,10 @@ async def fault_after_fault(
 
 
 def _figures(
-    options: argparse.Namespace,
-    seconds: float,
     findings: Findings,
     load: Load,
     delivery: Delivery,
-    healed: list[Healed],
+    healed: dict[str, list[float]],
     census: SceneCensus,
 ) -> dict[str, Any]:
     ended = sum(load.endings.values())
@@ -138,31 +138,24 @@ def _figures(
         findings.wrong("request", f"{load.started} were sent, {ended} have a status")
     if not load.judged:
         findings.wrong("logprob", "no answer was compared")
-    by_kind = defaultdict(list)
-    for one in healed:
-        by_kind[one.kind].append(round(one.seconds, 1))
-    return figures_of(
-        options,
-        seconds,
-        census,
-        findings.problems,
-        breaches=dict(findings.counts),
-        pushes=len(delivery.published),
-        pushes_skipped=delivery.skipped,
-        commits=len(delivery.reached),
-        reached_s=[median(delivery.reached or [0]), max(delivery.reached or [0])],
-        silence_s=delivery.silence,
-        buses=len(delivery.bus_ids),
-        requests=load.started,
-        endings={str(ending): count for ending, count in load.endings.items()},
-        tokens=load.tokens,
-        versions_in_one_answer=load.updates,
-        judged=sum(load.judged.values()),
-        replicas_judged=len(load.judged),
-        gap=load.gap,
-        faults=by_kind,
-        census=census.series(),
-    )
+    return {
+        "breaches": dict(findings.counts),
+        "pushes": len(delivery.published),
+        "pushes_skipped": delivery.skipped,
+        "commits": len(delivery.reached),
+        "reached_s": [median(delivery.reached or [0]), max(delivery.reached or [0])],
+        "silence_s": delivery.silence,
+        "buses": len(delivery.bus_ids),
+        "requests": load.started,
+        "endings": {str(ending): count for ending, count in load.endings.items()},
+        "tokens": load.tokens,
+        "versions_in_one_answer": load.updates,
+        "judged": sum(load.judged.values()),
+        "replicas_judged": len(load.judged),
+        "gap": load.gap,
+        "faults": healed,
+        "census": census.series(),
+    }
 
 
 def summary(figures: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -50,8 +50,8 @@ def main() -> None:
         seconds=(150.0, "longest training of a side"),
         threads=(2, "of TRL's process"),
         port=(8000, "of our HTTP API"),
+        peers=(Path, "a virtual environment with TRL"),
     )
-    parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
     options = parser.parse_args()
     result = measure(options, Console(width=110))
     print_sides(result)

@@ -87,7 +87,7 @@ def _watched(client: RunsClient, run: RunConfig, goal: Goal) -> _Watch:
         time.sleep(_POLL_S)
         status = client.status(status.run_id)
     if not ended:
-        client.stop(status.run_id)
+        client.control(status.run_id, "stop")
     if watch.began_s is None or not watch.steps:
         raise RuntimeError(f"the run never trained: {status.state}, {status.detail}")
     return watch

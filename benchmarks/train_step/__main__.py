@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks.processes import next_message, start
-from benchmarks.report import Bar, machine, options_of, show, write
+from benchmarks.report import Bar, by_name, machine, options_of, show, write
 from benchmarks.train_step import batch
 
 BARS = {"behaviour": 0.9, "proximal": 0.9, "trl": 1.0}
@@ -61,8 +61,8 @@ def main() -> None:
         rows=(16, "of TRL's forward passes"),
         threads=(1, "of each way"),
         rounds=9,
+        peers=(Path, "a virtual environment with TRL"),
     )
-    parser.add_argument("--peers", type=Path, help="a virtual environment with TRL")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = measure(Path(folder), options)
@@ -87,8 +87,9 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     finally:
         for way in filter(None, (ours, peer)):
             way.close()
+    taken = by_name(rounds_taken)
     seconds = {
-        clock: {name: [one[name][clock] for one in rounds_taken] for name in rounds_taken[0]}
+        clock: {name: [one[clock] for one in found] for name, found in taken.items()}
         for clock in ("wall", "cpu")
     }
     return {

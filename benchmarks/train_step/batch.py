@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import make_model
+
 VOCABULARY = 2048
 GROUP_SIZE = 8
 
@@ -28,27 +30,7 @@ class Answer:
 
 def make(folder: Path, *, groups: int, longest: int, seed: int) -> None:
     """Write a random Qwen3, its tokenizer and a batch of uneven answers into a folder."""
-    import torch
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0"))
-    PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="t0", eos_token="t1", unk_token="t0"
-    ).save_pretrained(folder)
+    make_model(folder, (128, 384, 4, 4, 2, 32), vocabulary=VOCABULARY, seed=seed)
     (folder / "batch.json").write_text(
         json.dumps([asdict(a) for a in _batch(groups, longest, seed)])
     )

@@ -11,11 +11,13 @@ and again with answers under way; the first of each is dropped.
 import argparse
 import asyncio
 import json
+import logging
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +27,7 @@ import psutil
 import ray
 
 from benchmarks.processes import tree_cpu_s
-from benchmarks.report import Bar, machine, options_of, show, write
+from benchmarks.report import MIB, Bar, by_name, machine, options_of, show, write
 from benchmarks.weight_push.world import SHAPES, World
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -42,7 +44,6 @@ STREAMS = 4
 QUIET_S = 1.0
 TRAIN_TOKENS = {3: 2048, 150: 512, 600: 512}
 EXACT = 1e-3  # nats, in float32; a layer left out is off by far more
-MIB = 1 << 20
 BARS_FROM_MB = 150
 # At least, or at most if negative. Answers are compared with a pause in which only the load
 # happens, and train steps by the CPU of the training thread: where ranks, engines and answers
@@ -64,9 +65,9 @@ def main() -> None:
         sizes=("3,150", f"MB in float32, of {list(SHAPES)}"),
         replicas=("2", "rollout servers, e.g. 1,2,3"),
         rounds=(5, "measured rounds of each way"),
+        no_proof=(False, "ours without its canary"),
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--no-proof", action="store_true", help="ours without its canary")
     options = parser.parse_args()
     for size in map(int, options.sizes.split(",")):
         for replicas in map(int, options.replicas.split(",")):
@@ -79,9 +80,7 @@ def main() -> None:
 def keep(result: dict[str, Any], path: Path) -> None:
     """Put one result among those of other sizes, in the place of an older one of its own."""
 
-    def kind(one: dict[str, Any]) -> tuple[Any, ...]:
-        return one["size_mb"], one["replicas"], one["dtype"], one["proof"]
-
+    kind = itemgetter("size_mb", "replicas", "dtype", "proof")
     before = json.loads(path.read_text()) if path.exists() else []
     results = [one for one in before if kind(one) != kind(result)] + [result]
     write(path, sorted(results, key=kind))
@@ -90,7 +89,7 @@ def keep(result: dict[str, Any], path: Path) -> None:
 def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one size with one number of replicas, in a Ray of its own."""
     with PrivateCluster(num_cpus=2) as cluster, tempfile.TemporaryDirectory() as folder:
-        # With room for several copies: a rival whose objects spill to disk would be none.
+        # Space for several copies: objects that spill to disk would slow a rival down.
         ray.init(
             address="local",
             namespace=NAMESPACE,
@@ -99,7 +98,7 @@ def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]
             object_store_memory=max(256, 3 * size) * MIB,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
             _temp_dir=str(cluster.folder),
         )
         return asyncio.run(measure(size, replicas, options, Path(folder)))
@@ -140,9 +139,9 @@ async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[st
     for _ in range(rounds + 1):
         one: dict[str, Any] = {}
         if generating:
-            one["quiet_gap"] = await quiet_gap(world)
-            one["empty_pause"] = await gap_of(world, "pause_only")
-            one["loaded_gap"] = await gap_of(world, "load_only")
+            one["quiet_gap"] = await gap_of(world, asyncio.sleep(QUIET_S))
+            one["empty_pause"] = await gap_of(world, world.on_replicas("pause_only"))
+            one["loaded_gap"] = await gap_of(world, world.on_replicas("load_only"))
         else:
             one["loopback"] = await asyncio.to_thread(loopback_rate)
             one["memory_copy"] = await asyncio.to_thread(copy_rate)
@@ -152,7 +151,7 @@ async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[st
                 one["delta_share"] = await world.delta_share()
                 one["pure_load"] = max(await world.on_replicas("load_again"))
         taken.append(one)
-    return {name: [one[name] for one in taken[1:]] for name in taken[0]}
+    return by_name(taken[1:])
 
 
 async def one_push(world: World, way: str, *, generating: bool) -> dict[str, Any]:
@@ -165,25 +164,17 @@ async def one_push(world: World, way: str, *, generating: bool) -> dict[str, Any
     push = await getattr(world, way)()
     figures = {"total": push.total, "snapshot": push.snapshot, "staged": push.staged}
     if generating:
-        gaps = await world.on_replicas("largest_gap", push.started, push.ended)
-        figures["gap"] = max(gaps)
+        figures["gap"] = max(await world.on_replicas("largest_gap", push.started, push.ended))
     off = figures["off"] = await world.worst_difference()
     if world.itemsize == 4 and off > EXACT:
         raise RuntimeError(f"{way}: a replica is {off:.2g} nats off")
     return figures
 
 
-async def gap_of(world: World, method: str) -> float:
-    """The largest token gap while every replica does something at once."""
+async def gap_of(world: World, work: Awaitable[object]) -> float:
+    """The largest token gap of all replicas while this is awaited."""
     began = time.monotonic()
-    await world.on_replicas(method)
-    return max(await world.on_replicas("largest_gap", began, time.monotonic()))
-
-
-async def quiet_gap(world: World) -> float:
-    """The largest token gap while nothing is pushed."""
-    began = time.monotonic()
-    await asyncio.sleep(QUIET_S)
+    await work
     return max(await world.on_replicas("largest_gap", began, time.monotonic()))
 
 
@@ -201,21 +192,20 @@ async def train_steps(world: World, rounds: int, tokens: int) -> dict[str, list[
             one[name] = step.seconds["forward_backward"] + step.seconds["optimizer"]
         one["snapshot"] = alone.seconds["snapshot"]
         taken.append(one)
-    return {name: [one[name] for one in taken[1:]] for name in taken[0]}
+    return by_name(taken[1:])
 
 
 def loopback_rate(nbytes: int = 512 * MIB) -> float:
     """Bytes a second through one TCP stream of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        sender = threading.Thread(target=_send, args=(listener.getsockname(), nbytes))
-        sender.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(_send, listener.getsockname(), nbytes)
         connection, _ = listener.accept()
         with connection:
             buffer, received, began = bytearray(MIB), 0, time.perf_counter()
             while got := connection.recv_into(buffer):
                 received += got
             seconds = time.perf_counter() - began
-        sender.join()
+        sending.result()
     assert received == nbytes, "the stream ended early"
     return nbytes / seconds
 
@@ -269,9 +259,11 @@ def _bar(name: str, found: float, bar: float) -> Bar:
 def print_ways(result: dict[str, Any]) -> None:
     """The ways, the figures beside them, and the bars."""
     idle, busy, training = result["idle"], result["generating"], result["training"]
-    title = f"{result['bytes'] / 1e6:.1f} MB {result['dtype']}, {result['replicas']} replicas, "
-    title += f"{result['cores']} cores of which others used {result['cpu_of_others']:.0%}: "
-    title += f"median (minimum) ms of {len(idle['ours'])} rounds"
+    title = (
+        f"{result['bytes'] / 1e6:.1f} MB {result['dtype']}, {result['replicas']} replicas, "
+        f"{result['cores']} cores of which others used {result['cpu_of_others']:.0%}: "
+        f"median (minimum) ms of {len(idle['ours'])} rounds"
+    )
     columns = ["way", "total, idle", "driver /", "snapshot", "staged"]
     columns += ["total, generating", "driver /", "token gap", "/ only load"]
     rows = []

@@ -5,10 +5,11 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import ray
 
+from benchmarks.models import make_model
 from benchmarks.random_batch import Shape, random_batch
 from benchmarks.weight_push.actors import Rank, Replica
 from services.peers import bus_peer
@@ -23,10 +24,11 @@ from services.trainer.snapshot.canary import by_sequence
 from services.weight_bus.app import WeightBusSupervisor
 from services.weight_bus.config import WeightBusConfig
 
+WireDtype = Literal["float32", "bfloat16"]
 RANKS = 2
 DEADLINE_S = 120.0
 VOCABULARY = {3: 512, 150: 8192, 600: 8192}
-SHAPES = {  # hidden size, intermediate size, layers, heads, key-value heads, head size
+SHAPES = {
     3: (128, 384, 3, 4, 2, 32),
     150: (512, 1536, 9, 8, 4, 64),
     600: (1024, 3072, 11, 16, 8, 64),
@@ -70,9 +72,11 @@ class World:
     steps: int = 0
 
     @classmethod
-    async def open(cls, size: int, replicas: int, dtype: str, folder: Path, *, proof: bool) -> Self:
+    async def open(
+        cls, size: int, replicas: int, dtype: WireDtype, folder: Path, *, proof: bool
+    ) -> Self:
         """Start everything and deliver the first version."""
-        model = str(make_model(folder, size))
+        model = str(make_model(folder, SHAPES[size], vocabulary=VOCABULARY[size]))
         # Every second version is sent whole and the others as changes: two ways, one bus.
         keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
         trainer = TrainerConfig(model=model, world_size=RANKS, dtype=dtype)
@@ -87,24 +91,35 @@ class World:
             kv_cache_gb=0.25,
             keep_copy=True,
         )
-        ranks = [
-            ray.remote(Rank).options(num_cpus=0).remote(trainer, "bench", rank)
-            for rank in range(RANKS)
-        ]
+        rank_class: Any = ray.remote(num_cpus=0)(Rank)
+        ranks = [rank_class.remote(trainer, "bench", rank) for rank in range(RANKS)]
         group = RankGroup("bench", ranks)
-        made = [ray.remote(Replica).options(num_cpus=0).remote() for _ in range(replicas)]
+        replica_class: Any = ray.remote(num_cpus=0)(Replica)
+        made = [replica_class.remote() for _ in range(replicas)]
         place = ranks[0].meet.remote()
         models = asyncio.gather(*(rank.join.remote(place) for rank in ranks))
         starts = (one.start.remote(server, number) for number, one in enumerate(made))
         await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
         group.model = (await models)[0]
         world = cls(group=group, replicas=made, keeper=keeper, folder=folder)
-        await world.call("start_run", _run_start(folder), 0)
+        run = RunStart(
+            run_id="bench",
+            checkpoint_dir=str(folder / "checkpoints"),
+            algorithm=AlgorithmConfig(),
+            temperature=1.0,
+            seed=0,
+        )
+        await world.call("start_run", run, 0)
         revision, members = -1, 0
         while members < replicas:
             table = await world.bus.watch(revision, DEADLINE_S)
             revision, members = table.revision, len(table.members)
-        await world._first()
+        # Replicas without weights get them, and a lease once the canary is scored.
+        world.version = 0
+        await world.bus.publish(world._manifest(0, await world.call("snapshot", 0)))
+        await world.prove()
+        async with asyncio.timeout(DEADLINE_S):
+            await world._follow(0)
         return world
 
     async def close(self) -> None:
@@ -148,9 +163,9 @@ class World:
         """Gather on rank 0, fetch into the driver, put into the object store, load."""
         started = time.monotonic()
         arrays = (await self.call("gather"))[0]
-        fetched = time.monotonic()
+        taken = time.monotonic()
         await self.on_replicas("load_arrays", ray.put(arrays))
-        return Push(started=started, ended=time.monotonic(), snapshot=fetched - started)
+        return Push(started=started, ended=time.monotonic(), snapshot=taken - started)
 
     async def checkpoint(self) -> Push:
         """Gather on rank 0, write one safetensors file into the page cache, load it."""
@@ -203,14 +218,6 @@ class World:
         await self.bus.publish_canary(self.version, tuple(map(tuple, scored)))
         return seconds
 
-    async def _first(self) -> None:
-        """Replicas without weights get them, and a lease once the canary is scored."""
-        self.version = 0
-        await self.bus.publish(self._manifest(0, await self.call("snapshot", 0)))
-        await self.prove()
-        async with asyncio.timeout(DEADLINE_S):
-            await self._follow(0)
-
     async def _publish(self, version: int) -> Push:
         self.version = version
         started = time.monotonic()
@@ -249,41 +256,3 @@ class World:
             digests=tuple(digests),
             canary=model.canary,
         )
-
-
-def make_model(folder: Path, size: int) -> Path:
-    """A Qwen3 of about `size` MB in float32 with a byte tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    hidden, intermediate, layers, heads, kv_heads, head_dim = SHAPES[size]
-    config = Qwen3Config(
-        vocab_size=VOCABULARY[size],
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=1024,
-        tie_word_embeddings=False,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
-    fast.save_pretrained(folder)
-    return folder
-
-
-def _run_start(folder: Path) -> RunStart:
-    return RunStart(
-        run_id="bench",
-        checkpoint_dir=str(folder / "checkpoints"),
-        algorithm=AlgorithmConfig(),
-        temperature=1.0,
-        seed=0,
-    )

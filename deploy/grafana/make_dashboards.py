@@ -68,8 +68,8 @@ def dashboard_json(board: Board) -> str:
         for panel in row.panels:
             made.with_panel(_panel(panel))
     built = made.build()
-    for number, panel in enumerate(built.panels or [], start=1):
-        panel.id_val = number
+    for number, numbered in enumerate(built.panels or [], start=1):
+        numbered.id_val = number
     return JSONEncoder(sort_keys=True, indent=1).encode(built) + "\n"
 
 

@@ -23,7 +23,7 @@ from services.reward_service.http_api import http_api as reward_api
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
-MODEL_PAGES = {
+MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
     "reference/services.md": (
         "Deployment files: arguments of the services",
         "The `args` of each application of a deployment file, such as `deploy/laptop.yaml`; every "

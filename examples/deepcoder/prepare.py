@@ -48,7 +48,9 @@ def stdin_tests(text: str) -> list[dict[str, str]]:
     ]
 
 
-def tasks(rows: Iterable[dict[str, Any]], split: str, limit: int | None) -> Iterator[dict]:
+def tasks(
+    rows: Iterable[dict[str, Any]], split: str, limit: int | None
+) -> Iterator[dict[str, Any]]:
     """Rows that have tests for a program, as tasks; of many tests the longest inputs."""
     written = 0
     for place, row in enumerate(rows):
