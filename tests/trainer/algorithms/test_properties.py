@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm import LOSSES, AlgorithmConfig
 from services.trainer.algorithms.advantages.advantages import batch_advantages, group_advantages
 from services.trainer.algorithms.advantages.dapo import overlong_penalty
 from services.trainer.algorithms.losses.aggregation import token_shares
@@ -19,7 +19,6 @@ from services.trainer.algorithms.losses.tokens import ScoredTokens
 
 REWARDS = st.lists(st.integers(-40, 40).map(lambda n: n / 4), min_size=2, max_size=9)
 KINDS = ("grpo", "dr_grpo", "rloo")
-LOSSES = ("clip", "gspo", "cispo", "reinforce")
 
 
 @settings(deadline=None)
