@@ -9,6 +9,8 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 GUIDES = ("README.md", "CONTRIBUTING.md", "docs/*.md")
+FIRST_CHANGES = "docs/first-changes.md"
+"""Its blocks change the code, and are tried in a copy of it: see test_first_changes.py."""
 EXAMPLES = ("examples/*/README.md",)
 SHELL = ("bash", "sh")
 _OPERATORS = ";|&()<>"

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.guides.blocks import EXAMPLES, GUIDES, ROOT, SHELL, Block, blocks
+from tests.guides.blocks import EXAMPLES, FIRST_CHANGES, GUIDES, ROOT, SHELL, Block, blocks
 from tests.guides.documents import check_json, check_yaml
 from tests.guides.run_by import COMMANDS_RUN_BY, NOT_READ, NOT_RUN, PYTHON_RUN_BY
 from tests.guides.shell import check_command
@@ -31,8 +31,8 @@ UNCHECKED = (
 
 READ = ("bash", "sh", "python", "cpp", "yaml", "json", "text", "")
 
-_ALL = blocks(*GUIDES, *EXAMPLES)
-_GUIDES = blocks(*GUIDES)
+_GUIDES = [block for block in blocks(*GUIDES) if block.page != FIRST_CHANGES]
+_ALL = [*_GUIDES, *blocks(*EXAMPLES)]
 _SHELL = [block for block in _ALL if block.language in SHELL]
 _PYTHON = [block for block in _ALL if block.language == "python"]
 
