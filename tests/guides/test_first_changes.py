@@ -40,7 +40,7 @@ def test_a_first_change_passes_its_own_tests(heading: str, tmp_path: Path) -> No
     for block in WALK_THROUGHS[heading]:
         language, _, title = block.language.partition(" title=")
         if language == "diff":
-            _run(["git", "apply", "--verbose", "-"], clone, block.text)
+            _run(["git", "apply", "--verbose", "-"], clone, block)
         elif language == "python":
             file = clone / title.strip('"')
             assert not file.exists(), f"{block}: {title} is no new file"
@@ -48,7 +48,7 @@ def test_a_first_change_passes_its_own_tests(heading: str, tmp_path: Path) -> No
         else:
             assert language == "bash", f"{block}: {language}"
             for words in block.commands:
-                _run([*_program(words[0]), *words[1:]], clone)
+                _run([*_program(words[0]), *words[1:]], clone, block)
                 done.append(words[0])
     assert {"pytest", "ruff"} <= set(done)
 
@@ -65,7 +65,7 @@ def _program(name: str) -> list[str]:
     return [sys.executable] if name == "python" else [sys.executable, "-m", name]
 
 
-def _run(command: list[str], clone: Path, given: str = "") -> None:
+def _run(command: list[str], clone: Path, block: Block) -> None:
     # Python finds the copy first, and git no repository around it, of which it would be a part.
     environment = os.environ | {
         "PYTHONPATH": str(clone),
@@ -75,11 +75,13 @@ def _run(command: list[str], clone: Path, given: str = "") -> None:
         command,
         cwd=clone,
         env=environment,
-        input=given,
+        input=block.text,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         timeout=600,
     )
     if done.returncode:
-        pytest.fail(f"{' '.join(command)}\n{given}{done.stdout[-8000:]}", pytrace=False)
+        words = " ".join(command)
+        hint = f"{block}: change this block, or the code, until `{words}` succeeds"
+        pytest.fail(f"{hint}\n{block.text}\n{done.stdout[-8000:]}", pytrace=False)
