@@ -22,12 +22,13 @@ PARTS = {
 }
 HEAD = """# Algorithms
 
-Made from the docstrings by `python docs/make_algorithms.py`; change those, not this page.
+After this page you can choose the algorithm of a run, or write a loss of your own.
 
 An algorithm is a choice of advantage, loss, aggregation and correction. `algorithm.preset`
-makes the choice of a paper; any key that is given as well wins. All keys are in
-[your-own-tasks.md](your-own-tasks.md); what a step measures is in
-[diagnostics.md](diagnostics.md).
+makes the choice of a paper; keys of the run file override it. All keys are in
+[your-own-tasks.md](your-own-tasks.md), and the measurements of a step in
+[diagnostics.md](diagnostics.md). `python docs/make_algorithms.py` makes this page from the
+docstrings; change those, not this page.
 
 Words: *behaviour* logprobs come from the engine that sampled, *proximal* ones are recomputed
 at the start of the train step, *current* ones belong to the weights being trained; `A` is the
@@ -47,9 +48,9 @@ algorithm:
   loss: my_loss.py:my_loss
 ```
 
-`tokens` is `services.trainer.algorithms.losses.tokens.ScoredTokens`; what comes back is one loss
-per token. The file is run by the trainer's ranks as it is: it must lie at the same place on their
-nodes. They run it only with `user_losses: true` in the trainer's `args`, because whoever may
+`tokens` is `services.trainer.algorithms.losses.tokens.ScoredTokens`; the function returns one loss
+per token. The trainer's ranks run the file unchanged, so it must have the same path on all their
+nodes. They run it only with `user_losses: true` in the trainer's `args`, because everybody who may
 start runs may then run code there.
 """
 

@@ -18,11 +18,13 @@ _README_TABLE = re.compile(r"(<!-- table: performance -->\n).*?(<!-- end -->)", 
 
 HEAD = """# Performance
 
-Made from `benchmarks/baselines/*.json` by `python docs/make_performance.py`. To change a figure,
-run the module that its section names with `--json`: `benchmarks/router/overhead.py` is
-`python -m benchmarks.router.overhead`. Everything was measured on shared CPU cores, without a GPU,
-each figure beside a peer or a limit in the same run: the ratios are what to read. A module prints
-the bars that it missed; they are here too.
+After this page you know how fast each part is beside a peer or a limit, and which targets were
+missed. Read the ratios: every figure was measured on shared CPU cores, without a GPU, beside its
+peer or limit in the same run.
+
+`python docs/make_performance.py` makes this page from `benchmarks/baselines/*.json`. To change a
+figure, run the module that its section names with `--json`: `benchmarks/router/overhead.py` is
+`python -m benchmarks.router.overhead`.
 """
 
 
