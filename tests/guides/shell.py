@@ -70,7 +70,9 @@ def _python(arguments: list[str]) -> None:
     if own and source:
         text = Path(source).read_text(encoding="utf-8")
         for option in (word for word in arguments if word.startswith("--")):
-            assert f'"{option}"' in text, f"{source} knows no {option}"
+            keyword = option.removeprefix("--").replace("-", "_")  # `options_of` of benchmarks
+            known = f'"{option}"' in text or re.search(rf"\b{keyword}=", text)
+            assert known, f"{source} knows no {option}"
 
 
 def _make(arguments: list[str]) -> None:
