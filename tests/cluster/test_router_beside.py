@@ -10,8 +10,7 @@ from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.placement.probes import read_pressure
-from services.router.sharing.sharing import SyncRequest, SyncResponse
-from services.router.sharing.table_actor import TABLE_ACTOR, TableActorPoint
+from services.router.sharing.sharing import TABLE_ACTOR, SyncRequest, SyncResponse, TableActorPoint
 
 from .conftest import Cluster
 

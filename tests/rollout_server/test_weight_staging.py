@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from services.protocol.weights.weight_bus import Link, SendWeights, StageWeights
-from services.rollout_server.weights.peer_sender import PeerSender
-from services.rollout_server.weights.weight_staging import StagedVersion
+from services.rollout_server.weights.weight_staging import PeerSender, StagedVersion
 from services.transport.bucket import Encoded, Kind, changes, whole
 from services.transport.gloo import GlooLink, LinkBroken
 

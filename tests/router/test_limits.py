@@ -75,7 +75,7 @@ async def test_a_lease_lost_between_choice_and_sending_is_respected(cluster):
         if not lost:
             lost.append(reservation.replica_id)
             member = replicas[reservation.replica_id].member(leased=False)
-            cluster.reservations.membership._members[reservation.replica_id] = member
+            cluster.reservations.membership.members[reservation.replica_id] = member
         return reservation
 
     cluster.reservations.reserve = losing

@@ -4,9 +4,8 @@ import pytest
 
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.trajectories.history import History
 from services.router.trajectories.session_store import SessionStore
-from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice
+from services.router.trajectories.trajectory_tree import History, RecordedCall, RecordedChoice
 
 
 def _store(**settings):

@@ -6,8 +6,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.router.trajectories.history import History
 from services.router.trajectories.trajectory_tree import (
+    History,
     RecordedCall,
     RecordedChoice,
     TrajectoryTree,

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Protocol
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.replica_control import (
@@ -15,35 +14,13 @@ from services.protocol.weights.replica_control import (
     Hold,
 )
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.vllm_patches.engine_pause import PausableEngine, pause
+from services.rollout_server.engine.async_llm import Engine
+from services.rollout_server.engine.vllm_patches.engine_pause import pause
 from services.rollout_server.weights.engine_loader import EngineLoader
 
 _STEP_TIMEOUT_S = 60.0
 _REMEMBERED = 64
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names of what sleeps
-
-
-class ControlledEngine(PausableEngine, Protocol):
-    """What is used of vLLM's `AsyncLLM`."""
-
-    output_processor: Any
-
-    async def abort(self, request_id: list[str], internal: bool = False) -> None:
-        """End requests, giving their clients a last output."""
-
-    async def resume_generation(self) -> None:
-        """Step again."""
-
-    async def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget cached blocks; whether that was possible."""
-
-    async def sleep(self, level: int = 1, mode: Any = "abort") -> None:
-        """Free the device's memory."""
-
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Take the memory again; whether all of it is there."""
 
 
 def why_sleepless(config: RolloutServerConfig) -> InvalidInput | None:
@@ -76,7 +53,7 @@ class EngineControl:
     """
 
     def __init__(
-        self, engine: ControlledEngine, loader: EngineLoader, *, sleepless: InvalidInput | None
+        self, engine: Engine, loader: EngineLoader, *, sleepless: InvalidInput | None
     ) -> None:
         self._engine, self._loader = engine, loader
         self._sleepless = sleepless

@@ -1,21 +1,16 @@
 """Every request is answered with the adapter: clients ask for the policy and know of none."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from vllm.lora.request import LoRARequest
+
+from services.rollout_server.engine.async_llm import Engine
 
 ADAPTER_ID = 1
 """vLLM's number of the one adapter that an engine has."""
 
 _IN_MEMORY = "/delivered/by/the/weight/bus"
 """vLLM asks for a path, and reads it only when the adapter is not there."""
-
-
-class AddsRequests(Protocol):
-    """What is used of vLLM's `AsyncLLM`."""
-
-    async def add_request(self, *args: Any, **kwargs: Any) -> Any:
-        """Take a request in."""
 
 
 class AdapterRequests:
@@ -29,7 +24,7 @@ class AdapterRequests:
     for an adapter that it does not have on disk, and end.
     """
 
-    def __init__(self, engine: AddsRequests, *, name: str, base: str) -> None:
+    def __init__(self, engine: Engine, *, name: str, base: str) -> None:
         self._add = engine.add_request
         self._adapter = LoRARequest(name, ADAPTER_ID, _IN_MEMORY)
         self.base, self.there = base, False

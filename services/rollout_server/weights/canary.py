@@ -3,18 +3,11 @@
 import asyncio
 import itertools
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
+from services.rollout_server.engine.async_llm import Engine
 
 _NUMBERS = itertools.count()
-
-
-class ScoringEngine(Protocol):
-    """What is used of vLLM's `AsyncLLM`."""
-
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
-        """Yield outputs; the last one has `prompt_logprobs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +26,7 @@ class Proof:
 class CanaryProver:
     """Asks one engine for the canary of each version that it has committed."""
 
-    def __init__(self, engine: ScoringEngine, *, timeout_s: float) -> None:
+    def __init__(self, engine: Engine, *, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._before: tuple[tuple[tuple[str, ...], ...], CanaryLogprobs] | None = None

@@ -11,37 +11,14 @@ from services.observability.log import Log
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import SendWeights, StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
-from services.rollout_server.engine.vllm_patches.engine_pause import PausableEngine, pause
+from services.rollout_server.engine.async_llm import Engine
+from services.rollout_server.engine.vllm_patches.engine_pause import pause
 
 _POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
 _COMMIT_STEPS = 3  # pause, load, resume
 
 log = Log("rollout_server")
-
-
-class Engine(PausableEngine, Protocol):
-    """What is used of vLLM's `AsyncLLM`."""
-
-    async def resume_generation(self) -> None:
-        """Step again."""
-
-    async def start_weight_update(self) -> None:
-        """Open an update on every worker."""
-
-    async def update_weights(self, request: Any) -> None:
-        """Hand every worker its update."""
-
-    async def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Load on every worker and label what is sampled from now on."""
-
-    async def update_weight_version(self, new_version: str) -> None:
-        """Label what is sampled from now on."""
-
-    async def collective_rpc(
-        self, method: str, timeout: float | None = None, args: tuple[Any, ...] = ()
-    ) -> list[Any]:
-        """Call a method of every worker."""
 
 
 class ServedAdapter(Protocol):

@@ -27,8 +27,7 @@ from services.rollout_server.engine.vllm_patches import (
     weight_updates,
 )
 from services.rollout_server.engine.vllm_patches.cpu_seeds import leave_draws_spent
-from services.rollout_server.weights.peer_sender import PeerSender
-from services.rollout_server.weights.weight_staging import StagedVersion
+from services.rollout_server.weights.weight_staging import PeerSender, StagedVersion
 from services.transport.gloo import GlooLink
 from services.transport.links import make_link
 

@@ -29,7 +29,8 @@ from services.router.http.access_log import LOGGED, AccessLog, RequestRecord
 from services.router.http.answers import AnswerWriter, HttpAnswer
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers
-from services.router.trajectories.sessions import SessionCall, SessionRecords
+from services.router.trajectories.session_call import SessionCall
+from services.router.trajectories.sessions import SessionRecords
 from services.router.upstream.replicas import Replicas
 
 _LOG = Log("router")

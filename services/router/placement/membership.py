@@ -38,6 +38,9 @@ class Membership:
             that an operator pauses; and those that are suspected while another one of
             their model holds a lease.
         on_news: called after every poll, whether it succeeded or not.
+
+    Attributes:
+        members: all members of the last table, leased or not.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Membership:
     ) -> None:
         self._bus, self._config = bus, config
         self._on_gone, self._on_news = on_gone, on_news
-        self._members: dict[str, Member] = {}
+        self.members: Mapping[str, Member] = {}
         self._bus_id, self._revision = "", -1
         self._missed = False
         self._started_at = time.monotonic()
@@ -64,23 +67,18 @@ class Membership:
             return {}
         return {
             replica: member
-            for replica, member in self._members.items()
+            for replica, member in self.members.items()
             if member.leased and model in (None, member.model)
         }
 
     def holds_lease(self, replica_id: str) -> bool:
         """Whether one replica may be given work now."""
-        member = self._members.get(replica_id)
+        member = self.members.get(replica_id)
         return (
             member is not None
             and member.leased
             and time.monotonic() < self._news_at + self._lease_s
         )
-
-    @property
-    def members(self) -> Mapping[str, Member]:
-        """All members of the last table, leased or not."""
-        return self._members
 
     @property
     def busless(self) -> bool:
@@ -135,13 +133,13 @@ class Membership:
             # Also a renewal of leases that had run out is a change for those who wait.
             self._announce()
             return
-        before = self._members
+        before = self.members
         self._bus_id, self._revision = table.bus_id, table.revision
-        self._members = {member.replica_id: member for member in table.members}
-        gone = {name for name, member in self._members.items() if self._drains(member)}
+        self.members = {member.replica_id: member for member in table.members}
+        gone = {name for name, member in self.members.items() if self._drains(member)}
         if not restarted:
             # A restarted bus knows nobody for a moment; that says nothing about replicas.
-            gone |= before.keys() - self._members.keys()
+            gone |= before.keys() - self.members.keys()
         if gone:
             self._on_gone(gone)
         self._announce()
@@ -150,7 +148,7 @@ class Membership:
         if member.state is ReplicaState.SUSPECT:
             # It may come back; but with others there, nobody needs to wait and see.
             return any(
-                other.leased for other in self._members.values() if other.model == member.model
+                other.leased for other in self.members.values() if other.model == member.model
             )
         return member.state in _GONE
 

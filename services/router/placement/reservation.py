@@ -1,7 +1,8 @@
 """A reservation: capacity of one leased replica for one request, counted from choice to end."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -116,9 +117,24 @@ class Reservation:
             self._weight -= 1
             self._reservations.shrunk(self)
 
-    def limit(self, seconds: float) -> "_Limit":
-        """A deadline for one wait on the replica, cut short when the replica is lost."""
-        return _Limit(self, seconds)
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        """A deadline for one wait on the replica, cut short when the replica is lost.
+
+        Raises:
+            UpstreamBroken: the replica was lost, or the deadline has passed.
+        """
+        if self._lost:
+            raise UpstreamBroken(self._lost, self.replica_id)
+        try:
+            async with asyncio.timeout(seconds) as self._waiting:
+                yield
+        except TimeoutError:
+            if self._lost:
+                raise UpstreamBroken(self._lost, self.replica_id) from None
+            raise UpstreamBroken("stalled", f"nothing for {seconds:g} s") from None
+        finally:
+            self._waiting = None
 
     def when_lost(self, break_stream: Callable[[UpstreamBroken], None]) -> None:
         """Have an open stream broken when the replica is lost, at once if it already is."""
@@ -133,33 +149,3 @@ class Reservation:
             self._break_stream(UpstreamBroken(reason, self.replica_id))
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time())
-
-
-class _Limit:
-    """`asyncio.timeout` that says which of the two happened."""
-
-    def __init__(self, reservation: Reservation, seconds: float) -> None:
-        self._reservation, self._seconds = reservation, seconds
-
-    async def __aenter__(self) -> None:
-        if self._reservation._lost:
-            raise UpstreamBroken(self._reservation._lost, self._reservation.replica_id)
-        self._timeout = asyncio.timeout(self._seconds)
-        await self._timeout.__aenter__()
-        self._reservation._waiting = self._timeout
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._reservation._waiting = None
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError:
-            if self._reservation._lost:
-                raise UpstreamBroken(
-                    self._reservation._lost, self._reservation.replica_id
-                ) from None
-            raise UpstreamBroken("stalled", f"nothing for {self._seconds:g} s") from None

@@ -11,15 +11,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import ray
+from ray.exceptions import RayActorError
 
 from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.protocol.errors import NotReady
+from services.protocol.weights.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.placement.reservations import Reservations
 
 _LOG = Log("router")
+_TIMEOUT_S = 2.0
+TABLE_ACTOR = "router_table"
 _MOST_HOMES = 10_000
 """Homes sent at a time, so that one exchange stays short."""
 
@@ -142,6 +148,38 @@ class ExchangePoint(Protocol):
         Raises:
             NotReady: the table cannot be reached now.
         """
+
+
+class TableActorPoint:
+    """The shared table in an actor of its own, which the first router that needs it starts.
+
+    An actor that has died, with the router that started it, is started again.
+
+    It holds nothing that routers could not tell again, so it need not outlive anybody.
+    """
+
+    def __init__(self, config: RouterConfig) -> None:
+        self._config = config
+        self._actor: Any = None
+
+    async def exchange(self, request: SyncRequest) -> SyncResponse:
+        """See `ExchangePoint`."""
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(self._find)
+            reference = self._actor.exchange.remote(request)
+            async with asyncio.timeout(_TIMEOUT_S):
+                return await reference
+        except TimeoutError:
+            raise NotReady("the routers' table does not answer") from None
+        except (RayActorError, ConnectionError, ValueError) as error:
+            self._actor = None
+            raise NotReady(f"the routers' table is not up: {error}") from error
+
+    def _find(self) -> Any:
+        options = {"name": TABLE_ACTOR, "namespace": NAMESPACE, "get_if_exists": True}
+        actor = ray.remote(num_cpus=0)(SharedTable).options(**options)
+        return actor.remote(bound=self._config.max_sessions, expire_s=self._config.share_expire_s)
 
 
 class Sharing:

@@ -1,14 +1,15 @@
-"""Recorded sessions as the router's HTTP side uses them: by id, with clocks and waits."""
+"""Recorded sessions by id, with clocks and waits: in this process, or shared by several routers."""
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Sequence
+from typing import Any
 
+from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
+from services.peers import RemoteService
+from services.protocol.errors import NotReady
 from services.protocol.router import SESSION_HEADER
 from services.protocol.session import (
     SESSION_PREFIX,
@@ -16,68 +17,14 @@ from services.protocol.session import (
     SessionState,
     SessionSummary,
 )
-from services.router.answering.journal import Piece
-from services.router.answering.open_request import OpenRequest
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed, bad_request
-from services.router.trajectories.history import History
 from services.router.trajectories.session_store import Session, SessionStore
-from services.router.trajectories.trajectory_tree import RecordedCall, RecordedChoice, Turn
+from services.router.trajectories.trajectory_tree import RecordedCall, Turn
 
+_LOG = Log("router")
+_ANSWER_S = 10.0
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-
-
-class SessionRecords(Protocol):
-    """The records of all sessions, in this process or in one that several routers share."""
-
-    async def begin(self, name: str | None) -> int | None:
-        """A call that names a session begins.
-
-        Returns:
-            The call's number in a recorded session, None if it is not recorded.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
-                under which no session can be recorded.
-        """
-
-    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
-        """A call that began is over; without a record it left nothing."""
-
-    async def create(self, metadata: dict[str, str]) -> SessionSummary:
-        """Make a session."""
-
-    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
-        """A session with its trajectories, or with some of them.
-
-        Args:
-            name: the session.
-            first: number of the first one, from 0.
-            count: how many at most; None: all that follow.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`, 413 `session_too_large` for more at once
-                than `max_returned_tokens` allows.
-        """
-
-    async def finish(self, name: str, reward: float | None) -> SessionSummary:
-        """Close a session.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
-        """
-
-    async def delete(self, name: str) -> None:
-        """Forget a session that was read.
-
-        Raises:
-            RequestFailed: 404 `session_not_found`.
-        """
-
-    async def listed(
-        self, state: SessionState, after: int, limit: int, wait_s: float
-    ) -> list[SessionSummary]:
-        """Sessions of one state; if none has finished after the cursor, wait for one."""
 
 
 class Sessions:
@@ -95,7 +42,15 @@ class Sessions:
         self._counted: dict[str, int] = {}
 
     async def begin(self, name: str | None) -> int | None:
-        """See `SessionRecords`."""
+        """A call that names a session begins.
+
+        Returns:
+            The call's number in a recorded session, None if it is not recorded.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 `session_finished`, 400 for a name
+                under which no session can be recorded.
+        """
         if name is None:
             return None
         now = time.monotonic()
@@ -113,17 +68,27 @@ class Sessions:
         return self._store.begin(session, now=now)
 
     async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
-        """See `SessionRecords`."""
+        """A call that began is over; without a record it left nothing."""
         kind = self._store.end(name, number, call, now=time.monotonic())
         RouterMetrics.session_calls.inc(tags={"kind": kind or "unrecorded"})
         self._show()
 
     async def create(self, metadata: dict[str, str]) -> SessionSummary:
-        """See `SessionRecords`."""
+        """Make a session."""
         return self._create(metadata, None).summary()
 
     async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
-        """See `SessionRecords`."""
+        """A session with its trajectories, or with some of them.
+
+        Args:
+            name: the session.
+            first: number of the first one, from 0.
+            count: how many at most; None: all that follow.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 413 `session_too_large` for more at once
+                than `max_returned_tokens` allows.
+        """
         session = self._found(name)
         summary, reading = session.summary(), session.tree.reading()
         bound = self._config.max_returned_tokens
@@ -137,7 +102,11 @@ class Sessions:
         return await asyncio.to_thread(read)
 
     async def finish(self, name: str, reward: float | None) -> SessionSummary:
-        """See `SessionRecords`."""
+        """Close a session.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`, 409 if it is finished with another reward.
+        """
         session = self._found(name)
         self._store.finish(session, reward, now=time.monotonic(), wall=time.time())
         self._news.set()
@@ -145,14 +114,18 @@ class Sessions:
         return session.summary()
 
     async def delete(self, name: str) -> None:
-        """See `SessionRecords`."""
+        """Forget a session that was read.
+
+        Raises:
+            RequestFailed: 404 `session_not_found`.
+        """
         self._store.delete(self._found(name))
         self._show()
 
     async def listed(
         self, state: SessionState, after: int, limit: int, wait_s: float
     ) -> list[SessionSummary]:
-        """See `SessionRecords`."""
+        """Sessions of one state; if none has finished after the cursor, wait for one."""
         if state == "open":
             return [session.summary() for session in self._store.open_ones(limit)]
         deadline = time.monotonic() + min(wait_s, self._config.session_poll_max_s)
@@ -201,70 +174,62 @@ def _check_size(leaves: Sequence[Turn], bound: int) -> None:
     raise RequestFailed(413, "session_too_large", message, param="count")
 
 
-class SessionCall:
-    """Records a call, if its session is recorded; an asynchronous context manager.
+class SharedSessions:
+    """The records as every one of several routers sees them; see `Sessions`.
 
-    A call counts when its last token is there, before the client can know it: so the next
-    call, or `finish`, always finds it recorded.
-
-    Raises:
-        RequestFailed: on entering, if the session takes no calls.
+    Calls that need no record do not wait for it, and a record that cannot be reached costs
+    nobody an answer: the call is then counted as lost.
     """
 
-    def __init__(self, sessions: SessionRecords, session: str | None) -> None:
-        self._sessions, self._session = sessions, session
-        self._number: int | None = None
+    def __init__(self, config: RouterConfig, peer: RemoteService) -> None:
+        self._config, self._peer = config, peer
 
-    async def __aenter__(self) -> Self:
-        self._number = await self._sessions.begin(self._session)
-        return self
+    async def begin(self, name: str | None) -> int | None:
+        """See `Sessions`."""
+        if name is None:
+            return None
+        if not (self._config.record_sessions or name.startswith(SESSION_PREFIX)):
+            return None
+        return await self._ask("begin", name)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self._end(None)
+    async def end(self, name: str, number: int, call: RecordedCall | None) -> None:
+        """See `Sessions`."""
+        try:
+            await self._peer.call("end", name, number, call, timeout_s=_ANSWER_S)
+        except NotReady as absence:
+            RouterMetrics.session_calls.inc(tags={"kind": "lost"})
+            _LOG.warning("session_call_lost", session=name, reason=str(absence))
 
-    @property
-    def recorded(self) -> bool:
-        """Whether the session keeps this call."""
-        return self._number is not None
+    async def create(self, metadata: dict[str, str]) -> SessionSummary:
+        """See `Sessions`."""
+        return await self._ask("create", metadata)
 
-    async def watched(self, request: OpenRequest) -> AsyncGenerator[Piece, None]:
-        """The pieces of the request, and its record before the last of them."""
-        async with aclosing(request.pieces()) as pieces:
-            async for piece in pieces:
-                if piece.finished and all(journal.settled for journal in request.journals):
-                    await self._end(request)
-                yield piece
-        await self._end(request)
+    async def get(self, name: str, first: int = 0, count: int | None = None) -> SessionFields:
+        """See `Sessions`."""
+        return await self._ask("get", name, first, count)
 
-    async def _end(self, request: OpenRequest | None) -> None:
-        if self._number is None or self._session is None:
-            return
-        number, self._number = self._number, None
-        call = None if request is None else _recorded(request)
-        await self._sessions.end(self._session, number, call)
+    async def finish(self, name: str, reward: float | None) -> SessionSummary:
+        """See `Sessions`."""
+        return await self._ask("finish", name, reward)
+
+    async def delete(self, name: str) -> None:
+        """See `Sessions`."""
+        await self._ask("delete", name)
+
+    async def listed(
+        self, state: SessionState, after: int, limit: int, wait_s: float
+    ) -> list[SessionSummary]:
+        """See `Sessions`."""
+        wait_s = min(wait_s, self._config.session_poll_max_s)
+        return await self._ask("listed", state, after, limit, wait_s, extra_s=wait_s)
+
+    async def _ask(self, method: str, *args: Any, extra_s: float = 0.0) -> Any:
+        try:
+            return await self._peer.call(method, *args, timeout_s=_ANSWER_S + extra_s)
+        except NotReady as absence:
+            message = f"recorded sessions cannot be reached: {absence}"
+            raise RequestFailed(503, "sessions_unavailable", message, retry_after_s=1) from None
 
 
-def _recorded(request: OpenRequest) -> RecordedCall | None:
-    choices = [
-        RecordedChoice(
-            token_ids=journal.token_ids,
-            logprobs=journal.logprobs,
-            spans=journal.spans,
-            finish_reason=journal.finish_reason or "",
-            text=journal.text,
-        )
-        for journal in request.journals
-        if journal.token_ids
-    ]
-    if not choices:
-        return None
-    return RecordedCall(
-        prompt_token_ids=request.prompt_token_ids,
-        choices=choices,
-        history=History.of(request.ask.body),
-    )
+SessionRecords = Sessions | SharedSessions
+"""The records in this process, or in one that several routers share."""

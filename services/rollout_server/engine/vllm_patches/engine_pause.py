@@ -5,17 +5,10 @@ reach their readers before the call returns. Every output of ours says which ver
 each of its tokens, so their order does not matter, and nobody should wait for it.
 """
 
-from typing import Any, Protocol
+from services.rollout_server.engine.async_llm import Engine
 
 
-class PausableEngine(Protocol):
-    """What is used of vLLM's `AsyncLLM`; both attributes are its own, but not documented."""
-
-    renderer: Any
-    engine_core: Any
-
-
-async def pause(engine: PausableEngine, *, mode: str, clear_cache: bool) -> None:
+async def pause(engine: Engine, *, mode: str, clear_cache: bool) -> None:
     """Stop stepping; see `AsyncLLM.pause_generation` for the arguments."""
     if clear_cache:
         await engine.renderer.clear_mm_cache_async()
