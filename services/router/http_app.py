@@ -23,7 +23,7 @@ from services.router.http.access_log import AccessLog, LoggedApp
 from services.router.http.answer_endpoint import AnswerEndpoint, AnswerRoutes, Gate
 from services.router.http.openapi import describe_answers
 from services.router.http.proxy_forwarder import OPEN_PATHS, OWN_PORT, ProxyForwarder
-from services.router.http.session_endpoints import interrupt_route, session_routes
+from services.router.http.session_endpoints import session_routes
 from services.router.http.status_endpoints import status_routes
 from services.router.listener.connection_bound import bounded
 from services.router.listener.listener import Listener
@@ -175,8 +175,8 @@ def _add_routes(
             known.reservations.chooser.homes.forget(session)
 
     read_s = replicas.config.client_read_s
-    app.include_router(session_routes(sessions, forget_home, read_s=read_s))
-    app.include_router(interrupt_route(replicas.reservations.interruptions, read_s=read_s))
+    interruptions = replicas.reservations.interruptions
+    app.include_router(session_routes(sessions, interruptions, forget_home, read_s=read_s))
     app.include_router(status_routes(replicas, external))
     gate = Gate(replicas.config.max_open_requests)
     chat = AnswerEndpoint("chat", replicas, external, gate, sessions)

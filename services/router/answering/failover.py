@@ -12,7 +12,7 @@ from services.router.answering.continuation import (
     hindrance,
     whole_again,
 )
-from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens, Piece, take
+from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens, Piece
 from services.router.errors import RequestFailed, UpstreamBroken
 from services.router.placement.reservation import Reservation
 from services.router.request.client_request import ClientRequest
@@ -128,7 +128,7 @@ class ChoiceFailover:
 
     def _take(self, item: dict[str, Any]) -> None:
         try:
-            new = take(self._journal, item, self._replicas.end_tokens(self._model))
+            new = self._journal.take(item)
         except Diverged as diverged:
             name = hindrance(self._request)
             why = f"an answer with {name} came out differently: {diverged}"

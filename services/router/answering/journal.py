@@ -47,6 +47,7 @@ class ChoiceJournal:
         keep_entries: keep logprob entries.
         keep_logprobs: keep logprobs; without them none need come.
         streamed: the client gets what `take` returns; else what is kept here.
+        end_tokens: where end-of-sequence tokens of the model are added.
 
     Attributes:
         index: the choice's index in the answer.
@@ -69,9 +70,11 @@ class ChoiceJournal:
         keep_entries: bool = False,
         keep_logprobs: bool = True,
         streamed: bool = False,
+        end_tokens: set[int] | None = None,
     ) -> None:
         self.index, self._keep_entries = index, keep_entries
         self._keep_logprobs, self._streamed = keep_logprobs, streamed
+        self._end_tokens = set() if end_tokens is None else end_tokens
         self.segments = 0
         self.visible = self.parsed = False
         self.message: dict[str, Any] | None = None
@@ -113,9 +116,19 @@ class ChoiceJournal:
             The chunk's tokens that are new.
 
         Raises:
-            UpstreamBroken: a token without logprob or policy version, or an aborted choice.
+            UpstreamBroken: the chunk is not what vLLM sends, has a token without logprob or
+                policy version, or an aborted choice.
             Diverged: a replayed token is another one than before.
         """
+        try:
+            new = self._take(item)
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise UpstreamBroken("malformed", repr(error)) from None
+        if self.finish_reason == "stop" and self.stop_reason is None and self.token_ids:
+            self._end_tokens.add(self.token_ids[-1])
+        return new
+
+    def _take(self, item: dict[str, Any]) -> NewTokens:
         finish = item.get("finish_reason")
         if finish in _BROKEN and self._streamed:
             # Nothing of the chunk would be returned: its tokens are made again.
@@ -252,22 +265,3 @@ class Piece:
             journal.visible = True
         made = len(journal.token_ids)
         return cls(journal, text, new.token_ids, new.entries, journal.settled, made)
-
-
-def take(journal: ChoiceJournal, item: dict[str, Any], end_tokens: set[int]) -> NewTokens:
-    """Write an upstream chunk into the journal and learn end-of-sequence tokens from it.
-
-    Returns:
-        The chunk's tokens that are new.
-
-    Raises:
-        Diverged: a replayed token is another one than before.
-        UpstreamBroken: the chunk is not what vLLM sends, or lacks a label.
-    """
-    try:
-        new = journal.take(item)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise UpstreamBroken("malformed", repr(error)) from None
-    if journal.finish_reason == "stop" and journal.stop_reason is None and journal.token_ids:
-        end_tokens.add(journal.token_ids[-1])
-    return new

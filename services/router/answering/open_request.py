@@ -10,7 +10,7 @@ from services.protocol.rollout_server import GenerationOrder
 from services.router.answering.answer_parser import AnswerParser
 from services.router.answering.continuation import ENGINE_DEFAULT_MAX_TOKENS
 from services.router.answering.failover import ChoiceFailover
-from services.router.answering.journal import ChoiceJournal, Piece, take
+from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.streams import merged
 from services.router.errors import Unjournaled, UpstreamBroken
 from services.router.placement.reservation import Reservation
@@ -174,6 +174,7 @@ class OpenRequest:
                 keep_entries=keep,
                 keep_logprobs=self._keep_logprobs,
                 streamed=ask.streams_tokens,
+                end_tokens=self._replicas.end_tokens(self.model),
             )
             for index in range(params.get("n") or 1)
         ]
@@ -190,7 +191,7 @@ class OpenRequest:
         if not isinstance(index, int) or not 0 <= index < len(self.journals):
             raise UpstreamBroken("malformed", f"choice index {index!r}")
         journal = self.journals[index]
-        new = take(journal, item, self._replicas.end_tokens(self.model))
+        new = journal.take(item)
         reservation.answered()
         self.phases.begin("stream")
         text = item.get("text") or ""

@@ -12,7 +12,7 @@ from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
 from services.router.http.answer_endpoint import Gate, disconnected, read_body
-from services.side_by_side import cancel, running
+from services.side_by_side import race, running
 
 OWN_PORT = "millrace.own_port"
 """In the scope of a request that came to the router's own port."""
@@ -117,8 +117,12 @@ class ProxyForwarder:
                     body = await read_body(
                         receive, max_bytes=config.max_body_bytes, timeout_s=config.client_read_s
                     )
-                answering = asyncio.create_task(self._answer(scope, headers, body, noting))
-                await _first_of(answering, disconnected(receive), self._draining.wait())
+                calls: dict[str, Coroutine[Any, Any, object]] = {
+                    "answer": self._answer(scope, headers, body, noting),
+                    "disconnected": disconnected(receive),
+                    "draining": self._draining.wait(),
+                }
+                await race(calls)
         except RequestFailed as failure:
             await failure.response()(scope, receive, send)
         except (aiohttp.ClientError, TimeoutError) as problem:
@@ -152,14 +156,3 @@ def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     named = b",".join(value for name, value in headers if name == b"connection").lower()
     dropped = _OF_ONE_HOP | {name.strip() for name in named.split(b",")}
     return [(name, value) for name, value in headers if name not in dropped]
-
-
-async def _first_of(answering: asyncio.Task[None], *ends: Coroutine[Any, Any, object]) -> None:
-    """Wait for the answer, or cancel it at the first of the ends."""
-    over = [asyncio.create_task(end) for end in ends]
-    try:
-        await asyncio.wait({answering, *over}, return_when=asyncio.FIRST_COMPLETED)
-        if answering.done():
-            await answering
-    finally:
-        await cancel(answering, *over)

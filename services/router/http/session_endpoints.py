@@ -65,19 +65,23 @@ class _Listing(StrictModel):
 
 
 def session_routes(
-    sessions: SessionRecords, forget_home: Callable[[str], None], *, read_s: float
+    sessions: SessionRecords,
+    interruptions: Interruptions,
+    forget_home: Callable[[str], None],
+    *,
+    read_s: float,
 ) -> APIRouter:
-    """The routes; `forget_home` is called for every session that ends.
+    """The routes.
 
     Args:
-        read_s: how long a client may take to send a body, here and below.
+        sessions: recorded sessions.
+        interruptions: sessions that are interrupted, which need no record.
+        forget_home: called for every session that ends.
+        read_s: how long a client may take to send a body.
     """
     routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
-
-    made_of = json_body(_NewSession.model_json_schema())
-    chosen_by = query(_Listing.model_json_schema())
-    ended_by = json_body(_Finish.model_json_schema())
-    in_part = query(_Part.model_json_schema())
+    made_of, chosen_by = _body_of(_NewSession), query(_Listing.model_json_schema())
+    ended_by, in_part = _body_of(_Finish), query(_Part.model_json_schema())
 
     @routes.post("", response_model=SessionSummary, openapi_extra=made_of)
     async def make(request: Request) -> Response:
@@ -117,16 +121,8 @@ def session_routes(
         forget_home(name)
         return _json(SessionDeleted(id=name))
 
-    return routes
-
-
-def interrupt_route(interruptions: Interruptions, *, read_s: float) -> APIRouter:
-    """The route; a session that is interrupted needs no record."""
-    routes = APIRouter(prefix="/v1/sessions", responses=ERRORS)
-    interrupted_by = json_body(_Interrupt.model_json_schema())
-
     @routes.post(
-        "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=interrupted_by
+        "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=_body_of(_Interrupt)
     )
     async def interrupt(name: str, request: Request) -> Response:
         """Stop its answers where they are: they, and its later calls, wait for a version.
@@ -138,6 +134,10 @@ def interrupt_route(interruptions: Interruptions, *, read_s: float) -> APIRouter
         return _json(SessionInterrupted(id=name, stopped=stopped))
 
     return routes
+
+
+def _body_of(model: type[StrictModel]) -> dict[str, Any]:
+    return json_body(model.model_json_schema())
 
 
 async def _body(request: Request, timeout_s: float) -> Any:

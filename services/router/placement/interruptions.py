@@ -5,7 +5,8 @@ sees one answer: it goes on from its tokens as after a replica's death.
 """
 
 import asyncio
-from collections import OrderedDict
+
+from cachetools import LRUCache
 
 from services.router.errors import RequestFailed
 from services.router.placement.membership import Membership
@@ -27,9 +28,9 @@ class Interruptions:
     """
 
     def __init__(self, membership: Membership, *, sessions: int, wait_s: float) -> None:
-        self._membership, self._bound, self._wait_s = membership, sessions, wait_s
-        self._floors: OrderedDict[str, int] = OrderedDict()
-        self._news: OrderedDict[str, int] = OrderedDict()
+        self._membership, self._wait_s = membership, wait_s
+        self._floors: LRUCache[str, int] = LRUCache(sessions)
+        self._news: LRUCache[str, int] = LRUCache(sessions)
         self._reservations: dict[str, set[Reservation]] = {}
 
     def took(self, reservation: Reservation) -> None:
@@ -54,21 +55,17 @@ class Interruptions:
             version already.
         """
         self._news[session] = min_version
-        if len(self._news) > self._bound:
-            self._news.popitem(last=False)
         return self.hear(session, min_version)
 
     def take_news(self) -> dict[str, int]:
         """Sessions interrupted here since the last call, for the other routers."""
-        news, self._news = dict(self._news), OrderedDict()
+        news = dict(self._news)
+        self._news.clear()
         return news
 
     def hear(self, session: str, min_version: int) -> int:
         """The same, for an interruption that another router has shared."""
         self._floors[session] = max(min_version, self._floors.get(session, min_version))
-        self._floors.move_to_end(session)
-        if len(self._floors) > self._bound:
-            self._floors.popitem(last=False)
         stopped = [
             reservation
             for reservation in self._reservations.get(session, ())

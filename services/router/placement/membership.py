@@ -110,14 +110,13 @@ class Membership:
             except NotReady as absence:
                 _LOG.warning("weight_bus_unreachable", reason=str(absence))
                 self._missed = True
-                await self._pause()
-                continue
             except Exception:  # noqa: BLE001  the loop's outer edge; without it leases end for good
                 _LOG.exception("weight_bus_failed")
-                await self._pause()
+            else:
+                self._take(table, asked_at)
+                self._on_news()
                 continue
-            self._take(table, asked_at)
-            self._on_news()
+            await self._pause()
 
     async def _pause(self) -> None:
         RouterMetrics.watch_failures.inc()

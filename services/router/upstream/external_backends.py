@@ -33,8 +33,8 @@ class ExternalBackends:
     """
 
     def __init__(self, config: RouterConfig, keys: Mapping[str, str | None]) -> None:
-        self._config, self._keys = config, keys
-        self._up = dict.fromkeys(_names(config), True)
+        self._config, self._keys, self._backends = config, keys, _names(config)
+        self._up = dict.fromkeys(self._backends, True)
         self._revision = 0
         self._asked_at = time.monotonic()
 
@@ -54,18 +54,17 @@ class ExternalBackends:
             lease_s=4 * (self._config.probe_s + self._config.probe_timeout_s),
             members=tuple(
                 _member(name, backend, up=self._up[name])
-                for name, backend in _names(self._config).items()
+                for name, backend in self._backends.items()
             ),
             trainer_ready=False,
             pushes=0,
         )
 
     async def _ask_all(self) -> None:
-        names = _names(self._config)
         async with aiohttp.ClientSession() as http:
-            asked = (self._problem(http, name, backend) for name, backend in names.items())
+            asked = (self._problem(http, *backend) for backend in self._backends.items())
             problems = await asyncio.gather(*asked)
-        for name, problem in zip(names, problems, strict=True):
+        for name, problem in zip(self._backends, problems, strict=True):
             if self._up[name] is not (problem is None):
                 self._up[name] = problem is None
                 self._revision += 1

@@ -82,7 +82,7 @@ class Upstream:
         async with reservation.limit(limit_s):
             return await _decoded(await self._post(reservation, path, body), path)
 
-    async def generate(
+    def generate(
         self, reservation: Reservation, body: dict[str, Any]
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Have tokens made: the chunks, as they come; a single one if the answer is whole.
@@ -94,18 +94,13 @@ class Upstream:
             UpstreamBroken: connection lost, deadline missed, replica gone, error event.
             RequestFailed: the replica refused the body.
         """
-        async with aclosing(self._chunks(reservation, _GENERATE, body, leading=0)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        return self._chunks(reservation, _GENERATE, body, leading=0)
 
-    async def render_and_generate(
+    def render_and_generate(
         self, reservation: Reservation, order: GenerationOrder
     ) -> AsyncGenerator[dict[str, Any], None]:
         """As `generate`; the first chunk has what was rendered under `request`."""
-        chunks = self._chunks(reservation, RENDER_AND_GENERATE, vars(order), leading=1)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+        return self._chunks(reservation, RENDER_AND_GENERATE, vars(order), leading=1)
 
     async def _chunks(
         self, reservation: Reservation, path: str, body: dict[str, Any], *, leading: int
