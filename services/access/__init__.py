@@ -1,1 +1,1 @@
-"""Who may use a service's HTTP address, and how much: keys, limits, a middleware."""
+"""Access to a service's HTTP address: API keys, their limits, and a middleware."""

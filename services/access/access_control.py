@@ -103,7 +103,7 @@ class AccessControl:
 class CrossSiteGuard:
     """Refuses what a browser sends for a page of another site, but for a link that is followed.
 
-    Without keys a service lets in whoever reaches it, and every page that is looked at on a
+    Without keys a service lets in every client that reaches it, and every page that is opened on a
     machine reaches its loopback. Browsers say for whom they ask, and no page can change that:
     https://www.w3.org/TR/fetch-metadata/.
     """

@@ -1,6 +1,6 @@
-"""JSON that anybody may have sent, and JSON that says what was wrong with it.
+"""JSON from untrusted clients, and JSON that says what was wrong with it.
 
-A body is bounded in bytes and in time, whatever its head says of its length, and is read as
+A body is bounded in bytes and in time, whatever length its head announces, and is read as
 JSON alone, of which Python's parser takes more: NaN, and numbers that no number can hold.
 """
 

@@ -92,8 +92,8 @@ def wanted_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
     A replica that has just come has heard nothing yet.
     """
-    told = (context.aggregated_metrics or {}).get(WANTED, {})
-    wanted = math.ceil(max(told.values(), default=0.0))
+    reported = (context.aggregated_metrics or {}).get(WANTED, {})
+    wanted = math.ceil(max(reported.values(), default=0.0))
     return max(context.capacity_adjusted_min_replicas, wanted), context.policy_state or {}
 
 

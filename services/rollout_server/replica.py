@@ -81,7 +81,7 @@ class RolloutReplica:
 
         Raises:
             InvalidInput: `engine_args` holds what vLLM does not know.
-            Exception: whatever vLLM raises; what had been started is stopped.
+            Exception: from vLLM; what had been started is stopped.
         """
         put_spans_on_every_output()
         arguments = server_arguments(self._config)
@@ -130,7 +130,7 @@ class RolloutReplica:
 
     @property
     def wanted_replicas(self) -> int | None:
-        """How many of its kind a run has work for; None where nobody says."""
+        """How many rollout servers a run has work for; None where it is not known."""
         return self._member.wanted_replicas if self._member is not None else None
 
     async def check_health(self) -> None:

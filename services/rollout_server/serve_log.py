@@ -16,7 +16,7 @@ SERVE_LOGGER = "ray.serve"
 
 @contextmanager
 def serve_log_kept() -> Iterator[None]:
-    """Whatever configures logging inside, Serve's handlers write where they wrote before."""
+    """However logging is configured inside, Serve's handlers write where they wrote before."""
     handlers = logging.getLogger(SERVE_LOGGER).handlers
     buffered = [one for one in handlers if isinstance(one, logging.handlers.MemoryHandler)]
     targets = [one.target for one in buffered]

@@ -54,8 +54,8 @@ class RouterNode:
         proxy: URL of Serve's proxy of this node, for requests to other applications; None: there
             are none.
         ending: whether a router that stops is the end of the application, with all its clients.
-        runs: waits until this router's calls may come to their end when it is stopped; False if
-            nobody has said so in time.
+        runs: waits until Serve counts on this router, so that it ends it gently; False if that was
+            not known in time.
     """
 
     port: ListeningSocket = field(default_factory=OwnListeningSocket)

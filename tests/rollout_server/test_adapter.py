@@ -229,7 +229,7 @@ def test_what_was_received_stays_as_it_was_when_vllm_scales_the_adapter() -> Non
 
 def test_a_rank_above_the_engines_room_is_refused() -> None:
     adapter = Adapter(rank=9, alpha=6.0, base="")
-    with pytest.raises(ValueError, match="rank 9: the engine has room for rank 8"):
+    with pytest.raises(ValueError, match="rank 9: the engine takes adapters up to rank 8"):
         adapter_load.prepare(fake_engine_model(), adapter, iter(()))
 
 

@@ -192,8 +192,8 @@ def test_a_copy_gives_another_replica_every_ranks_bytes(sender: Sender) -> None:
     staged = stage(order)
     wait_until(lambda: staged.complete or staged.error)
     assert staged.error is None
-    wait_until(lambda: all(one.state.done for one in senders))
-    assert sum(one.state.sent_bytes for one in senders) == order.manifest.total_bytes
-    assert PeerSender(SendWeights(version=4, link=order.links[0]), held, HOST).state.error == (
+    wait_until(lambda: all(one.state["done"] for one in senders))
+    assert sum(one.state["sent_bytes"] for one in senders) == order.manifest.total_bytes
+    assert PeerSender(SendWeights(version=4, link=order.links[0]), held, HOST).state["error"] == (
         "superseded"
     )

@@ -43,7 +43,7 @@ log = Log("rollout_server")
 class BusMember:
     """Keeps one replica on the bus for as long as it lives.
 
-    Two tasks: one polls, so that the bus hears from the replica whatever an order takes;
+    Two tasks: one polls, so that the bus hears from the replica however long an order takes;
     one carries orders out, one after another, with receiving in the background so that an
     order to drop it can overtake. While the bus is away, generation goes on.
 
@@ -225,7 +225,7 @@ class BusMember:
                 await self._loader.drop(order.prefix)
             else:
                 await self._loader.end_sends(order.prefix)
-        # Nobody waits for a report of this order, so the failure is counted here.
+        # This order has no report, so the failure is counted here.
         except Exception:
             log.exception("links could not be dropped", replica=self._id, prefix=order.prefix)
             self._count("drop", "failed")
@@ -253,7 +253,7 @@ class BusMember:
         started, error, found = time.monotonic(), None, {}
         try:
             found = await work
-        # Edge of an order: whatever happened is the bus's to know.
+        # Edge of an order: every error is reported to the bus.
         except Exception as failure:  # noqa: BLE001
             error = f"{type(failure).__name__}: {failure}"
             log.warning(

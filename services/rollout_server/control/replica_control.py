@@ -31,7 +31,7 @@ def why_sleepless(config: RolloutServerConfig) -> InvalidInput | None:
             "action", ControlAction.SLEEP.value, "Only engines on GPUs can; use pause."
         )
     if config.lora_rank is not None:
-        # Nobody sends frozen weights, which deep sleep would lose.
+        # Deep sleep would lose the frozen weights, which the bus does not send.
         fix = "Only engines whose weights the bus delivers can; use pause."
         return InvalidInput("action", ControlAction.SLEEP.value, fix)
     if not config.engine_args.get("enable_sleep_mode"):
@@ -73,7 +73,7 @@ class EngineControl:
                 await self._action(order.action)(order)
         except InvalidInput as refused:
             refusal = refused
-        # Edge of an order: whatever happened is the operator's to know.
+        # Edge of an order: every error is reported to the operator.
         except Exception as failure:  # noqa: BLE001
             error = f"{type(failure).__name__}: {failure}"
         if self._loader.held is Hold.NONE:
@@ -155,5 +155,5 @@ class EngineControl:
 
     def _refuse_without_weights(self, action: ControlAction) -> None:
         if self._loader.committed is None:
-            fix = "The replica has no whole version yet, so it serves nobody; wait for its lease."
+            fix = "The replica has no whole version yet, so it serves nothing; wait for its lease."
             raise InvalidInput("action", action.value, fix)

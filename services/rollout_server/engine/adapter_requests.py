@@ -14,7 +14,7 @@ _IN_MEMORY = "/delivered/by/the/weight/bus"
 
 
 class AdapterRequests:
-    """Stands between an engine and whoever sends it requests.
+    """Adds the adapter to every request that an engine is sent.
 
     Attributes:
         base: digest of the frozen weights that the engine has.

@@ -1,6 +1,6 @@
 """vLLM's own OpenAI-compatible application, served beside the engine in the same event loop.
 
-vLLM's application also has paths by which anybody ends other people's requests or changes the
+vLLM's application also has paths by which a client ends the requests of others or changes the
 engine, and many more in its development mode. Control goes through the weight bus
 (`replica_control.py`), so every path that is not named here is taken out.
 """
@@ -106,9 +106,6 @@ class HttpServer:
 
 def keep_public_routes(app: Any) -> None:
     """Take every other route out of a FastAPI application."""
-    app.router.routes = [route for route in app.router.routes if _is_public(route.path)]
+    routes = app.router.routes
+    app.router.routes = [one for one in routes if one.path in PUBLIC or one.path.startswith(API)]
     app.openapi_schema = None  # it would go on describing them
-
-
-def _is_public(path: str) -> bool:
-    return path in PUBLIC or path.startswith(API)

@@ -34,7 +34,7 @@ from services.protocol.rollout_server import (
 
 _JSON = "application/json"
 _MAX_LOGPROBS = 20
-"""What vLLM allows unless it is told otherwise."""
+"""vLLM's default."""
 _SEEDS = 1 << 31
 
 _Request = TypeVar("_Request", ChatCompletionRequest, CompletionRequest)
@@ -48,7 +48,7 @@ class RenderAndGenerate:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        handlers: Any = app.exception_handlers  # so that errors are told as by vLLM's own routes
+        handlers: Any = app.exception_handlers  # so that errors look as those of vLLM's own routes
         self._answered = ExceptionMiddleware(request_response(_answer), handlers=handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,7 +90,7 @@ def _depends_on_history(params: SamplingParams) -> bool:
 async def _answer(request: Request) -> Response:
     order = GenerationOrder(**json.loads(await request.body()))
     response: Response | None = await _cancelled_with_client(order, request)
-    return response or Response(status_code=499)  # which nobody is there to read
+    return response or Response(status_code=499)  # the client has disconnected
 
 
 async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
@@ -99,14 +99,14 @@ async def _generate(order: GenerationOrder, raw_request: Request) -> Response:
     if isinstance(rendered, ErrorResponse):
         return _error(rendered)
     prepared = prepare(rendered, order)
-    told = prepared.model_dump_json(exclude_none=True).encode()
+    request_json = prepared.model_dump_json(exclude_none=True).encode()
     made = await state.serving_tokens.serve_tokens(prepared, raw_request)
     if isinstance(made, ErrorResponse):
         return _error(made)
     if isinstance(made, AsyncGenerator):
-        return StreamingResponse(_events(told, made), media_type="text/event-stream")
+        return StreamingResponse(_events(request_json, made), media_type="text/event-stream")
     answer = made.model_dump_json().encode().removeprefix(b"{")
-    return Response(b'{"request":%b,%b' % (told, answer), media_type=_JSON)
+    return Response(b'{"request":%b,%b' % (request_json, answer), media_type=_JSON)
 
 
 _cancelled_with_client = with_cancellation(_generate)  # type: ignore[no-untyped-call]
@@ -129,17 +129,19 @@ def _checked(model: type[_Request], body: Any) -> _Request:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _as_told_by_fastapi(error, body) from None
+        raise _validation_error(error, body) from None
 
 
-def _as_told_by_fastapi(error: ValidationError, body: Any) -> RequestValidationError:
-    """So that a client is told the same as by vLLM's own route."""
+def _validation_error(error: ValidationError, body: Any) -> RequestValidationError:
+    """The error of vLLM's own route for the same body."""
     found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
     return RequestValidationError(found, body=body)
 
 
-async def _events(told: bytes, chunks: AsyncGenerator[str, None]) -> AsyncIterator[bytes | str]:
-    yield b'data: {"request":%b}\n\n' % told
+async def _events(
+    request_json: bytes, chunks: AsyncGenerator[str, None]
+) -> AsyncIterator[bytes | str]:
+    yield b'data: {"request":%b}\n\n' % request_json
     async with aclosing(chunks):
         async for chunk in chunks:
             yield chunk

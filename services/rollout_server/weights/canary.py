@@ -36,7 +36,7 @@ class CanaryProver:
 
         Raises:
             TimeoutError: the engine did not come to it; it may be full of long requests.
-            Exception: whatever the engine raises.
+            Exception: from the engine.
         """
         async with asyncio.timeout(self._timeout_s):
             scored = tuple(await asyncio.gather(*map(self._score, manifest.canary)))

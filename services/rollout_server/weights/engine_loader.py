@@ -160,7 +160,7 @@ class EngineLoader:
             NothingStaged: the version is not complete here; generation was not stopped.
             Asleep: an operator has put the engine to sleep.
             TimeoutError: a step missed its deadline.
-            Exception: whatever the engine raises. Unless `torn`, the served version is as
+            Exception: from the engine. Unless `torn`, the served version is as
                 before and generation goes on.
         """
         staged = self._staged

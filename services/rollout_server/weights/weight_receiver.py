@@ -9,7 +9,7 @@ Importing this module registers the engine, which happens in every worker becaus
 worker extension below lives here.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -164,9 +164,9 @@ class StagedWeightReceiver(WeightTransferEngine[NoInit, StageInfo]):
         sender = self._sends.get(prefix)
         if sender is None:
             return None
-        if sender.state.done:
+        if sender.state["done"]:
             del self._sends[prefix]
-        return asdict(sender.state)
+        return sender.state
 
     def end_sends(self, prefix: str) -> None:
         """Call off sends whose prefix starts with `prefix`."""

@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -100,7 +100,7 @@ class StagedVersion:
                 if self._abandoned or self._error:
                     return
                 self._receive_bucket(opened, link.trainer_rank, bucket)
-        # Edge of the thread: whatever happened becomes the replica's vote.
+        # Edge of the thread: every error becomes the replica's vote.
         except Exception as error:  # noqa: BLE001
             with self._lock:
                 self._error = self._error or f"trainer rank {link.trainer_rank}: {error}"
@@ -178,31 +178,20 @@ class CopySource:
         return whole(self._copy.shard_bytes(self._rank, bucket))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SendState:
-    """How far a send is.
-
-    Attributes:
-        done: it has ended.
-        error: why it failed, None if it did not.
-        sent_bytes: payload bytes, once it is done.
-    """
-
-    done: bool
-    error: str | None
-    sent_bytes: int
-
-
 class PeerSender:
     """One send of one copy over one link, on a thread of its own; every step has the link's
-    deadline, so it ends."""
+    deadline, so it ends.
+
+    Attributes:
+        state: whether it is `done`, why it failed (`error`), and payload bytes (`sent_bytes`).
+    """
 
     def __init__(self, order: SendWeights, copy: StagedVersion | None, address: str) -> None:
         self._order, self._address = order, address
         self._cancelled = False
-        self.state = SendState(done=False, error=None, sent_bytes=0)
+        self.state: dict[str, Any] = {"done": False, "error": None, "sent_bytes": 0}
         if copy is None or copy.manifest.version != order.version:
-            self.state = SendState(done=True, error="superseded", sent_bytes=0)
+            self.state = {"done": True, "error": "superseded", "sent_bytes": 0}
             return
         source = CopySource(copy, order.link.trainer_rank)
         threading.Thread(
@@ -219,9 +208,9 @@ class PeerSender:
             link.open()
             sent = link.send(source, None, cancelled=lambda: self._cancelled)
         except LinkBroken as broken:
-            self.state = SendState(done=True, error=str(broken), sent_bytes=0)
+            self.state = {"done": True, "error": str(broken), "sent_bytes": 0}
         else:
-            self.state = SendState(done=True, error=None, sent_bytes=sent)
+            self.state = {"done": True, "error": None, "sent_bytes": sent}
         finally:
             link.close()
 

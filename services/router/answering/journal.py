@@ -52,7 +52,7 @@ class ChoiceJournal:
     Attributes:
         index: the choice's index in the answer.
         token_ids: response tokens so far, length T.
-        logprobs: behaviour logprobs, natural log, length T; none if nobody wants them.
+        logprobs: behaviour logprobs, natural log, length T; none if they are not kept.
         finish_reason: None while tokens are still to come.
         stop_reason: the stop string or stop token id that ended it, else None.
         segments: upstream requests begun for it.
@@ -98,7 +98,7 @@ class ChoiceJournal:
         """The tokens that follow come from a new upstream request.
 
         Args:
-            replica_id: who makes them.
+            replica_id: the replica that makes them.
             replay: the request starts at the prompt and makes the known tokens once more;
                 they keep the logprobs and versions that they were shown with.
         """

@@ -22,8 +22,8 @@ class _End:
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Yield the items of all sources as they come.
 
-    The first error of a source ends all. Whatever ends the generator, no task and no open
-    source is left behind.
+    The first error of a source ends all. However the generator ends, no task and no open source
+    is left behind.
     """
     async with _drained(sources) as ready:
         open_sources = len(sources)
@@ -43,8 +43,7 @@ async def batched(
     """Yield what `source` has made since the last batch, at least one item each time.
 
     Args:
-        source: closed at the end, whatever ends the generator; its error comes after the items
-            before it.
+        source: closed however the generator ends; its error comes after the items before it.
         pause_s: asked before every batch; how many seconds to gather more of it.
     """
     async with _drained([source]) as ready:

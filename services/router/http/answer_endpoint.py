@@ -36,7 +36,7 @@ from services.router.upstream.replicas import Replicas
 _LOG = Log("router")
 _NESTED = (dict, list)
 _DEEPEST = 500
-"""What is deeper can be read, but not by those who look at it after us: Python has a limit."""
+"""Deeper bodies can be parsed, but code that walks them later would exceed Python's limit."""
 
 
 class Gate:
@@ -225,7 +225,7 @@ async def _until_gone(receive: Receive, work: Awaitable[str], answer: HttpAnswer
             limit.reschedule(loop.time())
 
     def watched(watcher: asyncio.Task[None]) -> None:
-        # Whatever else ends it means as well that nobody can be heard any more.
+        # However it ended, a disconnect would not be noticed any more.
         if not watcher.cancelled() and (watcher.exception() or True):
             give_up("disconnected")
 

@@ -116,7 +116,7 @@ def session_routes(
 
     @routes.delete("/{name}", response_model=SessionDeleted)
     async def delete(name: str) -> Response:
-        """Forget a session: whoever read it says so."""
+        """Forget a session that was read."""
         await sessions.delete(name)
         forget_home(name)
         return _json(SessionDeleted(id=name))
@@ -152,7 +152,7 @@ def _checked(model: type[_Model], data: Any) -> _Model:
     except ValidationError as error:
         problem = first_problem(error, "request", model)
         field = problem.field.removeprefix("request: ")
-        # What stands under a key that there is not may be meant for somebody else.
+        # The value of an unknown field is not shown: it may be a secret.
         unknown = any(one["type"] == "extra_forbidden" for one in error.errors())
         shown = field if unknown else f"{field}: {problem.value!r:.200}"
         message = f"{shown} is not usable. {problem.fix}"

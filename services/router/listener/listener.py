@@ -44,7 +44,7 @@ class Listener:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, app: ASGIApp, ready: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Listen, and serve `app`, whose lifespan is somebody else's.
+        """Listen, and serve `app` without its lifespan.
 
         Args:
             app: the application.
@@ -109,9 +109,9 @@ async def _serve_when(
 class BoundedHead(HttpToolsProtocol):
     """Cuts off a connection whose next request's head is too long, or does not come.
 
-    The parser has no bound of its own, and uvicorn waits for a first request for ever. Whoever
-    comes when `limit_concurrency` is reached is sent away; uvicorn itself would then refuse the
-    requests of those who are there.
+    The parser has no bound of its own, and uvicorn waits for a first request for ever. A
+    connection that comes when `limit_concurrency` is reached is refused; uvicorn itself would then
+    refuse the requests of the connections that are open.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

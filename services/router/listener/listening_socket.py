@@ -151,7 +151,7 @@ class InheritedListeningSocket:
 
 
 def _start(name: str, config: ListenConfig, owner: int, copy: socket.socket | None) -> str:
-    """Start a holder that is nobody's child; returns its first line."""
+    """Start a holder as a process without a parent; returns its first line."""
     handed = [] if copy is None else [copy.fileno()]
     command = [sys.executable, "-I", "-S", socket_holder.__file__]
     command += [name, config.host, str(config.port), str(owner), *map(str, handed)]

@@ -71,7 +71,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 class SocketHolder:
-    """Serves routers until nobody needs the socket any more; one thread, no locks.
+    """Serves routers until the socket is no longer needed; one thread, no locks.
 
     Args:
         control: the Unix socket at which routers ask.
@@ -99,7 +99,7 @@ class SocketHolder:
             self._events.register(source, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Return when the owner has ended, or when nobody needs the socket any more."""
+        """Return when the owner has ended, or when the socket is no longer needed."""
         while not self._is_over():
             for key, _ in self._events.select(_TICK_S):
                 if key.fileobj == self._owner:
@@ -161,7 +161,7 @@ class SocketHolder:
     def _accept_client(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except OSError:  # somebody else took it
+        except OSError:  # a router took it
             return
         if len(self._clients) >= _MOST_CLIENTS:
             client.close()

@@ -191,7 +191,7 @@ class ReplicaChooser:
 
 
 def _rank(key: str, replica: str) -> bytes:
-    """How much a key likes a replica: the same on every router, whoever else is there."""
+    """Rendezvous hashing: the same rank on every router, whichever replicas there are."""
     return blake2b(f"{key}\n{replica}".encode(), digest_size=8).digest()
 
 
@@ -254,13 +254,13 @@ class SessionTable:
         return taken
 
     def all_changed(self) -> None:
-        """Whoever takes changes knows nothing any more: everything is a change."""
+        """Count every home as a change: the table that takes them is new."""
         self._changed = {session: home for session, (home, _) in self._table.items()}
 
     def _change(self, session: str, home: str | None) -> None:
         self._changed[session] = home
         if len(self._changed) > self._bound:
-            # Nobody takes them, or not as fast: others guess, and learn at the next move.
+            # They are not taken as fast: other routers guess, and learn at the next move.
             del self._changed[next(iter(self._changed))]
 
     def _forget_idle(self, now: float) -> None:

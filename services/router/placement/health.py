@@ -1,4 +1,7 @@
-"""Passive health of a replica: ejection, trial, slow start."""
+"""Health and capacity of one replica, learned from its requests and from how full its engine is.
+
+What does not fit waits in the router, where it can still go to another replica, and where turns are
+fair; an engine's own queue is first come, first served, and final."""
 
 from dataclasses import dataclass
 
@@ -127,19 +130,17 @@ class SequenceCap:
     A queue in the engine is pressure when it is longer than what keeps the engine busy
     between two choices, and was so at the last look, too: a large group that has just come
     waits for a moment in any engine.
+
+    Attributes:
+        limit: sequences in flight at which the replica is full.
+        seen: the last look at the engine, which was busy then.
     """
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._cap = config.max_sequences
+        self.limit = config.max_sequences
         self._pressed = False
         self.seen: Pressure | None = None
-        """At the last look at the engine, which was busy then."""
-
-    @property
-    def limit(self) -> int:
-        """Sequences in flight at which the replica is full."""
-        return self._cap
 
     def observe(self, pressure: Pressure, in_flight: int) -> None:
         """Take a look at the engine, while `in_flight` sequences are counted on it."""
@@ -147,11 +148,11 @@ class SequenceCap:
         slack = max(4.0, pressure.running / 8)
         queued = pressure.waiting > slack
         pressed = queued or pressure.kv_usage > self._config.kv_high
-        if pressed and self._pressed and in_flight <= self._cap:
+        if pressed and self._pressed and in_flight <= self.limit:
             # Above the cap, the last cut has not taken effect yet: no reason for another.
             goal = pressure.running + slack if queued else in_flight * 0.9
-            self._cap = max(self._config.min_sequences, min(self._cap, round(goal)))
+            self.limit = max(self._config.min_sequences, min(self.limit, round(goal)))
         relaxed = pressure.waiting < slack / 2 and pressure.kv_usage < self._config.kv_low
-        if relaxed and in_flight >= self._cap:
-            self._cap = min(self._config.max_sequences, self._cap + self._config.cap_step)
+        if relaxed and in_flight >= self.limit:
+            self.limit = min(self._config.max_sequences, self.limit + self._config.cap_step)
         self._pressed = pressed

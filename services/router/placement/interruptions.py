@@ -1,7 +1,7 @@
 """Sessions whose answers stop where they are, and go on only under newer weights.
 
-What was sampled stays in the token journal, so nothing is lost and the client, who waits,
-sees one answer: it goes on from its tokens as after a replica's death.
+Sampled tokens stay in the token journal. The client waits and sees one answer, which goes on from
+its tokens as after a replica's death.
 """
 
 import asyncio

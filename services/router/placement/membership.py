@@ -1,4 +1,4 @@
-"""Who holds a lease: the member table, long-polled from the weight bus.
+"""The member table with all leases, long-polled from the weight bus.
 
 Leases end `lease_s` after the last news from the bus. News counts from when it was asked
 for, not from when it came, so a slow answer can only shorten a lease.
@@ -129,7 +129,7 @@ class Membership:
         self._news_at, self._lease_s = asked_at, table.lease_s
         restarted = table.bus_id != self._bus_id
         if not restarted and table.revision == self._revision:
-            # Also a renewal of leases that had run out is a change for those who wait.
+            # A renewal of leases that had run out is a change, too.
             self._announce()
             return
         before = self.members
@@ -137,7 +137,7 @@ class Membership:
         self.members = {member.replica_id: member for member in table.members}
         gone = {name for name, member in self.members.items() if self._drains(member)}
         if not restarted:
-            # A restarted bus knows nobody for a moment; that says nothing about replicas.
+            # A restarted bus knows no member for a moment; that says nothing about replicas.
             gone |= before.keys() - self.members.keys()
         if gone:
             self._on_gone(gone)
@@ -145,7 +145,7 @@ class Membership:
 
     def _drains(self, member: Member) -> bool:
         if member.state is ReplicaState.SUSPECT:
-            # It may come back; but with others there, nobody needs to wait and see.
+            # It may come back; but where others serve the model, no request needs to wait for it.
             return any(
                 other.leased for other in self.members.values() if other.model == member.model
             )

@@ -1,7 +1,7 @@
 """The router's own looks at replicas: does an idle one answer, how full is a busy one.
 
-What serves requests shows by that that it lives. Of an idle or ejected replica nobody would
-know before a client's request went there.
+A replica that serves requests shows that it lives. That an idle or ejected one does not, a client's
+request would be the first to find out.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class Probes:
                 await cancel(*self._looks.values())
 
     def _begin(self, session: aiohttp.ClientSession, member: Member) -> None:
-        """Look at a replica, unless the last look at it still waits: nobody waits for that."""
+        """Look at a replica, unless the last look at it still waits."""
         replica = member.replica_id
         if replica in self._looks:
             return

@@ -15,8 +15,8 @@ from services.router.placement.reservation import Reservation, ReservationReques
 
 _LOOK_S = 0.1
 _Kind = Literal["begun", "full", "unserved"]
-"""Why somebody waits: with an answer that was begun; because replicas are full; or because none
-may serve it at all, for want of a lease or a version. Each kind has a bound of its own."""
+"""Why a request waits: its answer was begun; replicas are full; or none may serve it, for want of a
+lease or a version. Each kind has a bound of its own."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -42,7 +42,7 @@ class Waiter:
 
 
 class FairQueue:
-    """Who waits, and who is next; nothing here waits itself."""
+    """Waiters, and which of them is next; nothing here waits itself."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[bool, int], OrderedDict[str, dict[Waiter, None]]] = {}
@@ -52,7 +52,7 @@ class FairQueue:
         return self._length
 
     def __iter__(self) -> Iterator[Waiter]:
-        """Everybody, in no particular order."""
+        """All waiters, in no particular order."""
         for flows in self._ranks.values():
             for waiters in flows.values():
                 yield from waiters
@@ -64,7 +64,7 @@ class FairQueue:
         self._length += 1
 
     def leave(self, waiter: Waiter) -> None:
-        """Give the place up; whoever has left already may leave again."""
+        """Give the place up; a waiter that has left may leave again."""
         flows = self._ranks.get(waiter.rank, OrderedDict())
         waiters = flows.get(waiter.flow, {})
         if waiter not in waiters:
@@ -78,7 +78,7 @@ class FairQueue:
 
     @property
     def first(self) -> Waiter | None:
-        """Whose turn it is."""
+        """The waiter whose turn it is."""
         if not self._ranks:
             return None
         flows = self._ranks[min(self._ranks)]
@@ -147,11 +147,11 @@ class ReservationQueue:
 
     @property
     def held_back(self) -> int:
-        """Those who wait only because replicas are full, or to go on with an answer."""
+        """Requests that wait only because replicas are full, or to go on with an answer."""
         return self._waiting["full"] + self._waiting["begun"]
 
     def stands(self, request: ReservationRequest) -> bool:
-        """Whether somebody waits for the same already."""
+        """Whether a request waits for the same already."""
         return request.place in self._queues
 
     async def wait(self, request: ReservationRequest) -> Reservation:
@@ -269,6 +269,6 @@ class ReservationQueue:
             self._timer = loop.call_later(seconds, self.advance)
 
     def stop(self) -> None:
-        """Nobody is served any more."""
+        """Serve no more requests."""
         if self._timer is not None:
             self._timer.cancel()

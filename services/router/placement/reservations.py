@@ -86,7 +86,7 @@ class Reservations:
         others = [name for name in leased if name != request.avoid]
         choice = self._choose(request, others)
         if choice is None and len(others) < len(leased):
-            # Rather there than nowhere: while it waited, so would everybody behind it.
+            # Rather there than nowhere: while it waited, so would all requests behind it.
             choice = self._choose(request, list(leased))
         if choice is None:
             return None

@@ -43,8 +43,7 @@ _UNJOURNALED = (
     "suffix",
     "use_beam_search",
 )
-"""Fields whose answers hold what generate's stream does not tell."""
-
+"""Fields whose answers hold what generate's stream does not have."""
 
 _HEAD_CHARACTERS = 4096
 _LOOK_BACK = 16
@@ -53,7 +52,11 @@ _LOOK_BACK = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PromptPrefix:
-    """Keys of a prompt.
+    """Keys of a prompt: requests that begin alike can share a KV cache, without naming anything.
+
+    The prompt up to its first user message is the same for all samples of a group. A conversation
+    that goes on repeats all that its last call has said before its new messages. Keys are digests,
+    so that the tables that hold them hold no text.
 
     Attributes:
         group: its beginning; None: nothing to go by.
@@ -68,7 +71,7 @@ class PromptPrefix:
 
     @classmethod
     def of(cls, body: dict[str, Any]) -> "PromptPrefix":
-        """Of a client's body, whatever it holds: the replica judges it, not this."""
+        """Of any body: the replica validates it."""
         messages = body.get("messages")
         if isinstance(messages, list):
             return cls._of_messages(body.get("model"), messages)
@@ -105,7 +108,7 @@ class Needs:
     Attributes:
         min_version: lowest policy version of a replica that may answer; None: any.
         priority: lower goes first, as in vLLM; 0 unless the client says something else.
-        flow: those who wait under one name take turns with those under another.
+        flow: requests that wait under one name take turns with those under another.
         prefix: how the prompt begins.
     """
 
@@ -222,7 +225,7 @@ class ClientRequest:
 
     @property
     def role(self) -> str:
-        """Who speaks in the answer to a chat."""
+        """The role of the message that answers a chat."""
         if self.body.get("add_generation_prompt") is not False:
             return "assistant"
         last = self.body["messages"][-1]

@@ -155,7 +155,7 @@ class TableActorPoint:
 
     An actor that has died, with the router that started it, is started again.
 
-    It holds nothing that routers could not tell again, so it need not outlive anybody.
+    It holds nothing that routers could not send again, so it need not outlive them.
     """
 
     def __init__(self, config: RouterConfig) -> None:

@@ -177,8 +177,8 @@ def _check_size(leaves: Sequence[Turn], bound: int) -> None:
 class SharedSessions:
     """The records as every one of several routers sees them; see `Sessions`.
 
-    Calls that need no record do not wait for it, and a record that cannot be reached costs
-    nobody an answer: the call is then counted as lost.
+    Calls that need no record do not wait for it. A record that cannot be reached costs no client
+    an answer: the call is then counted as lost.
     """
 
     def __init__(self, config: RouterConfig, peer: RemoteService) -> None:

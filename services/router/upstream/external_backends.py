@@ -50,7 +50,7 @@ class ExternalBackends:
             bus_id="external",
             revision=self._revision,
             newest_version=None,
-            # They hold no lease of anybody; only the watching itself may not stand still.
+            # They hold no lease; it ends only when the watching stands still.
             lease_s=4 * (self._config.probe_s + self._config.probe_timeout_s),
             members=tuple(
                 _member(name, backend, up=self._up[name])

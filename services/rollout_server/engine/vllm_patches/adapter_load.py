@@ -37,11 +37,12 @@ def prepare(model: Any, adapter: Adapter, tensors: Iterator[tuple[str, torch.Ten
     """Make a vLLM adapter of PEFT tensors; what is served is not touched.
 
     Raises:
-        ValueError: the engine has no such layer, or the rank is above what it has room for.
+        ValueError: the engine has no such layer, or the rank is above its largest.
     """
     manager = model.lora_manager
-    if adapter.rank > manager.lora_config.max_lora_rank:
-        raise ValueError(f"rank {adapter.rank}: the engine has room for rank {_room(manager)}")
+    largest = manager.lora_config.max_lora_rank
+    if adapter.rank > largest:
+        raise ValueError(f"rank {adapter.rank}: the engine takes adapters up to rank {largest}")
     config = PEFTHelper(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=[])  # type: ignore[arg-type]
     loaded = LoRAModel.from_lora_tensors(
         ADAPTER_ID,
@@ -53,7 +54,7 @@ def prepare(model: Any, adapter: Adapter, tensors: Iterator[tuple[str, torch.Ten
         dtype=manager.lora_config.lora_dtype,
         weights_mapper=_mapper(model),
     )
-    # vLLM would leave out without a word what no layer asks for.
+    # vLLM would leave out silently what no layer asks for.
     unknown = sorted(loaded.loras.keys() - _layers(manager))
     if unknown:
         raise ValueError(f"the engine can adapt no layer {unknown[0]}; leave it out of targets")
@@ -67,10 +68,6 @@ def exchange(model: Any, loaded: LoRAModel) -> None:
     manager.remove_adapter(ADAPTER_ID)
     manager.add_adapter(loaded)
     manager.activate_adapter(ADAPTER_ID)
-
-
-def _room(manager: Any) -> int:
-    return int(manager.lora_config.max_lora_rank)
 
 
 def _layers(manager: Any) -> set[str]:

@@ -2,7 +2,7 @@
 
 `AsyncLLM.pause_generation` sleeps after the engine has stopped, so that the last outputs
 reach their readers before the call returns. Every output of ours says which version made
-each of its tokens, so their order does not matter, and nobody should wait for it.
+each of its tokens, so their order does not matter and needs no wait.
 """
 
 from services.rollout_server.engine.async_llm import Engine

@@ -23,7 +23,7 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
 
     Raises:
         ValueError: a parameter of the model got no tensor.
-        Exception: whatever vLLM's loaders raise, e.g. for an unknown name or a wrong shape.
+        Exception: from vLLM's loaders, e.g. for an unknown name or a wrong shape.
     """
     expected = {name for name, _ in model.named_parameters()}
     try:

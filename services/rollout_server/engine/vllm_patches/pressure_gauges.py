@@ -1,7 +1,7 @@
-"""How full the engine is, on the replica's own `/metrics`, for whoever sends it work.
+"""How full the engine is, on the replica's own `/metrics`, for routers.
 
 vLLM shows its metrics there unless they go to Ray, as ours do; then the page is empty. These
-three keep vLLM's own names, so a router reads one page whatever it stands before.
+three keep vLLM's own names, so a router reads the same page of every vLLM.
 """
 
 from functools import cache
