@@ -122,13 +122,9 @@ class CrossSiteGuard:
 
 
 def _is_cross_site(scope: Scope) -> bool:
-    site = mode = b""
-    for name, value in scope["headers"]:
-        if name == b"sec-fetch-site":
-            site = value
-        elif name == b"sec-fetch-mode":
-            mode = value
-    return site == b"cross-site" and not (mode == b"navigate" and scope["method"] == "GET")
+    headers = dict(scope["headers"])
+    link_followed = headers.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
+    return headers.get(b"sec-fetch-site") == b"cross-site" and not link_followed
 
 
 def protect(

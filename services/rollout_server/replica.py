@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -18,7 +19,7 @@ from services.rollout_server.control.bus_member import BusMember
 from services.rollout_server.control.replica_control import EngineControl, why_sleepless
 from services.rollout_server.control.start_up import StartPhase, StartUp
 from services.rollout_server.engine.adapter_requests import AdapterRequests
-from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.vllm_patches.engine_fork import fork_engine_processes
 from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 from services.rollout_server.http.http_server import HttpServer
@@ -87,7 +88,7 @@ class RolloutReplica:
         arguments = server_arguments(self._config)
         try:
             usage = UsageContext.OPENAI_API_SERVER
-            engine_config = engine_arguments(arguments).create_engine_config(usage)
+            engine_config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(usage)
             self._start_up.reached(StartPhase.ENGINE_CONFIG)
             if self._config.device == "cpu":
                 fork_engine_processes()

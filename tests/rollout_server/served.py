@@ -51,7 +51,8 @@ class Served:
         self, tokens: int, request_id: str, prompt_ids: list[int] = PROMPT
     ) -> AsyncIterator[Any]:
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.sampling_params import RequestOutputKind
 
         sampling = SamplingParams(
             max_tokens=tokens,
@@ -136,12 +137,12 @@ async def serve(folder: Path, **settings: Any) -> AsyncIterator[Served]:
     os.environ.update(environment(config) | {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+    from services.rollout_server.engine.engine_arguments import server_arguments
     from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
 
     put_spans_on_every_output()
     with patch("vllm.v1.engine.utils.get_mp_context", _forks):
-        engine = AsyncLLM.from_engine_args(engine_arguments(server_arguments(config)))
+        engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(server_arguments(config)))
     try:
         yield Served(engine, folder)
     finally:

@@ -3,11 +3,12 @@
 from typing import Any
 
 import pytest
+from vllm.engine.arg_utils import AsyncEngineArgs
 
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.engine_environment import environment
 
 
@@ -30,7 +31,7 @@ def test_values_become_what_vllms_own_parser_makes_of_them() -> None:
     assert made.structured_outputs_config.disable_any_whitespace
     assert made.hf_overrides == {"rope_theta": 10000}
     assert made.allowed_origins == ["http://one", "http://two"]
-    engine = engine_arguments(made)
+    engine = AsyncEngineArgs.from_cli_args(made)
     assert (engine.max_num_batched_tokens, engine.enable_prefix_caching) == (4096, False)
 
 

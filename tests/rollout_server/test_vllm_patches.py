@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.outputs import CompletionOutput
 from vllm.utils import system_utils
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -20,7 +21,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from services.protocol.errors import InvalidInput
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.engine_arguments import engine_arguments, server_arguments
+from services.rollout_server.engine.engine_arguments import server_arguments
 from services.rollout_server.engine.vllm_patches import weight_updates
 from services.rollout_server.engine.vllm_patches.argument_parser import ArgumentParser
 from services.rollout_server.engine.vllm_patches.version_spans import put_spans_on_every_output
@@ -118,7 +119,7 @@ def test_engine_arguments_are_vllms_own_names_and_ours_stay_ours() -> None:
     config = RolloutServerConfig(model="m", engine_args={"block_size": 32, "chat_template": "x"})
     arguments = server_arguments(config)
     assert arguments.chat_template == "x"
-    engine = engine_arguments(arguments)
+    engine = AsyncEngineArgs.from_cli_args(arguments)
     assert engine.block_size == 32
     assert engine.logprobs_mode == "processed_logprobs"
     for name in ("no_such_argument", "worker_extension_cls"):

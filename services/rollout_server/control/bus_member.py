@@ -157,20 +157,14 @@ class BusMember:
             self._staging = None
 
     async def _stage(self, order: StageWeights) -> None:
-        async def stage() -> dict[str, Any]:
-            await self._loader.stage(order)
-            return {}
-
-        version, prefix = order.manifest.version, order.links[0].prefix
-        await self._report_end(self._report(Phase.STAGE, version, prefix=prefix), stage())
+        report = self._report(Phase.STAGE, order.manifest.version, prefix=order.links[0].prefix)
+        await self._report_end(report, self._loader.stage(order))
 
     async def _commit(self, order: CommitWeights) -> None:
-        async def commit() -> dict[str, Any]:
-            return {"paused_s": await self._loader.commit(order.version)}
-
         # A proof under way would be about tokens of two versions.
         await self._end_proof()
-        await self._report_end(self._report(Phase.COMMIT, order.version), commit())
+        report, work = self._report(Phase.COMMIT, order.version), self._loader.commit(order.version)
+        await self._report_end(report, work, lambda paused_s: {"paused_s": paused_s})
         committed = self._loader.committed
         if committed is None:
             return
@@ -189,13 +183,12 @@ class BusMember:
 
     async def _prove(self, manifest: WeightManifest) -> None:
         """In the background of generation: it waits for its turn like any other request."""
-
-        async def prove() -> dict[str, Any]:
-            proof = await self._prover.prove(manifest)
-            return {"canary_logprobs": proof.logprobs, "canary_unmoved": proof.unmoved}
-
         await self._control.until_released()
-        await self._report_end(self._report(Phase.CANARY, manifest.version), prove())
+        await self._report_end(
+            self._report(Phase.CANARY, manifest.version),
+            self._prover.prove(manifest),
+            lambda proof: {"canary_logprobs": proof.logprobs, "canary_unmoved": proof.unmoved},
+        )
 
     async def _end_proof(self) -> None:
         await cancel(self._proving)
@@ -211,12 +204,9 @@ class BusMember:
 
     async def _send(self, order: SendWeights) -> None:
         """Stand in for a trainer rank; the receiver's vote tells the bus of success."""
-
-        async def send() -> dict[str, Any]:
-            return {"sent_bytes": await self._loader.send(order)}
-
         report = self._report(Phase.SEND, order.version, prefix=order.link.prefix)
-        await self._report_end(replace(report, replica_id=order.link.replica_id), send())
+        report = replace(report, replica_id=order.link.replica_id)
+        await self._report_end(report, self._loader.send(order), lambda sent: {"sent_bytes": sent})
 
     async def _drop(self, order: DropLinks) -> None:
         try:
@@ -243,24 +233,30 @@ class BusMember:
             prefix=prefix,
         )
 
-    async def _report_end(self, report: Report, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
+    async def _report_end(
+        self,
+        report: Report,
+        work: Coroutine[Any, Any, Any],
+        found: Callable[[Any], dict[str, Any]] = lambda result: {},
+    ) -> None:
         """Do the work and report how it ended; only cancellation leaves it unreported.
 
         Args:
             report: what is known before.
-            work: returns the fields of the report that only it knows.
+            work: ends with a result, or an error.
+            found: the fields of the report that the result has.
         """
-        started, error, found = time.monotonic(), None, {}
+        started, error = time.monotonic(), None
         try:
-            found = await work
+            report = replace(report, **found(await work))
         # Edge of an order: every error is reported to the bus.
         except Exception as failure:  # noqa: BLE001
             error = f"{type(failure).__name__}: {failure}"
-            log.warning(
-                f"{report.phase} failed", replica=self._id, version=report.version, error=error
-            )
+            if report.phase is not Phase.SEND:  # which the receiver says, too
+                about = {"version": report.version, "error": error}
+                log.warning(f"{report.phase} failed", replica=self._id, **about)
         self._count(report.phase, "failed" if error else "done")
-        ended = replace(report, error=error, seconds=time.monotonic() - started, **found)
+        ended = replace(report, error=error, seconds=time.monotonic() - started)
         await self._tell(lambda: self._bus.report(ended))
 
     async def _tell(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:

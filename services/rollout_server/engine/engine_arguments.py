@@ -12,7 +12,6 @@ from typing import Any, get_args
 
 from vllm.config.lora import MaxLoRARanks
 from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
@@ -67,11 +66,6 @@ def _refuse_ours(name: str, value: Any) -> None:
 def _nearest(name: str, known: list[str]) -> str:
     (nearest,) = get_close_matches(name, known, n=1, cutoff=0.0) or [""]
     return nearest
-
-
-def engine_arguments(arguments: Namespace) -> AsyncEngineArgs:
-    """The engine's part of `server_arguments`."""
-    return AsyncEngineArgs.from_cli_args(arguments)
 
 
 def _kernel_rank(rank: int) -> int:

@@ -38,19 +38,17 @@ _News = OrderedDict[str, tuple[_T, int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncRequest:
-    """What one router tells.
+class SyncResponse:
+    """What a router learns of all others.
 
     Attributes:
-        router_id: unique among all routers that ever were.
-        counts: its sequences in flight, by replica.
-        homes: homes of sessions that it has changed; None: the session is over.
-        floors: sessions that clients interrupted at it, and the version each goes on from.
-        table_id: the table that it heard of last.
-        revision: how far it has heard it.
+        counts: their sequences in flight, by replica.
+        homes: homes of sessions that they have changed; None: the session is over.
+        floors: sessions that clients interrupted at them, and the version each goes on from.
+        table_id: incarnation of the table; another one knows nothing of before.
+        revision: how far the table was read.
     """
 
-    router_id: str
     counts: dict[str, int]
     homes: dict[str, str | None]
     floors: dict[str, int]
@@ -59,26 +57,18 @@ class SyncRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyncResponse:
-    """What it hears.
+class SyncRequest(SyncResponse):
+    """What one router says of itself, with the table and revision that it has read last.
 
     Attributes:
-        counts: sequences that all others have in flight, by replica.
-        homes: homes that others have changed since; None: the session is over.
-        floors: sessions interrupted at others since.
-        table_id: incarnation of the table; another one knows nothing of before.
-        revision: for the next request.
+        router_id: unique among all routers that ever were.
     """
 
-    counts: dict[str, int]
-    homes: dict[str, str | None]
-    floors: dict[str, int]
-    table_id: str
-    revision: int
+    router_id: str
 
 
 class SharedTable:
-    """Merges what routers tell; no tasks, no input or output.
+    """Merges what routers say; no tasks, no input or output.
 
     Args:
         bound: homes remembered, and interruptions; those not changed for longest go first.
