@@ -51,8 +51,7 @@ class Served:
         self, tokens: int, request_id: str, prompt_ids: list[int] = PROMPT
     ) -> AsyncIterator[Any]:
         from vllm import SamplingParams
-        from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind
 
         sampling = SamplingParams(
             max_tokens=tokens,
@@ -135,6 +134,7 @@ async def serve(folder: Path, **settings: Any) -> AsyncIterator[Served]:
         model=str(folder), max_model_len=1024, max_num_seqs=8, kv_cache_gb=0.05, **settings
     )
     os.environ.update(environment(config) | {"OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]})
+    from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from services.rollout_server.engine.engine_arguments import server_arguments
