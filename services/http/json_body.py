@@ -6,6 +6,7 @@ JSON alone, of which Python's parser takes more: NaN, and numbers that no number
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -37,11 +38,18 @@ class AsciiJson(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+async def read_body(
+    receive: Receive,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    refused: Callable[[int, str, str], Exception] = BodyRefused,
+) -> bytes:
     """The body of a request; what follows `max_bytes` is not read.
 
     Raises:
-        BodyRefused: 413 for too large, 408 for too slow, 499 if the client has disconnected.
+        Exception: `refused`, 413 for too large, 408 for too slow, 499 if the client has
+            disconnected.
     """
     parts: list[bytes] = []
     size, more = 0, True
@@ -51,16 +59,16 @@ async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> by
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     problem = "the client left before its request came"
-                    raise BodyRefused(499, "disconnected", problem)
+                    raise refused(499, "disconnected", problem)
                 part = message.get("body", b"")
                 size, more = size + len(part), message.get("more_body", False)
                 if size > max_bytes:
                     problem = f"the body is larger than {max_bytes} bytes"
-                    raise BodyRefused(413, "body_too_large", problem)
+                    raise refused(413, "body_too_large", problem)
                 parts.append(part)
     except TimeoutError:
         problem = f"the body did not come within {timeout_s:g} s"
-        raise BodyRefused(408, "body_too_slow", problem) from None
+        raise refused(408, "body_too_slow", problem) from None
     return b"".join(parts)
 
 

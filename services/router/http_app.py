@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.access.access_control import protect
 from services.http.error_answer import error_body
 from services.http.json_body import AsciiJson
-from services.observability.log import Log
 from services.observability.metrics import RouterMetrics
 from services.open_files import open_files
 from services.router.config import RouterConfig
@@ -37,7 +36,6 @@ from services.router.upstream.replicas import Replicas
 from services.router.upstream.upstream import Upstream
 from services.side_by_side import running
 
-_log = Log("router")
 _LAG_PERIOD_S = 0.5
 
 
@@ -100,7 +98,7 @@ def build_http(
             await ends.enter_async_context(running(_observe_loop_lag(), name="loop_lag"))
             if config.listen is not None:
                 listener = Listener(config.listen, node.port)
-                await listener.start(_marked(app), _accepting_after(node.runs))
+                await listener.start(_marked(app), node.runs)
                 ends.push_async_callback(_stop, listener, node, draining)
             yield
 
@@ -128,20 +126,6 @@ async def _observe_loop_lag() -> None:
         due = loop.time() + _LAG_PERIOD_S
         await asyncio.sleep(_LAG_PERIOD_S)
         RouterMetrics.loop_lag.observe(max(0.0, loop.time() - due))
-
-
-def _accepting_after(
-    runs: Callable[[], Awaitable[bool]] | None,
-) -> Callable[[], Awaitable[None]] | None:
-    """What the listener waits for before it accepts: until then connections wait at the port."""
-    if runs is None:
-        return None
-
-    async def wait() -> None:
-        if not await runs():
-            _log.warning("not_seen_running")  # clients cannot wait for ever
-
-    return wait
 
 
 async def _stop(listener: Listener, node: RouterNode, draining: asyncio.Event) -> None:

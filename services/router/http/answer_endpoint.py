@@ -15,9 +15,8 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
-from services.http import json_body
 from services.http.event_stream import StallTimer
-from services.http.json_body import json_bytes
+from services.http.json_body import json_bytes, read_body
 from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
@@ -113,7 +112,10 @@ class AnswerEndpoint:
         TRACE.set(span.headers or came)
         try:
             raw = await read_body(
-                receive, max_bytes=config.max_body_bytes, timeout_s=config.client_read_s
+                receive,
+                max_bytes=config.max_body_bytes,
+                timeout_s=config.client_read_s,
+                refused=RequestFailed,
             )
             status = await _until_gone(receive, self._serve(headers, raw, answer, record), answer)
         except RequestFailed as refusal:
@@ -252,18 +254,6 @@ def _choice_headers(request: OpenRequest | PassThrough) -> dict[str, str]:
         return {}
     headers = {REPLICA_HEADER: reservation.replica_id, CHOICE_HEADER: reservation.kind}
     return headers | ({JOURNAL_HEADER: "none"} if isinstance(request, PassThrough) else {})
-
-
-async def read_body(receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
-    """All of it.
-
-    Raises:
-        RequestFailed: 413 for too much, 408 for too slow, 499 if the client has gone.
-    """
-    try:
-        return await json_body.read_body(receive, max_bytes=max_bytes, timeout_s=timeout_s)
-    except json_body.BodyRefused as refused:
-        raise RequestFailed(refused.status, refused.kind, str(refused)) from None
 
 
 def parsed(raw: bytes) -> Any:

@@ -8,10 +8,11 @@ import aiohttp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from yarl import URL
 
+from services.http.json_body import read_body
 from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.http.answer_endpoint import Gate, disconnected, read_body
+from services.router.http.answer_endpoint import Gate, disconnected
 from services.side_by_side import race, running
 
 OWN_PORT = "millrace.own_port"
@@ -115,7 +116,10 @@ class ProxyForwarder:
                     headers = [one for one in headers if one[0] != b"content-length"]
                 else:
                     body = await read_body(
-                        receive, max_bytes=config.max_body_bytes, timeout_s=config.client_read_s
+                        receive,
+                        max_bytes=config.max_body_bytes,
+                        timeout_s=config.client_read_s,
+                        refused=RequestFailed,
                     )
                 calls: dict[str, Coroutine[Any, Any, object]] = {
                     "answer": self._answer(scope, headers, body, noting),

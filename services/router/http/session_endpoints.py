@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
+from services.http.json_body import read_body
 from services.http.openapi import ERRORS, json_body
 from services.protocol.session import (
     SessionDeleted,
@@ -17,8 +18,8 @@ from services.protocol.session import (
     SessionSummary,
 )
 from services.protocol.strict import StrictModel, first_problem
-from services.router.errors import bad_request
-from services.router.http.answer_endpoint import parsed, read_body
+from services.router.errors import RequestFailed, bad_request
+from services.router.http.answer_endpoint import parsed
 from services.router.http.openapi import query
 from services.router.placement.interruptions import Interruptions
 from services.router.trajectories.sessions import SessionRecords
@@ -142,7 +143,9 @@ def _body_of(model: type[StrictModel]) -> dict[str, Any]:
 
 async def _body(request: Request, timeout_s: float) -> Any:
     """The parsed body; none at all means no fields."""
-    raw = await read_body(request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=timeout_s)
+    raw = await read_body(
+        request.receive, max_bytes=_MAX_BODY_BYTES, timeout_s=timeout_s, refused=RequestFailed
+    )
     return parsed(raw) if raw else {}
 
 

@@ -15,12 +15,14 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.router.config import ListenConfig
 from services.router.listener.connection_bound import ACCEPTED_AT_ONCE, refused
 from services.router.listener.listening_socket import ListeningSocket, OwnListeningSocket
 from services.router.listener.socket_holder import BACKLOG
 
+_LOG = Log("router")
 _START_S = 30.0
 _IDLE_S = 20.0
 """Longer than clients keep an idle connection (aiohttp 15 s, httpx 5 s), so that they close it
@@ -43,13 +45,13 @@ class Listener:
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, app: ASGIApp, ready: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def start(self, app: ASGIApp, ready: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Listen, and serve `app` without its lifespan.
 
         Args:
             app: the application.
             ready: waited for before a connection is accepted, behind the return of this method;
-                connections wait meanwhile.
+                connections wait meanwhile, but not for ever: False means that nothing came.
 
         Raises:
             InvalidInput: the address cannot be had, or the certificate cannot be used.
@@ -95,11 +97,11 @@ class Listener:
 
 
 async def _serve_when(
-    ready: Callable[[], Awaitable[None]] | None, server: "_Server", listening: socket.socket
+    ready: Callable[[], Awaitable[bool]] | None, server: "_Server", listening: socket.socket
 ) -> None:
     try:
-        if ready is not None:
-            await ready()
+        if ready is not None and not await ready():
+            _LOG.warning("not_seen_running")
     except asyncio.CancelledError:
         listening.close()
         raise

@@ -42,9 +42,17 @@ class Waiter:
 
 
 class FairQueue:
-    """Waiters, and which of them is next; nothing here waits itself."""
+    """Waiters, and which of them is next; nothing here waits itself.
 
-    def __init__(self) -> None:
+    A queue is less than another if its first waiter is served before that of the other.
+
+    Attributes:
+        turn: number of its last turn, or of the last one before it began.
+        hope_at: when there was last a replica that only was too full.
+    """
+
+    def __init__(self, turn: int = 0) -> None:
+        self.turn, self.hope_at = turn, 0.0
         self._ranks: dict[tuple[bool, int], OrderedDict[str, dict[Waiter, None]]] = {}
         self._length = 0
 
@@ -56,6 +64,14 @@ class FairQueue:
         for flows in self._ranks.values():
             for waiters in flows.values():
                 yield from waiters
+
+    def __lt__(self, other: "FairQueue") -> bool:
+        return self._order < other._order
+
+    @property
+    def _order(self) -> tuple[tuple[bool, int], int]:
+        assert self.first is not None
+        return self.first.rank, self.turn
 
     def enter(self, waiter: Waiter) -> None:
         """Join the end of the waiter's flow."""
@@ -92,27 +108,6 @@ class FairQueue:
             flows.move_to_end(waiter.flow)
 
 
-class _Queue(FairQueue):
-    """One queue.
-
-    Attributes:
-        turn: number of its last turn, or of the last one before it began.
-        hope_at: when there was last a replica that only was too full.
-    """
-
-    def __init__(self, turn: int) -> None:
-        super().__init__()
-        self.turn, self.hope_at = turn, 0.0
-
-    def __lt__(self, other: "_Queue") -> bool:
-        return self._order < other._order
-
-    @property
-    def _order(self) -> tuple[tuple[bool, int], int]:
-        assert self.first is not None
-        return self.first.rank, self.turn
-
-
 class ReservationQueue:
     """Lets requests wait for reservations, in order, each with a deadline.
 
@@ -137,7 +132,7 @@ class ReservationQueue:
     ) -> None:
         self._config, self._take, self._refusal = config, take, refusal
         self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
-        self._queues: dict[tuple[str | None, int | None], _Queue] = {}
+        self._queues: dict[tuple[str | None, int | None], FairQueue] = {}
         self._turns = 0
         self._waiting: Counter[_Kind] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -192,7 +187,7 @@ class ReservationQueue:
                 del self._queues[request.place]
             RouterMetrics.queue_wait.observe(time.monotonic() - began)
 
-    def _enter(self, request: ReservationRequest, waiter: Waiter) -> tuple[_Queue, _Kind]:
+    def _enter(self, request: ReservationRequest, waiter: Waiter) -> tuple[FairQueue, _Kind]:
         kind: _Kind = (
             "begun" if request.urgent else "full" if self._hopeful(request) else "unserved"
         )
@@ -203,11 +198,11 @@ class ReservationQueue:
             message = f"{why}, and {bound} requests wait already"
             raise RequestFailed(429, "queue_full", message, retry_after_s=1)
         self._waiting[kind] += 1
-        queue = self._queues.setdefault(request.place, _Queue(self._turns))
+        queue = self._queues.setdefault(request.place, FairQueue(self._turns))
         queue.enter(waiter)
         return queue, kind
 
-    def _patience(self, queue: _Queue, request: ReservationRequest, began: float) -> float:
+    def _patience(self, queue: FairQueue, request: ReservationRequest, began: float) -> float:
         now, hopeful = time.monotonic(), self._hopeful(request)
         if hopeful:
             queue.hope_at = now
@@ -244,7 +239,7 @@ class ReservationQueue:
             else:
                 heapq.heappop(queues)
 
-    def _serve(self, queue: _Queue, waiter: Waiter) -> bool:
+    def _serve(self, queue: FairQueue, waiter: Waiter) -> bool:
         request, future = waiter.content
         reservation = self._take(request)
         if reservation is not None:
