@@ -9,6 +9,7 @@ import os
 import time
 from typing import Any
 
+import psutil
 import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
@@ -19,7 +20,7 @@ from services.peers import bus_peer
 from services.protocol.placement import NODE_RESOURCE_SHARE
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
-from services.rollout_server.preflight import available_memory, check_memory, check_model
+from services.rollout_server.preflight import check_memory, check_model
 from services.rollout_server.serve_log import serve_log_kept
 from services.warm_workers import Stage, warmed
 
@@ -40,7 +41,7 @@ class RolloutServer:
         began_at = time.monotonic()
         raise_open_files()
         check_model(config)
-        check_memory(config, available_bytes=available_memory())
+        check_memory(config, available_bytes=psutil.virtual_memory().available)
         os.environ.update(environment(config))
         # Heavy, and only after the environment is set: Serve imports this module wherever
         # the application is built.

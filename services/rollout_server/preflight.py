@@ -63,14 +63,6 @@ def check_memory(config: RolloutServerConfig, *, available_bytes: int) -> None:
         )
 
 
-def available_memory() -> int:
-    """Bytes that the kernel says can be had without swapping."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/meminfo has no MemAvailable")
-
-
 def _read_shape(folder: Path) -> dict[str, Any]:
     try:
         shape: dict[str, Any] = json.loads((folder / "config.json").read_text())
