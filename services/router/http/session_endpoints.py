@@ -122,6 +122,11 @@ def session_routes(
         forget_home(name)
         return _json(SessionDeleted(id=name))
 
+    _add_interrupt(routes, interruptions, read_s=read_s)
+    return routes
+
+
+def _add_interrupt(routes: APIRouter, interruptions: Interruptions, *, read_s: float) -> None:
     @routes.post(
         "/{name}/interrupt", response_model=SessionInterrupted, openapi_extra=_body_of(_Interrupt)
     )
@@ -133,8 +138,6 @@ def session_routes(
         asked = _checked(_Interrupt, await _body(request, read_s))
         stopped = interruptions.interrupt(name, asked.min_version)
         return _json(SessionInterrupted(id=name, stopped=stopped))
-
-    return routes
 
 
 def _body_of(model: type[StrictModel]) -> dict[str, Any]:
