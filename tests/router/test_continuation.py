@@ -5,7 +5,7 @@ import pytest
 from services.router.answering.continuation import (
     continuation,
     finished_at_cut,
-    hindrance,
+    history_dependence,
     segment_seed,
 )
 from services.router.answering.journal import ChoiceJournal
@@ -80,4 +80,4 @@ def test_a_complete_choice_is_recognised_at_the_cut(params, tokens, end):
     ],
 )
 def test_what_looks_at_the_generated_part_hinders_a_cut(params, name):
-    assert hindrance(_request(**params)) == name
+    assert history_dependence(_request(**params)) == name

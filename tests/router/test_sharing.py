@@ -102,10 +102,10 @@ def test_the_others_counts_are_the_sum_of_what_each_living_one_said_last(talk):
 def test_what_changed_here_is_newer_than_what_others_say():
     homes = SessionTable(bound=10, idle_s=60.0)
     homes.set("s", "a", 0.0)
-    homes.hear("s", "b", 0.0)
+    homes.apply("s", "b", 0.0)
     assert homes.get("s", 0.0) == "a"
     assert homes.take_changes(10) == {"s": "a"}
-    homes.hear("s", "b", 0.0)
+    homes.apply("s", "b", 0.0)
     assert homes.get("s", 0.0) == "b"
     assert homes.take_changes(10) == {}, "what was heard is not sent again"
 

@@ -21,7 +21,7 @@ an absent `max_tokens` as "until the context is full"."""
 _MASK_64 = (1 << 64) - 1
 
 
-def hindrance(request: dict[str, Any]) -> str | None:
+def history_dependence(request: dict[str, Any]) -> str | None:
     """The sampling parameter that forbids cutting this request, None if there is none."""
     params = request["sampling_params"]
     return next((name for name in HISTORY_DEPENDENT if params.get(name)), None)

@@ -9,7 +9,7 @@ from services.router.answering.continuation import (
     ContinuedText,
     continuation,
     finished_at_cut,
-    hindrance,
+    history_dependence,
     whole_again,
 )
 from services.router.answering.journal import ChoiceJournal, Diverged, NewTokens, Piece
@@ -86,7 +86,7 @@ class ChoiceFailover:
             end = finished_at_cut(self._request, journal, end_tokens)
             if end is not None:
                 journal.finish_reason, journal.stop_reason = end
-            elif hindrance(self._request) is not None:
+            elif history_dependence(self._request) is not None:
                 self._start_again()
                 return
         if self._text is None:
@@ -130,7 +130,7 @@ class ChoiceFailover:
         try:
             new = self._journal.take(item)
         except Diverged as diverged:
-            name = hindrance(self._request)
+            name = history_dependence(self._request)
             why = f"an answer with {name} came out differently: {diverged}"
             message = f"the replica was lost, and {why}"
             raise RequestFailed(503, "not_continuable", message, retry_after_s=1) from None

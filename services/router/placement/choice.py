@@ -213,7 +213,7 @@ class SessionTable:
 
     def get(self, session: str, now: float) -> str | None:
         """The session's home, None if it has none."""
-        self._forget_idle(now)
+        self._expire(now)
         return self._table.get(session, (None, 0.0))[0]
 
     def set(self, session: str, replica: str, now: float) -> None:
@@ -222,7 +222,7 @@ class SessionTable:
             self._change(session, replica)
         self._put(session, replica, now)
 
-    def hear(self, session: str, home: str | None, now: float) -> None:
+    def apply(self, session: str, home: str | None, now: float) -> None:
         """Another router gave the session this replica; None: it says that it is over.
 
         A change made here and not taken yet is newer.
@@ -263,7 +263,7 @@ class SessionTable:
             # They are not taken as fast: other routers guess, and learn at the next move.
             del self._changed[next(iter(self._changed))]
 
-    def _forget_idle(self, now: float) -> None:
+    def _expire(self, now: float) -> None:
         oldest_allowed = now - self._idle_s
         while self._table:
             session, (_, used) = next(iter(self._table.items()))

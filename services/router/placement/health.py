@@ -128,12 +128,12 @@ class SequenceCap:
     """A cap that falls to what the engine really runs and rises in small steps.
 
     A queue in the engine is pressure when it is longer than what keeps the engine busy
-    between two choices, and was so at the last look, too: a large group that has just come
+    between two choices, and was so at the last probe, too: a large group that has just come
     waits for a moment in any engine.
 
     Attributes:
         limit: sequences in flight at which the replica is full.
-        seen: the last look at the engine, which was busy then.
+        seen: what the last probe of the busy engine found.
     """
 
     def __init__(self, config: RouterConfig) -> None:
@@ -143,7 +143,7 @@ class SequenceCap:
         self.seen: Pressure | None = None
 
     def observe(self, pressure: Pressure, in_flight: int) -> None:
-        """Take a look at the engine, while `in_flight` sequences are counted on it."""
+        """Take what a probe found, while `in_flight` sequences are counted on the engine."""
         self.seen = pressure
         slack = max(4.0, pressure.running / 8)
         queued = pressure.waiting > slack

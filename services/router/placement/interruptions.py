@@ -30,15 +30,15 @@ class Interruptions:
     def __init__(self, membership: Membership, *, sessions: int, wait_s: float) -> None:
         self._membership, self._wait_s = membership, wait_s
         self._floors: LRUCache[str, int] = LRUCache(sessions)
-        self._news: LRUCache[str, int] = LRUCache(sessions)
+        self._changes: LRUCache[str, int] = LRUCache(sessions)
         self._reservations: dict[str, set[Reservation]] = {}
 
-    def took(self, reservation: Reservation) -> None:
+    def add(self, reservation: Reservation) -> None:
         """A request has begun to be answered."""
         if reservation.session is not None:
             self._reservations.setdefault(reservation.session, set()).add(reservation)
 
-    def gave_back(self, reservation: Reservation) -> None:
+    def remove(self, reservation: Reservation) -> None:
         """It is not answered there any more."""
         reservations = self._reservations.get(reservation.session or "", set())
         reservations.discard(reservation)
@@ -54,16 +54,16 @@ class Interruptions:
             How many reservations of this router it lost. It keeps those on replicas that serve the
             version already.
         """
-        self._news[session] = min_version
-        return self.hear(session, min_version)
+        self._changes[session] = min_version
+        return self.apply(session, min_version)
 
-    def take_news(self) -> dict[str, int]:
+    def take_changes(self) -> dict[str, int]:
         """Sessions interrupted here since the last call, for the other routers."""
-        news = dict(self._news)
-        self._news.clear()
-        return news
+        changes = dict(self._changes)
+        self._changes.clear()
+        return changes
 
-    def hear(self, session: str, min_version: int) -> int:
+    def apply(self, session: str, min_version: int) -> int:
         """The same, for an interruption that another router has shared."""
         self._floors[session] = max(min_version, self._floors.get(session, min_version))
         stopped = [

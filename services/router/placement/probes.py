@@ -1,4 +1,4 @@
-"""The router's own looks at replicas: does an idle one answer, how full is a busy one.
+"""The router's own probes of replicas: does an idle one answer, how full is a busy one.
 
 A replica that serves requests shows that it lives. That an idle or ejected one does not, a client's
 request would be the first to find out.
@@ -27,15 +27,15 @@ _NAMES = (_RUNNING, _WAITING, _KV_USAGE)
 
 
 class Probes:
-    """One look at each leased replica at a time, each with a deadline."""
+    """One probe of each leased replica at a time, each with a deadline."""
 
     def __init__(self, config: RouterConfig, reservations: Reservations) -> None:
         self._config, self._reservations = config, reservations
-        self._looks: dict[str, asyncio.Task[None]] = {}
+        self._open: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Look at replicas until cancelled."""
-        # Of its own, so that looks never wait for a connection behind requests.
+        """Probe replicas until cancelled."""
+        # Of its own, so that probes never wait for a connection behind requests.
         timeout = aiohttp.ClientTimeout(total=self._config.probe_timeout_s)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
@@ -45,33 +45,33 @@ class Probes:
                     for member in self._reservations.membership.leased(None).values():
                         self._begin(session, member)
             finally:
-                await cancel(*self._looks.values())
+                await cancel(*self._open.values())
 
     def _begin(self, session: aiohttp.ClientSession, member: Member) -> None:
-        """Look at a replica, unless the last look at it still waits."""
+        """Probe a replica, unless its last probe still waits."""
         replica = member.replica_id
-        if replica in self._looks:
+        if replica in self._open:
             return
-        look = asyncio.create_task(self._guarded(session, member), name=f"probe {replica}")
-        self._looks[replica] = look
-        look.add_done_callback(lambda _: self._looks.pop(replica))
+        probe = asyncio.create_task(self._guarded(session, member), name=f"probe {replica}")
+        self._open[replica] = probe
+        probe.add_done_callback(lambda _: self._open.pop(replica))
 
     async def _guarded(self, session: aiohttp.ClientSession, member: Member) -> None:
         try:
-            await self.look(session, member)
-        except Exception:  # noqa: BLE001  one look's outer edge; counted
+            await self.probe(session, member)
+        except Exception:  # noqa: BLE001  one probe's outer edge; counted
             RouterMetrics.probes.inc(tags={"kind": "look", "result": "crashed"})
             _LOG.exception("probe_failed", replica=member.replica_id)
 
-    async def look(self, session: aiohttp.ClientSession, member: Member) -> None:
-        """Look at one replica, in the way that its state asks for."""
+    async def probe(self, session: aiohttp.ClientSession, member: Member) -> None:
+        """Probe one replica, in the way that its state asks for."""
         health = self._reservations.chooser.health(member.replica_id)
         if health.ejected or not self._reservations.chooser.load(member.replica_id):
-            await self._see_whether_it_answers(session, member)
+            await self._check_health(session, member)
         else:
-            await self._see_how_full_it_is(session, member)
+            await self._read_pressure(session, member)
 
-    async def _see_whether_it_answers(self, session: aiohttp.ClientSession, member: Member) -> None:
+    async def _check_health(self, session: aiohttp.ClientSession, member: Member) -> None:
         replica, result = member.replica_id, "ok"
         try:
             async with session.get(f"{member.address}/health") as response:
@@ -91,7 +91,7 @@ class Probes:
         elif self._reservations.chooser.health(replica).reached(time.monotonic()):
             self._reservations.queue.advance()
 
-    async def _see_how_full_it_is(self, session: aiohttp.ClientSession, member: Member) -> None:
+    async def _read_pressure(self, session: aiohttp.ClientSession, member: Member) -> None:
         pressure = None
         with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError, ValueError):
             async with session.get(f"{member.address}/metrics") as response:

@@ -48,11 +48,11 @@ class FairQueue:
 
     Attributes:
         turn: number of its last turn, or of the last one before it began.
-        hope_at: when there was last a replica that only was too full.
+        servable_at: when some replica last could serve its requests, unless it was full.
     """
 
     def __init__(self, turn: int = 0) -> None:
-        self.turn, self.hope_at = turn, 0.0
+        self.turn, self.servable_at = turn, 0.0
         self._ranks: dict[tuple[bool, int], OrderedDict[str, dict[Waiter, None]]] = {}
         self._length = 0
 
@@ -115,8 +115,8 @@ class ReservationQueue:
         config: the router's settings.
         take: a reservation for a request if one is free now.
         refusal: why a request can never be met, None if it can; raised.
-        hopeful: whether some replica may meet the request, if only it were less full.
-        hindrance: what to tell a request that was never hopeful.
+        servable: whether some replica may serve the request, unless it is full.
+        unavailable: the error of a request that no replica could serve in time.
         next_chance: when an ejected replica may be tried again for a request.
     """
 
@@ -126,12 +126,12 @@ class ReservationQueue:
         *,
         take: Callable[[ReservationRequest], Reservation | None],
         refusal: Callable[[str | None], RequestFailed | None],
-        hopeful: Callable[[ReservationRequest], bool],
-        hindrance: Callable[[ReservationRequest], RequestFailed],
+        servable: Callable[[ReservationRequest], bool],
+        unavailable: Callable[[ReservationRequest], RequestFailed],
         next_chance: Callable[[ReservationRequest], float | None],
     ) -> None:
         self._config, self._take, self._refusal = config, take, refusal
-        self._hopeful, self._hindrance, self._next_chance = hopeful, hindrance, next_chance
+        self._servable, self._unavailable, self._next_chance = servable, unavailable, next_chance
         self._queues: dict[tuple[str | None, int | None], FairQueue] = {}
         self._turns = 0
         self._waiting: Counter[_Kind] = Counter()
@@ -168,8 +168,8 @@ class ReservationQueue:
         try:
             self.advance()
             while not reservation.done():
-                patience = self._patience(queue, request, began)
-                await asyncio.wait({reservation}, timeout=patience)
+                timeout_s = self._timeout_s(queue, request, began)
+                await asyncio.wait({reservation}, timeout=timeout_s)
             return reservation.result()
         except BaseException as error:
             if (
@@ -189,7 +189,7 @@ class ReservationQueue:
 
     def _enter(self, request: ReservationRequest, waiter: Waiter) -> tuple[FairQueue, _Kind]:
         kind: _Kind = (
-            "begun" if request.urgent else "full" if self._hopeful(request) else "unserved"
+            "begun" if request.urgent else "full" if self._servable(request) else "unserved"
         )
         bound = self._config.max_queued_requests
         if kind != "begun" and self._waiting[kind] >= bound:
@@ -202,14 +202,14 @@ class ReservationQueue:
         queue.enter(waiter)
         return queue, kind
 
-    def _patience(self, queue: FairQueue, request: ReservationRequest, began: float) -> float:
-        now, hopeful = time.monotonic(), self._hopeful(request)
-        if hopeful:
-            queue.hope_at = now
-        unleased = max(began, queue.hope_at) + self._config.lease_wait_s - now
-        if unleased <= 0 and not hopeful:
+    def _timeout_s(self, queue: FairQueue, request: ReservationRequest, began: float) -> float:
+        now, servable = time.monotonic(), self._servable(request)
+        if servable:
+            queue.servable_at = now
+        unleased = max(began, queue.servable_at) + self._config.lease_wait_s - now
+        if unleased <= 0 and not servable:
             RouterMetrics.unleased_refusals.inc()
-            raise self._hindrance(request)
+            raise self._unavailable(request)
         full = began + self._config.queue_wait_s - now
         if full <= 0:
             RouterMetrics.queue_refusals.inc(tags={"reason": "queue_timeout"})
@@ -227,9 +227,9 @@ class ReservationQueue:
             self._timer = None
         for (model, _), queue in self._queues.items():
             gone = self._refusal(model)
-            for hopeless in list(queue) if gone is not None else ():
-                queue.leave(hopeless)
-                hopeless.content[1].set_exception(gone)
+            for waiter in list(queue) if gone is not None else ():
+                queue.leave(waiter)
+                waiter.content[1].set_exception(gone)
         queues = [queue for queue in self._queues.values() if queue]
         heapq.heapify(queues)
         while queues:
@@ -249,8 +249,8 @@ class ReservationQueue:
             future.set_result(reservation)
             return True
         now = time.monotonic()
-        if self._hopeful(request):
-            queue.hope_at = now
+        if self._servable(request):
+            queue.servable_at = now
         chance = self._next_chance(request)
         if chance is not None:
             self._call_in(max(chance - now, 0.001))

@@ -45,8 +45,8 @@ class Reservations:
             config,
             take=self._try,
             refusal=self._unknown,
-            hopeful=self._hopeful,
-            hindrance=self._unleased,
+            servable=self._servable,
+            unavailable=self._unleased,
             next_chance=lambda request: self.chooser.next_chance(list(self._leased(request))),
         )
 
@@ -93,7 +93,7 @@ class Reservations:
         if request.weight:
             RouterMetrics.choices.inc(tags={"kind": choice.kind})
         reservation = Reservation(self, leased[choice.replica_id], choice, request)
-        self.interruptions.took(reservation)
+        self.interruptions.add(reservation)
         self._open.add(reservation)
         return reservation
 
@@ -129,7 +129,7 @@ class Reservations:
         """Whether the replica has in flight what it may have."""
         return self.chooser.load(replica_id) >= self.chooser.health(replica_id).cap.limit
 
-    def _hopeful(self, request: ReservationRequest) -> bool:
+    def _servable(self, request: ReservationRequest) -> bool:
         now = time.monotonic()
         return any(self.chooser.health(name).admits(now) for name in self._leased(request))
 
@@ -180,7 +180,7 @@ class Reservations:
     def give_back(self, reservation: Reservation, weight: int, error: BaseException | None) -> None:
         """Count a reservation as free and remember how its request ended."""
         self.chooser.release(reservation.replica_id, weight)
-        self.interruptions.gave_back(reservation)
+        self.interruptions.remove(reservation)
         self._open.discard(reservation)
         health = self.chooser.health(reservation.replica_id)
         health.over(reservation.trial)
@@ -191,7 +191,7 @@ class Reservations:
         self.queue.advance()
 
     def failed(self, replica_id: str, *, by: str) -> None:
-        """A request, or a look by the router itself, has failed on a replica."""
+        """A request, or a probe of the router, has failed on a replica."""
         health = self.chooser.health(replica_id)
         if health.failed(time.monotonic(), unreachable=by == "probe"):
             RouterMetrics.ejections.inc(tags={"replica": replica_id, "by": by})

@@ -180,8 +180,8 @@ class Sharing:
     ) -> None:
         self._config, self._reservations, self._point = config, reservations, point
         self._router_id = secrets.token_hex(8)
-        self._unsaid: dict[str, str | None] = {}
-        self._unsaid_floors: dict[str, int] = {}
+        self._unsent_homes: dict[str, str | None] = {}
+        self._unsent_floors: dict[str, int] = {}
         self._table_id, self._revision = "", 0
         self._heard_at = time.monotonic()
 
@@ -198,34 +198,34 @@ class Sharing:
             await asyncio.sleep(self._config.share_s)
 
     async def exchange(self) -> None:
-        """Tell and hear once.
+        """Send and receive once.
 
         Raises:
             NotReady: the table cannot be reached now; nothing is lost by it.
         """
         chooser = self._reservations.chooser
-        self._unsaid |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsaid))
-        self._unsaid_floors = self._unsaid_floors or self._reservations.interruptions.take_news()
+        self._unsent_homes |= chooser.homes.take_changes(_MOST_HOMES - len(self._unsent_homes))
+        self._unsent_floors = self._unsent_floors or self._reservations.interruptions.take_changes()
         response = await self._point.exchange(
             SyncRequest(
                 router_id=self._router_id,
                 counts=chooser.counts,
-                homes=self._unsaid,
-                floors=self._unsaid_floors,
+                homes=self._unsent_homes,
+                floors=self._unsent_floors,
                 table_id=self._table_id,
                 revision=self._revision,
             )
         )
-        self._unsaid, self._unsaid_floors = {}, {}
+        self._unsent_homes, self._unsent_floors = {}, {}
         if self._table_id not in ("", response.table_id):
             # A new table: only this router can send again what the old one knew.
             chooser.homes.all_changed()
         self._table_id, self._revision = response.table_id, response.revision
         self._heard_at = time.monotonic()
         for session, home in response.homes.items():
-            chooser.homes.hear(session, home, self._heard_at)
+            chooser.homes.apply(session, home, self._heard_at)
         for session, floor in response.floors.items():
-            self._reservations.interruptions.hear(session, floor)
+            self._reservations.interruptions.apply(session, floor)
         chooser.elsewhere = response.counts
         self._reservations.queue.advance()
 

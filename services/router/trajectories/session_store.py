@@ -86,7 +86,7 @@ class SessionStore:
         name = session_id or SESSION_PREFIX + uuid.uuid4().hex
         session = Session(id=name, created=int(wall), metadata=metadata, used=now)
         self._sessions[name] = session
-        self._make_room(now)
+        self._drop_excess(now)
         return session
 
     def find(self, session_id: str) -> Session | None:
@@ -145,7 +145,7 @@ class SessionStore:
         kind = session.tree.record(call)
         session.calls[kind] += 1
         self.tokens += session.tree.tokens - before
-        self._make_room(now)
+        self._drop_excess(now)
         return kind
 
     def finish(self, session: Session, reward: float | None, *, now: float, wall: float) -> None:
@@ -194,7 +194,7 @@ class SessionStore:
             else:
                 self._drop(session, "idle")
 
-    def _make_room(self, now: float) -> None:
+    def _drop_excess(self, now: float) -> None:
         self.expire(now)
         while len(self._sessions) > self._config.max_recorded_sessions:
             self._drop(next(iter(self._sessions.values())), "sessions")
