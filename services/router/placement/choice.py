@@ -6,7 +6,7 @@ of requests spreads evenly.
 """
 
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -50,7 +50,7 @@ class ReplicaChooser:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        self._in_flight: dict[str, int] = {}
+        self._in_flight: Counter[str] = Counter()
         self._health: dict[str, ReplicaHealth] = {}
         self._turn: dict[str, int] = {}
         self._choices = 0
@@ -101,7 +101,7 @@ class ReplicaChooser:
             self.nameless.set(prefix.whole, replica, now)
         self._choices += 1
         self._turn[replica] = self._choices
-        self._in_flight[replica] = self.in_flight(replica) + weight
+        self._in_flight[replica] += weight
         return dataclasses.replace(choice, trial=self.health(replica).chosen())
 
     def _pick(
@@ -153,15 +153,13 @@ class ReplicaChooser:
 
     def release(self, replica_id: str, weight: int) -> None:
         """The request that was counted with `weight` is over on this replica."""
-        left = self.in_flight(replica_id) - weight
-        if left > 0:
-            self._in_flight[replica_id] = left
-        else:
-            self._in_flight.pop(replica_id, None)
+        self._in_flight[replica_id] -= weight
+        if self._in_flight[replica_id] <= 0:
+            del self._in_flight[replica_id]
 
     def in_flight(self, replica_id: str) -> int:
         """Sequences that this router counts on a replica."""
-        return self._in_flight.get(replica_id, 0)
+        return self._in_flight[replica_id]
 
     def load(self, replica_id: str) -> int:
         """Sequences that all routers count on a replica, as far as this one knows."""

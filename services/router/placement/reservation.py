@@ -10,6 +10,7 @@ from typing import Protocol, Self
 from services.protocol.weights.weight_bus import Member
 from services.router.errors import UpstreamBroken
 from services.router.placement.choice import Choice
+from services.router.placement.membership import Membership
 from services.router.request.client_request import NO_NEEDS, Needs
 
 
@@ -42,8 +43,7 @@ class ReservationRequest:
 class _Reservations(Protocol):
     """All open reservations, which one reservation tells what becomes of it."""
 
-    def holds_lease(self, replica_id: str) -> bool:
-        """Whether a replica may be given work now."""
+    membership: Membership
 
     def answered(self, reservation: "Reservation") -> None:
         """The first token of a reservation has come."""
@@ -102,7 +102,7 @@ class Reservation:
         Raises:
             UpstreamBroken: the replica's lease has ended since it was chosen.
         """
-        if self._lost or not self._reservations.holds_lease(self.replica_id):
+        if self._lost or not self._reservations.membership.holds_lease(self.replica_id):
             raise UpstreamBroken(self._lost or "lease_lost", self.replica_id)
 
     def answered(self) -> None:

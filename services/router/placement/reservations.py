@@ -161,10 +161,6 @@ class Reservations:
             message = f"no replica held a lease {waited}"
         return RequestFailed(503, "no_lease", message, retry_after_s=1)
 
-    def holds_lease(self, replica_id: str) -> bool:
-        """Whether a replica may be given work now."""
-        return self.membership.holds_lease(replica_id)
-
     def shrunk(self, reservation: Reservation) -> None:
         """One of a reservation's sequences has ended before the others."""
         self.chooser.release(reservation.replica_id, 1)

@@ -8,7 +8,7 @@ router knows its own part, and for the rest guesses as every other router would.
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -111,11 +111,10 @@ class SharedTable:
         oldest = self._clock() - self._expire_s
         for name in [name for name, (_, at) in self._routers.items() if at < oldest]:
             del self._routers[name]
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for name, (counts, _) in self._routers.items():
             if name != router_id:
-                for replica, count in counts.items():
-                    total[replica] = total.get(replica, 0) + count
+                total.update(counts)
         return total
 
 

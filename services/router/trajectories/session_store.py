@@ -3,6 +3,7 @@
 import uuid
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal
 
 from services.protocol.router import SESSION_HEADER
@@ -168,12 +169,12 @@ class SessionStore:
     def finished(self, after: int, limit: int) -> list[Session]:
         """Finished sessions in the order of finishing, those after a cursor."""
         later = (session for cursor, session in self._finished.items() if cursor > after)
-        return [session for session, _ in zip(later, range(limit), strict=False)]
+        return list(islice(later, limit))
 
     def open_ones(self, limit: int) -> list[Session]:
         """Open sessions, least recently used first."""
         still = (session for session in self._sessions.values() if session.state == "open")
-        return [session for session, _ in zip(still, range(limit), strict=False)]
+        return list(islice(still, limit))
 
     def delete(self, session: Session) -> None:
         """Forget a session that was read."""
