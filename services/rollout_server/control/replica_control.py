@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.replica_control import (
@@ -14,9 +15,11 @@ from services.protocol.weights.replica_control import (
     Hold,
 )
 from services.rollout_server.config import RolloutServerConfig
-from services.rollout_server.engine.async_llm import Engine
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
 from services.rollout_server.weights.engine_loader import EngineLoader
+
+if TYPE_CHECKING:  # heavy, and what is here is tested without it
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _STEP_TIMEOUT_S = 60.0
 _REMEMBERED = 64
@@ -53,7 +56,7 @@ class EngineControl:
     """
 
     def __init__(
-        self, engine: Engine, loader: EngineLoader, *, sleepless: InvalidInput | None
+        self, engine: "AsyncLLM", loader: EngineLoader, *, sleepless: InvalidInput | None
     ) -> None:
         self._engine, self._loader = engine, loader
         self._sleepless = sleepless

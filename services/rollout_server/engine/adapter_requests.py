@@ -3,8 +3,7 @@
 from typing import Any
 
 from vllm.lora.request import LoRARequest
-
-from services.rollout_server.engine.async_llm import Engine
+from vllm.v1.engine.async_llm import AsyncLLM
 
 ADAPTER_ID = 1
 """vLLM's number of the one adapter that an engine has."""
@@ -24,7 +23,7 @@ class AdapterRequests:
     for an adapter that it does not have on disk, and end.
     """
 
-    def __init__(self, engine: Engine, *, name: str, base: str) -> None:
+    def __init__(self, engine: AsyncLLM, *, name: str, base: str) -> None:
         self._add = engine.add_request
         self._adapter = LoRARequest(name, ADAPTER_ID, _IN_MEMORY)
         self.base, self.there = base, False

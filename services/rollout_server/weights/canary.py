@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
-from services.rollout_server.engine.async_llm import Engine
+
+if TYPE_CHECKING:  # heavy, and what is here is tested without it
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 _NUMBERS = itertools.count()
 
@@ -26,7 +29,7 @@ class Proof:
 class CanaryProver:
     """Asks one engine for the canary of each version that it has committed."""
 
-    def __init__(self, engine: Engine, *, timeout_s: float) -> None:
+    def __init__(self, engine: "AsyncLLM", *, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
         self._before: tuple[tuple[tuple[str, ...], ...], CanaryLogprobs] | None = None

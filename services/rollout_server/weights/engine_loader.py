@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,21 +11,18 @@ from services.observability.log import Log
 from services.protocol.weights.replica_control import Hold
 from services.protocol.weights.weight_bus import SendWeights, StageWeights
 from services.protocol.weights.weights import WeightManifest, first_difference
-from services.rollout_server.engine.async_llm import Engine
 from services.rollout_server.engine.vllm_patches.engine_pause import pause
+
+if TYPE_CHECKING:  # heavy, and what is here is tested without it
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from services.rollout_server.engine.adapter_requests import AdapterRequests
 
 _POLL_S = 0.01
 _RPC_TIMEOUT_S = 30.0
 _COMMIT_STEPS = 3  # pause, load, resume
 
 log = Log("rollout_server")
-
-
-class ServedAdapter(Protocol):
-    """See `services.rollout_server.engine.adapter_requests.AdapterRequests`."""
-
-    base: str
-    there: bool
 
 
 class StageFailed(RuntimeError):
@@ -64,13 +61,13 @@ class EngineLoader:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "AsyncLLM",
         *,
         host: str,
         in_flight: str,
         commit_timeout_s: float,
         keep_copy: bool = False,
-        adapter: ServedAdapter | None = None,
+        adapter: "AdapterRequests | None" = None,
     ) -> None:
         self._engine, self._adapter = engine, adapter
         self._host, self._keep_copy = host, keep_copy
