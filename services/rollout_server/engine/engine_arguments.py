@@ -41,7 +41,8 @@ def server_arguments(config: RolloutServerConfig) -> Namespace:
         setattr(arguments, name, value)
     for name, value in config.engine_args.items():
         if name not in parser.actions:
-            fix = f"vLLM has no such argument; the nearest is {_nearest(name, [*parser.actions])}."
+            (nearest,) = get_close_matches(name, parser.actions, n=1, cutoff=0.0) or [""]
+            fix = f"vLLM has no such argument; the nearest is {nearest}."
             raise InvalidInput(f"engine_args.{name}", value, fix)
         _refuse_ours(name, value)
         try:
@@ -61,16 +62,6 @@ def _refuse_ours(name: str, value: Any) -> None:
         fix = "Leave it at 1: weights reach the workers of tensor parallelism only."
     if fix:
         raise InvalidInput(f"engine_args.{name}", value, fix)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    (nearest,) = get_close_matches(name, known, n=1, cutoff=0.0) or [""]
-    return nearest
-
-
-def _kernel_rank(rank: int) -> int:
-    """The least rank for which vLLM has kernels that adapters of `rank` fit into."""
-    return min(largest for largest in get_args(MaxLoRARanks) if largest >= rank)
 
 
 def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
@@ -105,7 +96,8 @@ def _chosen(config: RolloutServerConfig) -> dict[str, Any]:
             "load_format": "auto",
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": _kernel_rank(config.lora_rank),
+            # The least rank for which vLLM has kernels that the adapter fits into.
+            "max_lora_rank": min(one for one in get_args(MaxLoRARanks) if one >= config.lora_rank),
         }
     if config.device == "cpu":
         chosen["kv_cache_memory_bytes"] = int(config.kv_cache_gb * (1 << 30))

@@ -24,7 +24,6 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
-from vllm.sampling_params import SamplingParams
 
 from services.protocol.rollout_server import (
     HISTORY_DEPENDENT,
@@ -73,7 +72,11 @@ def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateReques
         params.logprobs = 0 if order.logprobs or (parses and order.shown_early) else None
     elif order.endpoint == "completions" and 0 < params.logprobs < _MAX_LOGPROBS:
         params.logprobs += 1
-    if order.shown_early and params.seed is None and _depends_on_history(params):
+    if (
+        order.shown_early
+        and params.seed is None
+        and any(getattr(params, name, None) for name in HISTORY_DEPENDENT)
+    ):
         params.seed = secrets.randbelow(_SEEDS)
     if order.interval is not None:
         params.stream_interval = order.interval
@@ -81,10 +84,6 @@ def prepare(rendered: GenerateRequest, order: GenerationOrder) -> GenerateReques
     rendered.stream = order.interval is None or (params.max_tokens or 0) > order.interval
     rendered.stream_options = StreamOptions(include_usage=True) if rendered.stream else None
     return rendered
-
-
-def _depends_on_history(params: SamplingParams) -> bool:
-    return any(getattr(params, name, None) for name in HISTORY_DEPENDENT)
 
 
 async def _answer(request: Request) -> Response:
@@ -129,13 +128,9 @@ def _checked(model: type[_Request], body: Any) -> _Request:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise _validation_error(error, body) from None
-
-
-def _validation_error(error: ValidationError, body: Any) -> RequestValidationError:
-    """The error of vLLM's own route for the same body."""
-    found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
-    return RequestValidationError(found, body=body)
+        # The error of vLLM's own route for the same body.
+        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        raise RequestValidationError(found, body=body) from None
 
 
 async def _events(

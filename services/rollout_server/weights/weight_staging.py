@@ -120,7 +120,8 @@ class StagedVersion:
         payload = encoded.payload
         if encoded.kind is not Kind.FULL:
             payload = self._old_bytes(encoded, rank, bucket)
-            apply_changes(encoded, payload, self._itemsize(bucket))
+            first, _ = self.manifest.buckets[bucket]
+            apply_changes(encoded, payload, self.manifest.tensors[first].dtype.itemsize)
         self._place(payload, rank, bucket)
         link.release()
         # Of what was copied, not of what was received: a sender's memory may change meanwhile.
@@ -145,9 +146,6 @@ class StagedVersion:
             held = "none" if base is None else base.manifest.version
             raise ValueError(f"changes onto version {encoded.base} came, but the base is {held}")
         return base.shard_bytes(rank, bucket)
-
-    def _itemsize(self, bucket: int) -> int:
-        return self.manifest.tensors[self.manifest.buckets[bucket][0]].dtype.itemsize
 
     def _place(self, payload: torch.Tensor, rank: int, bucket: int) -> None:
         at = 0

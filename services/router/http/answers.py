@@ -9,7 +9,6 @@ from services.http.json_body import json_bytes
 from services.router.answering.journal import ChoiceJournal, Piece
 from services.router.answering.open_request import OpenRequest
 from services.router.errors import RequestFailed
-from services.router.request.client_request import ClientRequest
 
 _OBJECTS = {
     ("chat", False): "chat.completion",
@@ -235,16 +234,13 @@ class AnswerWriter:
         if not self._ask.logprobs or not entries or self._hides_tokens:
             return None
         if self._ask.endpoint == "chat":
-            return {"content": [_with_top(entry, self._ask) for entry in entries]}
+            # Generate always lists the sampled token among the top ones; chat does so if asked.
+            hidden = {} if self._ask.top_logprobs else {"top_logprobs": []}
+            return {"content": [{**entry, **hidden} for entry in entries] if hidden else entries}
         start = self._offsets.get(index, 0)
         columns = _completion_logprobs(entries, start, self._ask.top_logprobs)
         self._offsets[index] = columns["text_offset"][-1] + len(columns["tokens"][-1])
         return columns
-
-
-def _with_top(entry: dict[str, Any], ask: ClientRequest) -> dict[str, Any]:
-    """Generate always lists the sampled token among the top ones; chat does so if asked."""
-    return entry if ask.top_logprobs else {**entry, "top_logprobs": []}
 
 
 def _completion_logprobs(entries: list[dict[str, Any]], start: int, top: int) -> dict[str, Any]:

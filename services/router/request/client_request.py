@@ -255,6 +255,9 @@ class ClientRequest:
         stream, stream_by = bool(read.stream), body.get(STREAM_BY, "token")
         if stream_by not in ("token", "choice") or (stream_by == "choice" and not stream):
             raise bad_request(f"{STREAM_BY} is token or, with stream, choice", STREAM_BY)
+        return_trajectory = body.get(RETURN_TRAJECTORY)
+        if return_trajectory not in (None, True, False):
+            raise bad_request(f"{RETURN_TRAJECTORY} must be true or false", RETURN_TRAJECTORY)
         _check_choices(read.n, _prompts(body), max_choices)
         prefix = "chatcmpl" if endpoint == "chat" else "cmpl"
         name = headers.get(_REQUEST_ID_HEADER) or read.request_id or uuid.uuid4().hex
@@ -277,7 +280,7 @@ class ClientRequest:
             stream_by=stream_by,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
-            return_trajectory=_flag(body, RETURN_TRAJECTORY),
+            return_trajectory=bool(return_trajectory),
             return_token_ids=bool(read.return_token_ids),
             # A chat's is a flag, a completion's a number, of which 0 is one, too.
             logprobs=bool(asked) if endpoint == "chat" else asked is not None,
@@ -293,12 +296,11 @@ def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
     except ValidationError as unreadable:
         # vLLM reads the same field, and says what is wrong with it in its own words.
         return _Read(), str(unreadable.errors()[0]["loc"][0])
-    asked = (name for name in _UNJOURNALED if _is_asked(body.get(name)))
+    given = ((name, body.get(name)) for name in _UNJOURNALED)
+    # Not 0, which prompt_logprobs may be.
+    absent = (None, "", [], {})
+    asked = (name for name, value in given if value is not False and value not in absent)
     return read, next(asked, "prompt" if _prompts(body) > 1 else None)
-
-
-def _is_asked(value: Any) -> bool:
-    return value is not None and value is not False and value not in ("", [], {})
 
 
 def _check_choices(n: int | None, prompts: int, bound: int) -> None:
@@ -313,13 +315,6 @@ def _prompts(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
     several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
     return len(prompt) if several else 1
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value not in (None, True, False):
-        raise bad_request(f"{name} must be true or false", name)
-    return bool(value)
 
 
 def _digest(data: bytes) -> "blake2b":

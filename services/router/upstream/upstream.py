@@ -114,8 +114,13 @@ class Upstream:
             return
         async with aclosing(self._events(reservation, response, leading)) as events:
             async for event in events:
-                if event != END:
-                    yield _chunk(event)
+                if event == END:
+                    continue
+                try:
+                    chunk = msgspec.json.decode(event)
+                except ValueError:
+                    raise UpstreamBroken("malformed", "a chunk is not JSON") from None
+                yield checked_answer(chunk)
 
     async def events(
         self, reservation: Reservation, path: str, body: dict[str, Any]
@@ -222,13 +227,6 @@ def checked_answer(answer: Any) -> dict[str, Any]:
 
 def _is_refusal(status: int) -> bool:
     return 400 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS
-
-
-def _chunk(event: bytes) -> dict[str, Any]:
-    try:
-        return checked_answer(msgspec.json.decode(event))
-    except ValueError:
-        raise UpstreamBroken("malformed", "a chunk is not JSON") from None
 
 
 _UNANSWERED = 3

@@ -43,6 +43,7 @@ def prepare(model: Any, adapter: Adapter, tensors: Iterator[tuple[str, torch.Ten
     largest = manager.lora_config.max_lora_rank
     if adapter.rank > largest:
         raise ValueError(f"rank {adapter.rank}: the engine takes adapters up to rank {largest}")
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
     config = PEFTHelper(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=[])  # type: ignore[arg-type]
     loaded = LoRAModel.from_lora_tensors(
         ADAPTER_ID,
@@ -52,7 +53,7 @@ def prepare(model: Any, adapter: Adapter, tensors: Iterator[tuple[str, torch.Ten
         config,
         device="cpu",
         dtype=manager.lora_config.lora_dtype,
-        weights_mapper=_mapper(model),
+        weights_mapper=mapper.get_rename_mapper() if mapper is not None else None,
     )
     # vLLM would leave out silently what no layer asks for.
     unknown = sorted(loaded.loras.keys() - _layers(manager))
@@ -74,8 +75,3 @@ def _layers(manager: Any) -> set[str]:
     """Layers that can be adapted, by the names that they have in a checkpoint."""
     parts = manager.packed_modules  # qkv_proj: [q_proj, k_proj, v_proj]
     return {part for name in manager.modules for part in parts.get(name, [name])}
-
-
-def _mapper(model: Any) -> Any:
-    mapper = getattr(model, "hf_to_vllm_mapper", None)
-    return mapper.get_rename_mapper() if mapper is not None else None

@@ -35,7 +35,9 @@ def load(model: Any, model_config: Any, tensors: Iterator[tuple[str, torch.Tenso
         raise
     _repack_tied_head(model)
     _repack_experts(model)
-    missing = expected - loaded - _tied(model) if loaded is not None else set()
+    config = getattr(model, "config", None)
+    tied = {"lm_head.weight"} if getattr(config, "tie_word_embeddings", False) else set()
+    missing = expected - loaded - tied if loaded is not None else set()
     if missing:
         raise ValueError(f"no tensor was sent for {sorted(missing)}")
 
@@ -82,8 +84,3 @@ def _repack_experts(model: torch.nn.Module) -> None:
             continue
         for weight in (layer.w13_weight, layer.w2_weight):
             weight.copy_(cpu_prepack_moe_weight(weight, experts.isa))
-
-
-def _tied(model: torch.nn.Module) -> set[str]:
-    config = getattr(model, "config", None)
-    return {"lm_head.weight"} if getattr(config, "tie_word_embeddings", False) else set()
