@@ -67,7 +67,9 @@ class AccessControl:
         key = self._ring.find(_shown(scope))
         if key is None:
             self._count("", "unauthorized")
-            await _unknown_key()(scope, receive, send)
+            message = "no such API key; send one as `Authorization: Bearer KEY`"
+            shown_as = {"www-authenticate": "Bearer"}
+            await _refusal(401, "invalid_api_key", message, shown_as)(scope, receive, send)
             return
         limits = self._limits_of(key)
         excess = limits.admit(time.monotonic())
@@ -113,18 +115,13 @@ class CrossSiteGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
-        if scope["type"] == "http" and _is_cross_site(scope):
+        headers = dict(scope["headers"]) if scope["type"] == "http" else {}
+        link_followed = headers.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
+        if headers.get(b"sec-fetch-site") == b"cross-site" and not link_followed:
             message = "this service takes no requests of other sites' pages; give it API keys"
-            body = error_body(message, kind="cross_site", code=403)
-            await AsciiJson(body, status_code=403)(scope, receive, send)
+            await _refusal(403, "cross_site", message, {})(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-def _is_cross_site(scope: Scope) -> bool:
-    headers = dict(scope["headers"])
-    link_followed = headers.get(b"sec-fetch-mode") == b"navigate" and scope["method"] == "GET"
-    return headers.get(b"sec-fetch-site") == b"cross-site" and not link_followed
 
 
 def protect(
@@ -156,12 +153,6 @@ def _shown(scope: Scope) -> bytes:
             scheme, _, token = value.partition(b" ")
             return token.strip() if scheme.lower() == b"bearer" else b""
     return b""
-
-
-def _unknown_key() -> AsciiJson:
-    message = "no such API key; send one as `Authorization: Bearer KEY`"
-    headers = {"www-authenticate": "Bearer"}
-    return _refusal(401, "invalid_api_key", message, headers)
 
 
 def _beyond_limits(key: ApiKey, excess: Excess, wait_s: float) -> AsciiJson:

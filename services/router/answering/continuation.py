@@ -115,12 +115,16 @@ class ContinuedText:
     Args:
         journal: the choice; its text and, for stop strings, its end are set here.
         request: as prepared.
+
+    Attributes:
+        looks_for_stops: every new token must be decoded at once.
     """
 
     def __init__(self, journal: ChoiceJournal, request: dict[str, Any]) -> None:
         params = request["sampling_params"]
         stop = params.get("stop") or []
         self._stops: list[str] = [stop] if isinstance(stop, str) else list(stop)
+        self.looks_for_stops = bool(self._stops)
         self._include_stop = bool(params.get("include_stop_str_in_output"))
         self._min_tokens = params.get("min_tokens") or 0
         self._journal, self._request = journal, request
@@ -129,11 +133,6 @@ class ContinuedText:
         self._decoded = 0
         self._searched = 0
         self._state: dict[str, Any] | None = None
-
-    @property
-    def looks_for_stops(self) -> bool:
-        """Whether every new token must be decoded at once."""
-        return bool(self._stops)
 
     async def advance(self, derender: Derender) -> str:
         """Decode the tokens that are new in the journal and return the new visible text.

@@ -53,14 +53,28 @@ class Upstream:
         ) as self._session:
             yield
 
-    async def call(self, reservation: Reservation, path: str, body: dict[str, Any] | bytes) -> Any:
-        """POST one body, JSON already if bytes, and return the parsed answer, within `derender_s`.
+    async def call(
+        self,
+        reservation: Reservation,
+        path: str,
+        body: dict[str, Any] | bytes,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """POST one body, JSON already if bytes, and return the parsed answer.
+
+        Args:
+            reservation: where.
+            path: of the replica's.
+            body: what is sent.
+            timeout_s: `derender_s` unless given.
 
         Raises:
             UpstreamBroken: the replica failed.
             RequestFailed: the replica refused the body.
         """
-        return await self._json(reservation, path, body, self._config.derender_s)
+        async with reservation.limit(timeout_s or self._config.derender_s):
+            return await _decoded(await self._post(reservation, path, body), path)
 
     async def answer(
         self, reservation: Reservation, path: str, body: dict[str, Any]
@@ -72,15 +86,8 @@ class Upstream:
             RequestFailed: the replica refused the body.
         """
         reservation.check_lease()
-        return checked_answer(
-            await self._json(reservation, path, body, self._config.whole_answer_s)
-        )
-
-    async def _json(
-        self, reservation: Reservation, path: str, body: dict[str, Any] | bytes, limit_s: float
-    ) -> Any:
-        async with reservation.limit(limit_s):
-            return await _decoded(await self._post(reservation, path, body), path)
+        limit_s = self._config.whole_answer_s
+        return checked_answer(await self.call(reservation, path, body, timeout_s=limit_s))
 
     def generate(
         self, reservation: Reservation, body: dict[str, Any]

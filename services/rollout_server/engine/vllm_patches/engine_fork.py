@@ -16,9 +16,5 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 def fork_engine_processes() -> None:
     """From now on vLLM forks in this process; call it after the engine's configuration is
     made, which is when vLLM's CPU platform asks for spawning."""
-    system_utils._maybe_force_spawn = _do_not_force
+    system_utils._maybe_force_spawn = lambda: None  # the check that turns forking off
     os.environ[_METHOD] = "fork"
-
-
-def _do_not_force() -> None:
-    """Stands in for vLLM's check that turns forking off."""
