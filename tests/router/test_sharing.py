@@ -243,7 +243,13 @@ async def test_a_router_that_dies_leaves_no_counts_behind(pair, fault):
     chooser = first.reservations.chooser
     await _until(lambda: sum(chooser.elsewhere.values()) == 1)
     assert sum(chooser.counts.values()) == 1
-    await second.app.state.replicas._sharing.stop()
+    (sharing,) = (
+        task
+        for task in asyncio.all_tasks()
+        if task.get_name() == "sharing"
+        and task.get_coro().cr_frame.f_locals["self"]._reservations is second.reservations
+    )
+    sharing.cancel()
     await _until(lambda: not chooser.elsewhere)
     assert sum(chooser.counts.values()) == 1
     for task in (own, other):

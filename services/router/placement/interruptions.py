@@ -10,7 +10,7 @@ from cachetools import LRUCache
 
 from services.router.errors import RequestFailed
 from services.router.placement.membership import Membership
-from services.router.placement.reservation import Reservation, ReservationRequest
+from services.router.placement.reservation import Reservation
 
 INTERRUPTED = "interrupted"
 """Reason of `UpstreamBroken` for an answer that was stopped so; nothing has failed."""
@@ -81,8 +81,8 @@ class Interruptions:
         member = self._membership.members.get(reservation.replica_id)
         return floor is not None and (member is None or (member.committed_version or 0) < floor)
 
-    async def passed(self, request: ReservationRequest) -> int | None:
-        """Wait until a replica may go on with the session of a request.
+    async def passed(self, session: str | None, model: str | None) -> int | None:
+        """Wait until a replica may go on with the session.
 
         Returns:
             The version that the replica must serve; None: any.
@@ -90,7 +90,7 @@ class Interruptions:
         Raises:
             RequestFailed: 503, it was not there in time.
         """
-        session, model = request.session or "", request.model
+        session = session or ""
         floor = self._floors.get(session)
         try:
             async with asyncio.timeout(self._wait_s):

@@ -62,7 +62,9 @@ class Reservations:
         if (unknown := self._unknown(request.model)) is not None:
             raise unknown
         while True:
-            if weight and (floor := await self.interruptions.passed(request)) is not None:
+            session, model = request.session, request.model
+            floor = await self.interruptions.passed(session, model) if weight else None
+            if floor is not None:
                 request = replace(request, urgent=True, needs=request.needs.at_least(floor))
             reservation = None
             if request.urgent or not weight or not self.queue.stands(request):
