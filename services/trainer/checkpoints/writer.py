@@ -121,25 +121,21 @@ class CheckpointWriter:
             self._saved_step = step
 
 
+@dataclass(frozen=True)
 class _Writing:
     """One checkpoint on its way to disk, in the writer's thread."""
 
-    def __init__(
-        self,
-        folder: CheckpointFolder,
-        writing: Path,
-        manifest: CheckpointManifest,
-        kept: int,
-        group: dist.ProcessGroup,
-    ) -> None:
-        self._folder, self._writing, self._manifest = folder, writing, manifest
-        self._kept, self._group = kept, group
+    folder: CheckpointFolder
+    writing: Path
+    manifest: CheckpointManifest
+    kept: int
+    group: dist.ProcessGroup
 
     def finish(self, saving: "Future[Any]") -> WriteProblem:
         """Wait for the tensors, add the rest; returns the problem that any rank has met."""
         problem = self._finish(saving)
         if problem and dist.get_rank() == 0:
-            shutil.rmtree(self._writing, ignore_errors=True)
+            shutil.rmtree(self.writing, ignore_errors=True)
         return problem
 
     def _finish(self, saving: "Future[Any]") -> WriteProblem:
@@ -147,27 +143,27 @@ class _Writing:
             saving.result()
         except CheckpointException as error:  # raised on all ranks
             first, _ = next(iter(error.failures.values()))
-            return WriteProblem.of_tensors(first, self._writing)
+            return WriteProblem.of_tensors(first, self.writing)
         nothing: dict[str, FileDigest] = {}
-        gathered = all_gather(_attempt(self._own_files, nothing), self._group)
+        gathered = all_gather(_attempt(self._own_files, nothing), self.group)
         if problem := next(filter(None, (one for _, one in gathered)), None):
             return problem
         files = {name: digest for part, _ in gathered for name, digest in part.items()}
-        done = self._manifest.model_copy(update={"files": dict(sorted(files.items()))})
-        return from_rank_0(lambda: _attempt(lambda: self._complete(done), None)[1], self._group)
+        done = self.manifest.model_copy(update={"files": dict(sorted(files.items()))})
+        return from_rank_0(lambda: _attempt(lambda: self._complete(done), None)[1], self.group)
 
     def _own_files(self) -> dict[str, FileDigest]:
         """Digests of what this rank wrote; rank 0 wrote all that is not one rank's own."""
         rank = dist.get_rank()
-        mine = list(self._writing.glob(f"__{rank}_*"))
+        mine = list(self.writing.glob(f"__{rank}_*"))
         if rank == 0:
-            copies = copy_model_files(self._manifest.model, self._writing / FOLDER)
-            mine += [*copies, self._writing / ".metadata"]
-        return {str(path.relative_to(self._writing)): digest_of(path) for path in mine}
+            copies = copy_model_files(self.manifest.model, self.writing / FOLDER)
+            mine += [*copies, self.writing / ".metadata"]
+        return {str(path.relative_to(self.writing)): digest_of(path) for path in mine}
 
     def _complete(self, manifest: CheckpointManifest) -> None:
-        self._folder.complete(self._writing, manifest)
-        self._folder.rotate(self._kept)
+        self.folder.complete(self.writing, manifest)
+        self.folder.rotate(self.kept)
 
 
 def _begin(folder: CheckpointFolder, step: int) -> Path | None:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from services.observability import tracing
@@ -26,7 +26,7 @@ from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.lead.rank_group import RankGroup
-from services.trainer.rank.rank_messages import Digests, RankRun, RankStep
+from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, report_of
 from services.trainer.snapshot.canary import CanaryScorer, by_sequence
 from services.trainer.snapshot.publisher import Publisher
 
@@ -180,7 +180,7 @@ class TrainerService:
         manifest = self._manifest(version, batch.step, [step.digests for step in steps])
         with tracing.span("publish", version=version) as publishing:
             await self._publish(replace(manifest, trace=publishing.traceparent))
-        report = _report(steps, total_s=time.perf_counter() - started)
+        report = report_of(steps, total_s=time.perf_counter() - started)
         saved_step = record_checkpoint(batch.run_id, run.saved_step, report.checkpoint)
         self._run = replace(run, step=batch.step, saved_step=saved_step)
         self._unsettled = False
@@ -321,14 +321,3 @@ async def _retrying(event: str, work: Callable[[], Awaitable[T]]) -> T:
         _log.warning(event, why=str(error), again_in_s=pause_s)
 
     return await retrying(work, on=_RESTARTABLE, pauses=RESTART_PAUSES_S, failed=failed)
-
-
-def _report(steps: list[RankStep], *, total_s: float) -> TrainReport:
-    """The report of a step from those of its ranks."""
-    first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
-    return replace(
-        TrainReport(**first),
-        seconds=steps[0].seconds | {"total": total_s},
-        rank_seconds=tuple(one.seconds for one in steps),
-        details=tuple(detail for one in steps for detail in one.details),
-    )

@@ -31,8 +31,7 @@ from services.trainer.snapshot.canary import canary_sequences
 from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.step import TrainStep
-
-BETAS = (0.9, 0.95)
+from services.trainer.step.update import make_adamw
 
 
 class Learner:
@@ -235,10 +234,6 @@ class Learner:
             raise InvalidInput(field, wrong, f"Token ids of this model are 0 to {limit - 1}.")
 
     def _make_optimizer(self) -> torch.optim.AdamW:
-        return torch.optim.AdamW(
-            self._policy.trained_parameters(),
-            lr=self._algorithm.learning_rate,
-            betas=BETAS,
-            weight_decay=self._algorithm.weight_decay,
-            fused=True,
-        )
+        algorithm = self._algorithm
+        parameters = self._policy.trained_parameters()
+        return make_adamw(parameters, algorithm.learning_rate, algorithm.weight_decay)

@@ -1,6 +1,7 @@
 """What a rank answers to the trainer that leads it; no torch, so both sides can import it."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 
 from services.protocol.trainer import LedgerFrontier, TrainReport
 from services.protocol.weights.weights import Adapter, TensorSpec
@@ -56,3 +57,14 @@ class RankStep(TrainReport):
     """
 
     digests: Digests
+
+
+def report_of(steps: Sequence[RankStep], *, total_s: float) -> TrainReport:
+    """The report of a step from those of its ranks."""
+    first = {one.name: getattr(steps[0], one.name) for one in fields(TrainReport)}
+    return replace(
+        TrainReport(**first),
+        seconds=steps[0].seconds | {"total": total_s},
+        rank_seconds=tuple(one.seconds for one in steps),
+        details=tuple(detail for one in steps for detail in one.details),
+    )

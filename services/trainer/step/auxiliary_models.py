@@ -10,7 +10,7 @@ from services.trainer.checkpoints.checkpoint import Part
 from services.trainer.config import TrainerConfig
 from services.trainer.model.model import Policy
 from services.trainer.step.critic import Critic
-from services.trainer.step.reference import AdapterOff, OwnCopy, Reference
+from services.trainer.step.reference import Reference, copy_policy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,11 @@ class AuxiliaryModels:
 
     Attributes:
         reference: with a KL penalty.
-        refreshed: the same, where it becomes the policy every `refresh_steps` train steps.
+        refresh_steps: train steps after which the reference becomes the policy, 0 for never.
         critic: with `advantage: gae`.
     """
 
     reference: Reference | None = None
-    refreshed: OwnCopy | None = None
     refresh_steps: int = 0
     critic: Critic | None = None
 
@@ -38,37 +37,36 @@ class AuxiliaryModels:
             InvalidInput: the reference is to be refreshed and is no model of its own.
         """
         refresh_steps = _refresh_steps(algorithm.kl, config)
-        reference: OwnCopy | AdapterOff | None = None
-        if algorithm.kl.coefficient > 0:
-            reference = OwnCopy(config, mesh) if config.lora is None else AdapterOff()
         return cls(
-            reference=reference,
-            refreshed=reference if isinstance(reference, OwnCopy) and refresh_steps else None,
+            reference=Reference(config, mesh) if algorithm.kl.coefficient > 0 else None,
             refresh_steps=refresh_steps,
             critic=Critic(algorithm.critic, config, mesh) if algorithm.has_critic else None,
         )
 
+    @property
+    def _refreshed(self) -> Policy | None:
+        return self.reference.model if self.reference and self.refresh_steps else None
+
     def follow(self, step: int, policy: Policy) -> None:
         """Train step `step` has changed the policy."""
-        if self.refreshed is not None and step % self.refresh_steps == 0:
-            self.refreshed.refresh(policy)
+        if self._refreshed is not None and step % self.refresh_steps == 0:
+            copy_policy(policy, self._refreshed)
 
     def parts(self) -> dict[str, Part]:
-        """What a checkpoint has to keep of them: a reference that stays can be loaded again."""
+        """The parts of a checkpoint: a reference that is never refreshed can be loaded again."""
         kept = {}
-        if self.refreshed is not None:
-            kept["reference"] = Part(module=self.refreshed.model.causal)
+        if self._refreshed is not None:
+            kept["reference"] = Part(module=self._refreshed.causal)
         if self.critic is not None:
             module = self.critic.model.causal
             kept["critic"] = Part(module=module, optimizer=self.critic.optimizer)
         return kept
 
     def reshard_all(self) -> None:
-        """Leave only local shards of what a checkpoint keeps."""
-        if self.refreshed is not None:
-            self.refreshed.model.reshard_all()
-        if self.critic is not None:
-            self.critic.model.reshard_all()
+        """Leave only local shards of the parts of a checkpoint."""
+        for model in (self._refreshed, self.critic.model if self.critic else None):
+            if model is not None:
+                model.reshard_all()
 
 
 def _refresh_steps(kl: KlConfig, config: TrainerConfig) -> int:

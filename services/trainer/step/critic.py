@@ -14,9 +14,7 @@ from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import TrainerConfig
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.step.credit import Prepared, Work
-from services.trainer.step.update import update
-
-BETAS = (0.9, 0.95)
+from services.trainer.step.update import make_adamw, update
 
 
 class ValueModel(Policy):
@@ -41,13 +39,7 @@ class Critic:
     def __init__(self, settings: CriticConfig, config: TrainerConfig, mesh: DeviceMesh) -> None:
         self._settings = settings
         self.model = load_policy(config, mesh, ValueModel)
-        self.optimizer = torch.optim.AdamW(
-            self.model.trained_parameters(),
-            lr=settings.learning_rate,
-            betas=BETAS,
-            weight_decay=0.0,
-            fused=True,
-        )
+        self.optimizer = make_adamw(self.model.trained_parameters(), settings.learning_rate, 0.0)
 
     @torch.no_grad()
     def values(self, micro: MicroBatch) -> Tensor:

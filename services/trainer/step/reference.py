@@ -1,7 +1,5 @@
 """The reference model, which a KL penalty holds the policy to."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
@@ -12,48 +10,40 @@ from services.trainer.model.lora import adapter_off
 from services.trainer.model.model import Policy, load_policy
 
 
-class Reference(Protocol):
-    """Gives reference logprobs, wherever they come from."""
+class Reference:
+    """The model as the run began, or as the policy was at the last refresh. Collective.
 
+    Under a LoRA adapter it is the policy with the adapter turned off, which takes no memory.
+    Else it is a sharded model without gradients or an optimizer.
+
+    Attributes:
+        model: the sharded model; None under an adapter.
+    """
+
+    def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
+        self.model: Policy | None = None
+        if config.lora is None:
+            self.model = load_policy(config, mesh, Policy).requires_grad_(False)
+
+    @torch.no_grad()
     def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
-        """Reference logprobs `[N]` of the trained tokens, without gradient. Collective.
+        """Reference logprobs `[N]` of the trained tokens, without gradient.
 
         Args:
             micro: the tokens.
             temperature: divides the logits.
             policy: the model in training, whose frozen part may be the reference.
         """
-
-
-class OwnCopy:
-    """A sharded model without gradients or an optimizer, at first the one the run begins with.
-
-    Attributes:
-        model: it.
-    """
-
-    def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
-        self.model = load_policy(config, mesh, Policy).requires_grad_(False)
-
-    @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
-        """See `Reference`."""
-        return self.model(micro, temperature)[0]
-
-    @torch.no_grad()
-    def refresh(self, policy: Policy) -> None:
-        """Become the policy as it is now: each rank copies its own shards."""
-        self.model.reshard_all()
-        policy.reshard_all()
-        for held, newer in zip(self.model.parameters(), policy.parameters(), strict=True):
-            held.copy_(newer)
-
-
-class AdapterOff:
-    """The policy with its LoRA adapter turned off: the model as the run began, at no memory."""
-
-    @torch.no_grad()
-    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
-        """See `Reference`."""
+        if self.model is not None:
+            return self.model(micro, temperature)[0]
         with adapter_off(policy):
             return policy(micro, temperature)[0]
+
+
+@torch.no_grad()
+def copy_policy(policy: Policy, to: Policy) -> None:
+    """Make `to` equal to the policy as it is now: each rank copies its own shards."""
+    to.reshard_all()
+    policy.reshard_all()
+    for held, newer in zip(to.parameters(), policy.parameters(), strict=True):
+        held.copy_(newer)

@@ -66,7 +66,7 @@ class _Updates:
 
 
 class TrainStep:
-    """Runs train steps on one rank; all ranks must run the same ones together."""
+    """One train step on one rank; all ranks must run it together."""
 
     def __init__(
         self,
@@ -105,10 +105,7 @@ class TrainStep:
             held_version: policy version of the weights as they are now.
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
-        self._diagnostics, self._updates = StepDiagnostics(self._device), _Updates()
-        self._values = CriticDiagnostics(self._device)
         self._details = TokenDetails(rows, batch.detailed)
-        self._clock = dict.fromkeys(self._clock, 0.0)
         started = time.perf_counter()
         work = [
             [

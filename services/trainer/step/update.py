@@ -1,4 +1,4 @@
-"""One optimizer step, made on all ranks or on none."""
+"""The optimizer, and one step of it, made on all ranks or on none."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+BETAS = (0.9, 0.95)
+
+
+def make_adamw(
+    parameters: Sequence[nn.Parameter], learning_rate: float, weight_decay: float
+) -> torch.optim.AdamW:
+    """The optimizer of policy and critic."""
+    return torch.optim.AdamW(
+        parameters, lr=learning_rate, betas=BETAS, weight_decay=weight_decay, fused=True
+    )
 
 
 def update(
