@@ -107,21 +107,14 @@ class TrainerConfig(StrictModel):
     user_losses: bool = False
 
     @model_validator(mode="after")
-    def _copies_are_of_one_size(self) -> Self:
-        if self.world_size % self.model_copies:
-            raise ValueError(
-                f"model_copies: {self.world_size} ranks cannot be shared equally by "
-                f"{self.model_copies} copies; give a divisor of world_size"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_are_filled_alike(self) -> Self:
-        if self.ranks_per_node is not None and self.world_size % self.ranks_per_node:
-            raise ValueError(
-                f"ranks_per_node: {self.world_size} ranks do not fill nodes of "
-                f"{self.ranks_per_node}; give a divisor of world_size"
-            )
+    def _ranks_are_divided_equally(self) -> Self:
+        for name in ("model_copies", "ranks_per_node"):
+            count = getattr(self, name)
+            if count and self.world_size % count:
+                raise ValueError(
+                    f"{name}: {self.world_size} ranks cannot be divided equally by {count}; give "
+                    "a divisor of world_size"
+                )
         return self
 
     @property

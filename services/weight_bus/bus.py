@@ -98,7 +98,7 @@ class Bus:
         self._replicas.enter(hello)
         copy = hello.copy
         if hello.committed_version is not None:
-            self._ledger.told(hello.replica_id, hello.committed_version, copy)
+            self._ledger.serves(hello.replica_id, hello.committed_version, copy)
         if copy and self._manifest is None and copy.version == self._replicas.newest_version:
             # After a restart: what replicas hold, they can give to others without a trainer.
             self._manifest = (copy, self._clock())
@@ -246,7 +246,7 @@ class Bus:
         for member_id in self._trainers.expire(self._config.forget_after_s):
             self._mailboxes.pop(member_id, None)
         for member_id in self._mailboxes.keys() - set(self._replicas.replica_ids):
-            if not self._trainers.knows(member_id):
+            if self._trainers.hello(member_id) is None:
                 self._mailboxes.pop(member_id, None)
                 self._forget_series(member_id)
         self._update()

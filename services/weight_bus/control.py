@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
@@ -22,12 +21,6 @@ from services.weight_bus.members.replicas import Replicas
 _HOLDS = {ControlAction.PAUSE: Hold.PAUSED, ControlAction.SLEEP: Hold.ASLEEP}
 
 log = Log("weight_bus")
-
-
-@dataclass
-class _Open:
-    replica_id: str
-    outcome: "asyncio.Future[ControlOutcome]"
 
 
 class Control:
@@ -50,7 +43,7 @@ class Control:
     ) -> None:
         self._replicas, self._post = replicas, post
         self._changed, self._new_id = changed, new_id
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, tuple[str, asyncio.Future[ControlOutcome]]] = {}
 
     async def order(
         self, replica_id: str, action: str, level: int | None, timeout_s: float
@@ -62,7 +55,7 @@ class Control:
             BusMetrics.refusals.inc(tags={"what": "control"})
             raise
         outcome: asyncio.Future[ControlOutcome] = asyncio.get_running_loop().create_future()
-        self._open[order.control_id] = _Open(replica_id, outcome)
+        self._open[order.control_id] = replica_id, outcome
         held = _HOLDS.get(order.action)
         if held is not None:
             # The router must look elsewhere before its requests are ended.
@@ -84,19 +77,19 @@ class Control:
 
     def take(self, outcome: ControlOutcome) -> None:
         """A replica reports; what it says of itself counts even if nobody waits any more."""
-        self._replicas.told(outcome)
+        self._replicas.note_outcome(outcome)
         self._changed()
-        waiting = self._open.get(outcome.control_id)
-        if waiting is None or waiting.outcome.done():
+        _, waiting = self._open.get(outcome.control_id, ("", None))
+        if waiting is None or waiting.done():
             BusMetrics.dropped_reports.inc()
         else:
-            waiting.outcome.set_result(outcome)
+            waiting.set_result(outcome)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone, and will not report."""
-        for one in self._open.values():
-            if one.replica_id == replica_id and not one.outcome.done():
-                one.outcome.set_exception(ControlFailed(f"{replica_id} is gone"))
+        for one, outcome in self._open.values():
+            if one == replica_id and not outcome.done():
+                outcome.set_exception(ControlFailed(f"{replica_id} is gone"))
 
     def _check(self, replica_id: str, action: str, level: int | None) -> ControlReplica:
         known, level = check_control(action, level)

@@ -41,14 +41,11 @@ class VersionLedger:
     def published(self, manifest: WeightManifest) -> None:
         """A trainer published a version; also one that replicas were known to serve."""
         entry = self._entry(manifest.version)
-        if entry is not None:
-            entry.manifest, entry.published_at = manifest, self._wall()
+        entry.manifest, entry.published_at = manifest, self._wall()
 
-    def told(self, replica_id: str, version: int, copy: WeightManifest | None) -> None:
+    def serves(self, replica_id: str, version: int, copy: WeightManifest | None) -> None:
         """A replica that registers serves a version; counted once for each replica."""
         entry = self._entry(version)
-        if entry is None:
-            return
         if copy is not None and copy.version == version and entry.manifest is None:
             entry.manifest = copy
         if not _has_committed(entry, replica_id):
@@ -56,15 +53,11 @@ class VersionLedger:
 
     def committed(self, replica_id: str, version: int, **seconds: float) -> None:
         """A replica serves the version from now on; `seconds` as in `VersionOutcome`."""
-        entry = self._entry(version)
-        if entry is not None:
-            self._add(entry, replica_id, None, **seconds)
+        self._add(self._entry(version), replica_id, None, **seconds)
 
     def failed(self, replica_id: str, version: int, error: str) -> None:
         """An attempt to bring the version to a replica failed."""
-        entry = self._entry(version)
-        if entry is not None:
-            self._add(entry, replica_id, error)
+        self._add(self._entry(version), replica_id, error)
 
     def records(self) -> tuple[VersionRecord, ...]:
         """All that is remembered, oldest version first."""
@@ -79,18 +72,18 @@ class VersionLedger:
             VersionOutcome(replica_id=replica_id, at=self._wall(), error=error, **seconds)
         )
 
-    def _entry(self, version: int) -> _Entry | None:
-        """The version's entry; None where it is older than everything that is kept."""
-        known = self._entries.get(version)
-        if known is not None:
-            return known
-        if len(self._entries) >= self._keep and version < min(self._entries):
-            return None
-        base = max((one for one in self._entries if one < version), default=None)
-        entry = self._entries[version] = _Entry(base=base)
-        if len(self._entries) > self._keep:
-            del self._entries[min(self._entries)]
-        return entry
+    def _entry(self, version: int) -> _Entry:
+        """The version's entry; one older than everything that is kept is not kept either."""
+        if version not in self._entries:
+            base = max((one for one in self._entries if one < version), default=None)
+            entry = _Entry(base=base)
+            if len(self._entries) >= self._keep:
+                oldest = min(self._entries)
+                if version < oldest:
+                    return entry
+                del self._entries[oldest]
+            self._entries[version] = entry
+        return self._entries[version]
 
 
 def _has_committed(entry: _Entry, replica_id: str) -> bool:

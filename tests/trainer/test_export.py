@@ -65,7 +65,7 @@ def test_transformers_scores_an_exported_folder_as_the_trainer_does(
     expected = train(rank_groups[2], model, start, make_batch, **settings)
     monkeypatch.setattr(export_module, "FILE_SIZE", 100_000)  # bytes: several files
     done = export(Path(start.checkpoint_dir), tmp_path / "out")
-    assert done.checkpoint.name == "step-00000002"
+    assert done.path.name == "step-00000002"
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     scored = scored_by_transformers(tmp_path / "out")
     untrained = scored_by_transformers(model)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from services.protocol.errors import InvalidInput
-from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.folder import CheckpointFolder, GoodCheckpoint, newest_good
 from services.trainer.checkpoints.manifest import (
     BadCheckpoint,
     CheckpointManifest,
@@ -41,19 +41,6 @@ class Part:
 
 Parts = Mapping[str, Part]
 """By the name under which a checkpoint keeps them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Loaded:
-    """A checkpoint that was loaded.
-
-    Attributes:
-        manifest: what it says of itself.
-        refused: newer ones that were not good, each with the reason.
-    """
-
-    manifest: CheckpointManifest
-    refused: tuple[str, ...]
 
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
@@ -80,7 +67,7 @@ def load_newest(
     folder: CheckpointFolder,
     parts: Callable[[], Parts],
     check: Callable[[CheckpointManifest], None],
-) -> Loaded | None:
+) -> GoodCheckpoint | None:
     """Load the newest good checkpoint, written by any number of ranks. Collective.
 
     Those that turn out not to be good are set aside, once a good one is found.
@@ -93,25 +80,20 @@ def load_newest(
     Raises:
         InvalidInput: there are checkpoints and none is good, or it is of another model.
     """
-    bad: dict[Path, str] = {}
-    for path in from_rank_0(folder.newest_first):
-        manifest, problem = _check(path)
-        if manifest is None:
-            bad[path] = f"{path.name}: {problem}"
-            continue
-        check(manifest)
-        _load(path, parts())
+    good, bad = newest_good(from_rank_0(folder.newest_first), _read_checked)
+    if good is not None:
+        check(good.manifest)
+        _load(good.path, parts())
         if dist.get_rank() == 0:
-            folder.set_aside(list(bad))
-        return Loaded(manifest=manifest, refused=tuple(bad.values()))
-    if bad:
+            folder.set_aside(bad)
+    elif bad:
         raise InvalidInput(
             "checkpoint_dir",
             str(folder.path),
             f"No checkpoint in it can be loaded: {'; '.join(bad.values())}. Restore one of "
             "them, or move them away to begin with the model's initial weights.",
         )
-    return None
+    return good
 
 
 def _load(path: Path, parts: Parts) -> None:
@@ -137,14 +119,19 @@ def _load(path: Path, parts: Parts) -> None:
     torch.set_rng_state(state[_RANDOM])
 
 
-def _check(path: Path) -> tuple[CheckpointManifest | None, str]:
-    """The manifest of a good checkpoint, or why it is none; each rank reads its share."""
+def _read_checked(path: Path) -> CheckpointManifest:
+    """The manifest of a checkpoint; each rank checks its share of the files. Collective.
+
+    Raises:
+        BadCheckpoint: on all ranks: one of them found a problem.
+    """
     manifest, problem = None, ""
     try:
         manifest = read_manifest(path)
         check_files(path, share(sorted(manifest.files.items())))
     except BadCheckpoint as error:
         problem = str(error)
-    problems = all_gather(problem)
-    found = next(filter(None, problems), "")
-    return (None, found) if found else (manifest, "")
+    problem = next(filter(None, all_gather(problem)), "")
+    if problem or manifest is None:
+        raise BadCheckpoint(problem)
+    return manifest

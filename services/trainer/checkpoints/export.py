@@ -5,7 +5,6 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from services.protocol.errors import InvalidInput
 from services.protocol.weights.weights import Dtype
-from services.trainer.checkpoints.folder import choose
+from services.trainer.checkpoints.folder import GoodCheckpoint, choose
 from services.trainer.checkpoints.frozen_base import FrozenBase
 from services.trainer.checkpoints.manifest import CheckpointManifest
 from services.trainer.checkpoints.model_files import FOLDER
@@ -30,22 +29,9 @@ from services.trainer.model.lora import ADAPTER_PARAMETERS, PEFT_PREFIX
 FILE_SIZE = "5GB"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exported:
-    """What was written.
-
-    Attributes:
-        checkpoint: it was made of.
-        refused: newer checkpoints that are not good, each with the reason.
-    """
-
-    checkpoint: Path
-    refused: tuple[str, ...]
-
-
 def export(
     source: Path, folder: Path, dtype: Dtype | None = None, *, adapter: bool = False
-) -> Exported:
+) -> GoodCheckpoint:
     """Write the weights of a checkpoint, and its model's other files, to a new folder.
 
     An adapter is merged. No more than one file's tensors are in memory at a time.
@@ -57,12 +43,16 @@ def export(
         adapter: write the adapter alone, in the PEFT format that transformers and vLLM load,
             in float32 as it was trained.
 
+    Returns:
+        The checkpoint.
+
     Raises:
         InvalidInput: there is no good checkpoint, it has no adapter, or the folder exists.
     """
     if folder.exists():
         raise InvalidInput("folder", str(folder), "It exists already; choose a new one.")
-    checkpoint, manifest, refused = choose(source)
+    good = choose(source)
+    checkpoint, manifest = good.path, good.manifest
     if adapter and manifest.lora is None:
         fix = "It has no adapter: the model itself was trained. Leave --adapter out."
         raise InvalidInput("source", str(checkpoint), fix)
@@ -80,7 +70,7 @@ def export(
         raise InvalidInput("folder", str(folder), f"It cannot be written: {error}.") from None
     finally:
         shutil.rmtree(writing, ignore_errors=True)
-    return Exported(checkpoint=checkpoint, refused=refused)
+    return good
 
 
 class _Weights:
@@ -203,7 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for why in done.refused:
         errors.print(f"warning: passed over {why}")
     console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"{arguments.folder} holds {done.checkpoint}")
+    console.print(f"{arguments.folder} holds {done.path}")
     return 0
 
 

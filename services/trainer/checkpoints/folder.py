@@ -7,7 +7,8 @@ and goes with the next save.
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.protocol.errors import InvalidInput
@@ -22,8 +23,20 @@ from services.trainer.checkpoints.manifest import (
 _COMPLETE = re.compile(r"step-\d{8}")
 _WRITING, _REMOVING, _BAD = ".writing-", ".removing-", "bad-"
 
-Choice = tuple[Path, CheckpointManifest, tuple[str, ...]]
-"""A good checkpoint, its manifest, and the reasons why newer ones were refused."""
+
+@dataclass(frozen=True, kw_only=True)
+class GoodCheckpoint:
+    """A checkpoint whose files still are what was written.
+
+    Attributes:
+        path: its folder.
+        manifest: of it.
+        refused: newer checkpoints that are not good, each with the reason.
+    """
+
+    path: Path
+    manifest: CheckpointManifest
+    refused: tuple[str, ...]
 
 
 class CheckpointFolder:
@@ -81,7 +94,7 @@ class CheckpointFolder:
         for stale in self.newest_first()[kept:]:
             self._remove(stale)
 
-    def set_aside(self, bad: Sequence[Path]) -> None:
+    def set_aside(self, bad: Iterable[Path]) -> None:
         """Rename what cannot be loaded, so that it is neither tried nor counted again."""
         for path in bad:
             aside = path.with_name(f"{_BAD}{path.name}")
@@ -96,7 +109,22 @@ class CheckpointFolder:
         shutil.rmtree(removing)
 
 
-def choose(source: Path) -> Choice:
+def newest_good(
+    candidates: Iterable[Path], read: Callable[[Path], CheckpointManifest]
+) -> tuple[GoodCheckpoint | None, dict[Path, str]]:
+    """The first candidate that `read` does not refuse, and why those before it were refused."""
+    bad: dict[Path, str] = {}
+    for path in candidates:
+        try:
+            manifest = read(path)
+        except BadCheckpoint as error:
+            bad[path] = f"{path.name}: {error}"
+        else:
+            return GoodCheckpoint(path=path, manifest=manifest, refused=tuple(bad.values())), bad
+    return None, bad
+
+
+def choose(source: Path) -> GoodCheckpoint:
     """The checkpoint at `source`, or the newest good one of the run there; needs no ranks.
 
     Raises:
@@ -109,17 +137,17 @@ def choose(source: Path) -> Choice:
     )
     if CheckpointFolder.is_name(source.name):
         candidates = [source]
-    refused: list[str] = []
-    for path in candidates:
-        try:
-            manifest = read_manifest(path)
-            check_files(path, manifest.files.items())
-        except BadCheckpoint as error:
-            refused.append(f"{path.name}: {error}")
-        else:
-            return path, manifest, tuple(refused)
-    fix = "; ".join(refused) or "It is neither a run directory nor a checkpoint of one"
-    raise InvalidInput("source", str(source), f"{fix}.")
+
+    def read(path: Path) -> CheckpointManifest:
+        manifest = read_manifest(path)
+        check_files(path, manifest.files.items())
+        return manifest
+
+    good, bad = newest_good(candidates, read)
+    if good is None:
+        fix = "; ".join(bad.values()) or "It is neither a run directory nor a checkpoint of one"
+        raise InvalidInput("source", str(source), f"{fix}.")
+    return good
 
 
 def _sync(folder: Path) -> None:

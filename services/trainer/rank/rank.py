@@ -70,13 +70,13 @@ class TrainerRank:
             InvalidInput: the model cannot be loaded.
         """
         self._learner = await self._in_torch(partial(self._load, *place))
-        # Ranks of further copies of the model have nothing to send that the first has not.
-        sends = self._rank < self._config.shards
-        self._member = asyncio.create_task(self._send() if sends else _live_on())
+        self._member = asyncio.create_task(self._send())
         return self._learner.model
 
     async def _send(self) -> None:
-        """Follow the bus."""
+        """Follow the bus, if this rank holds a part of the model's first copy."""
+        if self._rank >= self._config.shards:
+            await asyncio.Event().wait()
         from services.trainer.rank.fault_injector import FaultInjector
         from services.trainer.snapshot.bus_member import BusMember  # imports torch
         from services.transport.links import make_link
@@ -138,11 +138,6 @@ class TrainerRank:
         if self._learner is None:
             raise RuntimeError("a rank was given work before join")
         return self._learner
-
-
-async def _live_on() -> None:
-    """What a rank does instead that has no part in the bus: nothing, for as long as it lives."""
-    await asyncio.Event().wait()
 
 
 def _import_torch() -> None:

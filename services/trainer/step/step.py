@@ -22,7 +22,7 @@ from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.credit import Prepared, assign_credit
 from services.trainer.step.critic import Critic, CriticDiagnostics
 from services.trainer.step.diagnostics import StepDiagnostics
-from services.trainer.step.token_details import TokenDetails
+from services.trainer.step.token_details import token_details
 from services.trainer.step.update import update
 
 
@@ -86,7 +86,9 @@ class TrainStep:
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
-        self._details = TokenDetails((), ())
+        self._rows: Sequence[Row] = ()
+        self._detailed: tuple[int, ...] = ()
+        self._details: list[TokenDetail] = []
 
     def run(
         self,
@@ -105,11 +107,11 @@ class TrainStep:
             held_version: policy version of the weights as they are now.
             optimizer_steps: updates made before, for the warm-up of the learning rate.
         """
-        self._details = TokenDetails(rows, batch.detailed)
         started = time.perf_counter()
+        self._rows, self._detailed = rows, batch.detailed
         work = [
             [
-                self._prepared(micro, rows, held_version, first=index == 0)
+                self._prepared(micro, held_version, first=index == 0)
                 for micro in minibatch.ranks[self._rank]
             ]
             for index, minibatch in enumerate(minibatches)
@@ -122,16 +124,14 @@ class TrainStep:
         for index, (minibatch, micros) in enumerate(zip(minibatches, work, strict=True)):
             bad = self._accumulate(minibatch, micros, first=index == 0)
             if not self._update(optimizer_steps + self._updates.made, bad):
-                self._blame(rows, minibatch, bad)
+                self._blame(minibatch, bad)
             if self._auxiliary_models.critic is not None:
-                self._update_critic(self._auxiliary_models.critic, rows, minibatch, micros)
+                self._update_critic(self._auxiliary_models.critic, minibatch, micros)
         return self._outcome(minibatches)
 
-    def _prepared(
-        self, chosen: tuple[int, ...], rows: Sequence[Row], held_version: int, *, first: bool
-    ) -> Prepared:
+    def _prepared(self, chosen: tuple[int, ...], held_version: int, *, first: bool) -> Prepared:
         """Collate rows, and score them before the first update where the algorithm wants it."""
-        micro = collate([rows[i] for i in chosen], held_version).to(self._device)
+        micro = collate([self._rows[i] for i in chosen], held_version).to(self._device)
         proximal = reference = None
         # The first minibatch's forward pass for the loss is its proximal pass as well: no
         # update comes before it.
@@ -154,11 +154,7 @@ class TrainStep:
         )
 
     def _accumulate(
-        self,
-        minibatch: Minibatch,
-        work: Sequence[Prepared],
-        *,
-        first: bool,
+        self, minibatch: Minibatch, work: Sequence[Prepared], *, first: bool
     ) -> list[Tensor]:
         """Forward and backward over the micro-batches of one minibatch.
 
@@ -190,7 +186,7 @@ class TrainStep:
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             if note:
                 self._diagnostics.note_mismatch(micro, current)
-            self._details.add(prepared, current)
+            self._details += token_details(prepared, current, self._rows, self._detailed)
             penalty = losses.kl_penalty if prepared.kl_penalty is None else prepared.kl_penalty
             self._diagnostics.add(micro, tokens, losses, shares, penalty)
             bad.append(micro.row[~losses.tokens.loss.detach().isfinite()])
@@ -219,24 +215,20 @@ class TrainStep:
         return norm is not None
 
     def _update_critic(
-        self,
-        critic: Critic,
-        rows: Sequence[Row],
-        minibatch: Minibatch,
-        work: Sequence[Prepared],
+        self, critic: Critic, minibatch: Minibatch, work: Sequence[Prepared]
     ) -> None:
         started = time.perf_counter()
         bad = critic.learn(work, minibatch.tokens, self._values)
         self._clock["critic"] = self._clock.get("critic", 0.0) + time.perf_counter() - started
         if bad is not None:
-            self._blame(rows, minibatch, bad)
+            self._blame(minibatch, bad)
 
-    def _blame(self, rows: Sequence[Row], minibatch: Minibatch, bad: list[Tensor]) -> None:
+    def _blame(self, minibatch: Minibatch, bad: list[Tensor]) -> None:
         """Find the sample groups of a skipped update; all ranks come here together."""
         mine = zip(minibatch.ranks[self._rank], bad, strict=True)
-        own = [rows[micro[i]].group_id for micro, places in mine for i in set(places.tolist())]
+        own = [self._rows[m[i]].group_id for m, places in mine for i in set(places.tolist())]
         found = {group for part in all_gather(own) for group in part}
-        everything = {rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
+        everything = {self._rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
         self._updates.skipped_groups |= found or everything
 
     def _outcome(self, minibatches: Sequence[Minibatch]) -> StepOutcome:
@@ -257,7 +249,7 @@ class TrainStep:
             metrics=metrics,
             seconds=dict(self._clock),
             skipped_groups=tuple(sorted(self._updates.skipped_groups)),
-            details=self._details.found,
+            details=tuple(self._details),
         )
 
 

@@ -1,6 +1,6 @@
-"""What a train step computed for each token of the trajectories that somebody wants to see."""
+"""The numbers that a train step computed for each token of some trajectories."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import Tensor
 
@@ -9,42 +9,28 @@ from services.trainer.batch.batching import Row
 from services.trainer.step.credit import Prepared
 
 
-class TokenDetails:
-    """Gathers them on one rank, from the forward passes that are made anyway.
+def token_details(
+    prepared: Prepared, current: Tensor, rows: Sequence[Row], wanted: Collection[int]
+) -> Iterator[TokenDetail]:
+    """The details of a micro-batch, from the forward passes that are made anyway.
 
     Args:
+        prepared: the micro-batch.
+        current: its logprobs `[N]`, used where nothing was scored before: in the first minibatch
+            those of the weights at the step's start, later of the weights at that time.
         rows: of the batch.
-        wanted: sample groups to keep.
+        wanted: sample groups that are detailed.
     """
-
-    def __init__(self, rows: Sequence[Row], wanted: Collection[int]) -> None:
-        self._rows, self._wanted = rows, frozenset(wanted)
-        self._found: list[TokenDetail] = []
-
-    @property
-    def found(self) -> tuple[TokenDetail, ...]:
-        """Of this rank's rows."""
-        return tuple(self._found)
-
-    def add(self, prepared: Prepared, current: Tensor) -> None:
-        """Take a micro-batch; `current` are its logprobs `[N]` where nothing was scored before.
-
-        Those are of the weights at the step's start in the first minibatch, and later ones of
-        the weights as they are by then.
-        """
-        logprobs = current.detach() if prepared.proximal is None else prepared.proximal
-        for place, number in enumerate(prepared.rows):
-            row = self._rows[number]
-            if row.group_id not in self._wanted:
-                continue
-            own = prepared.micro.row == place
-            trained = [i for i, keep in enumerate(row.trajectory.loss_mask) if keep]
-            self._found.append(
-                TokenDetail(
-                    group_id=row.group_id,
-                    index=row.index,
-                    places=tuple(trained),
-                    logprobs=tuple(logprobs[own].tolist()),
-                    advantages=tuple(prepared.micro.advantage[own].tolist()),
-                )
-            )
+    logprobs = current.detach() if prepared.proximal is None else prepared.proximal
+    for place, number in enumerate(prepared.rows):
+        row = rows[number]
+        if row.group_id not in wanted:
+            continue
+        own = prepared.micro.row == place
+        yield TokenDetail(
+            group_id=row.group_id,
+            index=row.index,
+            places=tuple(i for i, keep in enumerate(row.trajectory.loss_mask) if keep),
+            logprobs=tuple(logprobs[own].tolist()),
+            advantages=tuple(prepared.micro.advantage[own].tolist()),
+        )

@@ -119,8 +119,8 @@ class Replicas:
         """An operator keeps the replica from its work."""
         self._replicas[replica_id].held = held
 
-    def told(self, outcome: ControlOutcome) -> None:
-        """The replica says what became of an operator's order."""
+    def note_outcome(self, outcome: ControlOutcome) -> None:
+        """The replica reports the outcome of an operator's order."""
         replica = self._replicas.get(outcome.replica_id)
         if replica is None:
             return

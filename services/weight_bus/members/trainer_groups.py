@@ -52,10 +52,6 @@ class TrainerGroups:
             fix = f"Trainer group {self._current} has taken over this bus; stop one of the two."
             raise InvalidInput("group", group, fix)
 
-    def knows(self, member_id: str) -> bool:
-        """Whether the member is a known rank."""
-        return member_id in self._ranks
-
     def hello(self, member_id: str) -> TrainerHello | None:
         """How a rank introduced itself; None if the member is not a known rank."""
         rank = self._ranks.get(member_id)

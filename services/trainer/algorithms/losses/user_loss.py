@@ -42,7 +42,8 @@ def load_user_loss(algorithm: AlgorithmConfig, *, allowed: bool = True) -> UserL
         fix = "It is code, which this trainer runs only with user_losses: true in its args."
         raise InvalidInput(_FIELD, spec, fix)
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
+        is_file = place.endswith(".py")
+        module = _from_file(Path(place)) if is_file else importlib.import_module(place)
     except Exception as error:  # the user's code may raise anything
         raise InvalidInput(_FIELD, spec, f"It cannot be imported: {_said(error)}.") from error
     function = getattr(module, name, None)
@@ -84,10 +85,6 @@ def _from_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-def _imported(name: str) -> ModuleType:
-    return importlib.import_module(name)
 
 
 def _try(function: UserLoss, algorithm: AlgorithmConfig) -> None:
