@@ -37,8 +37,8 @@ class TrainerConfig(StrictModel):
         model: folder of a Hugging Face checkpoint, or `hf://owner/name`.
         world_size: FSDP2 ranks; each is one Ray actor.
         model_copies: how many times the model is held (HSDP): each `world_size / model_copies`
-            ranks in a row shard one copy, and only gradients pass between copies. Choose it
-            where ranks of one node are much nearer to each other than to those of the next.
+            ranks in a row shard one copy, and only gradients pass between copies. Use it
+            where links within a node are much faster than links between nodes.
         device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
         dtype: of forward passes and of weights on the wire; master weights, gradients
             and optimizer moments are always float32.
@@ -60,7 +60,7 @@ class TrainerConfig(StrictModel):
         rank_num_cpus: Ray CPUs of each rank.
         gpus_per_rank: Ray GPUs of each rank.
         ranks_per_node: so many ranks in a row share a node, and all are placed at once or none;
-            None: Ray puts each where there is room.
+            None: Ray places each by itself.
         node_resource: custom Ray resource that a node must have for ranks to be put there.
         canary_sequences: token sequences scored with every version, by which its delivery
             is proved; 0 turns the proof off.
@@ -70,11 +70,11 @@ class TrainerConfig(StrictModel):
         bus_timeout_s: longest that a publish waits for the weight bus to be up.
         tracing: a collector for spans, None for none (docs/tracing.md).
         checkpoints_kept: newest complete checkpoints that a save leaves.
-        allow_fault_injection: let whoever joins the cluster spoil what ranks send, as `millrace
-            chaos` does to see it refused.
+        allow_fault_injection: let every process of the Ray cluster corrupt what ranks send, as
+            `millrace chaos` does to test that replicas refuse it.
         user_losses: whether a run file may name Python code, its `algorithm.loss`, which then
-            runs in the ranks with their rights. Off, because whoever may start runs could run
-            anything.
+            runs in the ranks with their rights. Off: else every client that may start runs could
+            execute any code.
     """
 
     model: str = Field(min_length=1)
@@ -124,7 +124,7 @@ class TrainerConfig(StrictModel):
 
     @property
     def rank_bundles(self) -> tuple[dict[str, float], ...]:
-        """What Ray must place on one node each, for all ranks: CPU, GPU, custom resources."""
+        """Ray placement group bundles for all ranks, one node each: CPU, GPU, custom resources."""
         together = self.ranks_per_node or 1
         rank = {"CPU": self.rank_num_cpus, "GPU": self.gpus_per_rank} | self.rank_resources
         bundle = {name: together * amount for name, amount in rank.items() if amount}
@@ -132,8 +132,8 @@ class TrainerConfig(StrictModel):
 
     @property
     def shards(self) -> int:
-        """Ranks that hold one copy of the model. The first so many hold the first copy, and
-        what is sent of a version is sent from that one."""
+        """Ranks that hold one copy of the model. The first `shards` ranks hold the first copy
+        and send it to replicas."""
         return self.world_size // self.model_copies
 
     @property

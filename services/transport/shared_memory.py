@@ -82,7 +82,7 @@ class BufferPool:
         self._spare: deque[SharedBuffer] = deque(maxlen=1)
 
     def take(self, nbytes: int) -> SharedBuffer:
-        """A buffer of this size that nobody uses."""
+        """A buffer of this size that is not in use."""
         while self._spare:
             try:
                 spare = self._spare.pop()
@@ -93,7 +93,7 @@ class BufferPool:
         return SharedBuffer(nbytes)
 
     def give(self, buffer: SharedBuffer) -> None:
-        """Nobody uses the buffer any more; what is one too many is let go."""
+        """Return a buffer that is no longer in use; one spare buffer is kept."""
         self._spare.append(buffer)
 
 

@@ -47,7 +47,7 @@ class WeightBusSupervisor:
             ray.kill(ray.get_actor(BUS_ACTOR, namespace=NAMESPACE), no_restart=True)
 
     def _get_or_create(self) -> Any:
-        # Beside the keeper, whose place a deployment file can choose; elsewhere only when that
+        # On the supervisor's node, which a deployment file can choose; on another only if that
         # node is gone.
         here = ray.get_runtime_context().get_node_id()
         return self._actor_class.options(
@@ -63,7 +63,7 @@ class WeightBusSupervisor:
 
 
 def build(config: WeightBusConfig) -> serve.Application:
-    """The application "weight_bus": one keeper of the one actor."""
+    """The application "weight_bus": one supervisor of the one actor."""
     deployment: Any = serve.deployment(
         WeightBusSupervisor,
         name="weight_bus",

@@ -7,7 +7,7 @@ from services.weight_bus.members.replicas import Replicas
 class Barrier:
     """Holds replicas that have staged a version back until every one in service has.
 
-    Who is silent, or has failed too often to be in service, is not waited for.
+    Replicas that are silent, or have failed too often to be in service, are not waited for.
     """
 
     def __init__(self, replicas: Replicas, changes: Changes) -> None:
@@ -18,7 +18,7 @@ class Barrier:
         """Wait for the others; whether all were there when the wait was over."""
         known = self._replicas.replica_ids
         self._staged = {name: held for name, held in self._staged.items() if name in known}
-        # It stays after the wait: those who look later must see that this one was there.
+        # It stays after the wait: replicas that look later must see that this one had staged.
         self._staged[replica_id] = version
         self._changes.announce()
         return await self._changes.until(lambda: self._open(version), timeout_s=timeout_s)

@@ -151,18 +151,13 @@ class Bus:
         )
         known = self._mailboxes.get(member_id) is mailbox and self._seen(member_id)
         orders = mailbox.waiting if known else ()
-        wanted, until = self._wanted
-        return Orders(
-            known=known,
-            last=mailbox.last,
-            orders=orders,
-            wanted_replicas=wanted if self._clock() < until else None,
-        )
+        wanted = self._wanted[0] if self._clock() < self._wanted[1] else None
+        return Orders(known=known, last=mailbox.last, orders=orders, wanted_replicas=wanted)
 
     async def report(self, report: Report) -> None:
         """See `services.protocol.weights.weight_bus.WeightBus`."""
         if report.phase is Phase.SEND and report.error is None:
-            # The replica's vote decides; a send that went well only has bytes to tell.
+            # The replica's vote decides; a send that went well is only measured.
             BusMetrics.sent_bytes.inc(report.sent_bytes, tags={"replica": report.replica_id})
             return
         delivery = self._deliveries.get(report.replica_id)
@@ -275,7 +270,7 @@ class Bus:
             await cancel(delivery[1])
 
     def _update(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all waiters, so that they look again."""
         self._look()
         self._changes.announce()
 
@@ -301,11 +296,9 @@ class Bus:
         if self._shown.newest_version is not None:
             BusMetrics.newest_version.set(self._shown.newest_version)
         BusMetrics.leased.set(len(self._shown.leased))
-        for member in self._shown.members:
-            if member.committed_version is not None:
-                BusMetrics.replica_version.set(
-                    member.committed_version, {"replica": member.replica_id}
-                )
+        for one in self._shown.members:
+            if one.committed_version is not None:
+                BusMetrics.replica_version.set(one.committed_version, {"replica": one.replica_id})
 
     def _forget_series(self, replica_id: str) -> None:
         for gauge in (BusMetrics.replica_version, BusMetrics.canary_gap):

@@ -1,4 +1,4 @@
-"""Waking everybody who waits for the state of the bus to become something."""
+"""Wakes waiters when the state of the bus changes."""
 
 import asyncio
 import contextlib

@@ -32,7 +32,7 @@ class WeightBusConfig(StrictModel):
             "barrier": all in service commit together, after the slowest has staged.
         canary_max_gap: largest difference between a logprob of a replica and the trainer's,
             nats, before the replica loses its lease and is sent everything again. About
-            1e-5 is reached in float32; bfloat16 needs room.
+            1e-5 is reached in float32; bfloat16 needs more.
         retry_s: pause before the first retry of a failed update; doubles up to
             `retry_max_s`.
         retry_max_s: longest pause between retries.

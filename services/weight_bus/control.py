@@ -1,4 +1,4 @@
-"""What operators ask of replicas: passed on as orders, and the outcome waited for."""
+"""Requests of operators to replicas: sends orders and waits for their outcomes."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Control:
     """Orders of operators that are under way.
 
     Args:
-        replicas: where it is written down what a replica is kept from.
+        replicas: where the hold of a replica is kept.
         post: put an order into a replica's mailbox.
-        changed: have everybody look at the table again.
+        changed: wake all waiters, so that they look at the table again.
         new_id: an id that was never used before.
     """
 
@@ -76,7 +76,7 @@ class Control:
         return self._judged(order.action, done)
 
     def take(self, outcome: ControlOutcome) -> None:
-        """A replica reports; what it says of itself counts even if nobody waits any more."""
+        """Take a replica's report; its state counts even if the caller has given up."""
         self._replicas.note_outcome(outcome)
         self._changed()
         _, waiting = self._open.get(outcome.control_id, ("", None))

@@ -1,4 +1,4 @@
-"""The account of every version: what it is, who committed it, who failed and why."""
+"""The record of every version: its manifest, its commits and its failures."""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,10 +24,9 @@ class _Entry:
 class VersionLedger:
     """The newest versions, a bounded number of them.
 
-    It lives in memory. A restarted bus begins with what its members tell again: the
-    versions that replicas serve, and the newest one when the trainer publishes it again;
-    times of publishing and failures from before are gone, and a commit from before counts
-    when its replica registers.
+    It lives in memory. After a restart the members of the bus report again: replicas the
+    versions that they serve, the trainer the newest one. Earlier failures and times of
+    publishing are lost; an earlier commit counts when its replica registers.
 
     Args:
         keep: versions to remember.

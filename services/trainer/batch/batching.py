@@ -76,7 +76,7 @@ def rows_of(batch: TrainBatch, algorithm: AlgorithmConfig) -> tuple[Row, ...]:
         _check(group, algorithm)
     rewards = [[_reward(one, algorithm) for one in group.trajectories] for group in batch.groups]
     tokens = [[_trained(one, algorithm) for one in g.trajectories] for g in batch.groups]
-    if algorithm.by_token:  # `credit` goes on with these
+    if algorithm.by_token:  # `credit` continues from these
         advantages = [group_advantages(own, algorithm.advantage) for own in rewards]
     else:
         advantages = batch_advantages(rewards, tokens, algorithm.advantage)

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: what is in it, and loading the newest one that is good."""
+"""The tensors of a checkpoint, and loading the newest good one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ _WRITING, _REMOVING, _BAD = ".writing-", ".removing-", "bad-"
 
 @dataclass(frozen=True, kw_only=True)
 class GoodCheckpoint:
-    """A checkpoint whose files still are what was written.
+    """A checkpoint whose files have the digests of its manifest.
 
     Attributes:
         path: its folder.

@@ -58,7 +58,7 @@ class FrozenBase:
         """Find the model's files.
 
         Raises:
-            InvalidInput: they are gone, or are not those that the adapter was trained on.
+            InvalidInput: they are gone, or differ from the weights that the adapter was trained on.
         """
         if base_digest(manifest.model) != manifest.base:
             fix = "The checkpoint holds an adapter, to weights that this model no longer has."

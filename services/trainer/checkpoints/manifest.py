@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, and whether its files still are what was written."""
+"""The manifest of a checkpoint, and checks of its files against it."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +44,7 @@ class CheckpointManifest(StrictModel):
         format: of the folder; grows when an older release could not read it.
         run_id: the run.
         progress: where it was.
-        frontier: where its ledger was, None where nobody said.
+        frontier: where its ledger was, None if it is not known.
         world_size: ranks that wrote it; any number can read it.
         model: what the run started from, as the trainer's configuration names it.
         dtype: in which the weights were served.

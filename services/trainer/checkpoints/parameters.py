@@ -15,7 +15,7 @@ _PARAMETERS = "policy.model."
 
 
 class CheckpointParameters:
-    """By name; only what is asked for is read.
+    """By name; `load` reads only the named ones.
 
     Attributes:
         shapes: of every parameter that was trained.

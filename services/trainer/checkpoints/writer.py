@@ -1,4 +1,4 @@
-"""Checkpoints that are written while training goes on."""
+"""Writes checkpoints while training continues."""
 
 import shutil
 from collections.abc import Callable

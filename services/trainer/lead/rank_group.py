@@ -32,7 +32,7 @@ class RankGroup:
     the group kills all its ranks, sets `lost` and answers every further call with `NotReady`.
 
     Attributes:
-        lost: set when the group is of no more use.
+        lost: set when the ranks have ended.
         model: what the ranks loaded.
     """
 
@@ -64,7 +64,7 @@ class RankGroup:
         try:
             await group._join(config.start_timeout_s)
         except BaseException:
-            group.kill("it never came up")  # Ray would keep the room that was reserved
+            group.kill("it never came up")  # Ray would keep the reserved resources
             raise
         group._watch = asyncio.create_task(group._watch_ranks())
         _log.info("ranks_up", group=name, ranks=len(ranks), parameters=group.model.parameters)
@@ -150,7 +150,7 @@ class RankGroup:
 
 
 def _known_as(config: TrainerConfig, group: str, rank: int) -> dict[str, Any]:
-    """How others find the rank; nobody does unless its configuration says so."""
+    """Ray options that name the rank, where the configuration allows fault injection."""
     if not config.allow_fault_injection:
         return {}
     return {"name": f"{RANK_PREFIX}{group}/{rank}", "namespace": NAMESPACE}

@@ -13,7 +13,7 @@ from services.warm_workers import Stage, warmed
 
 
 class RankPlacement:
-    """Room for all ranks, reserved at once where `ranks_per_node` says how many share a node.
+    """Resources for all ranks, reserved at once where `ranks_per_node` says how many share a node.
 
     So many ranks in a row are then on one node, which is what `model_copies` counts on, and no
     two trainers can each hold half of the GPUs that one needs.
@@ -24,10 +24,10 @@ class RankPlacement:
 
     @classmethod
     async def reserve(cls, config: TrainerConfig) -> "RankPlacement":
-        """Wait for room on the nodes.
+        """Wait for the resources.
 
         Raises:
-            NotReady: they have none before `start_timeout_s` is over.
+            NotReady: nodes do not have them within `start_timeout_s`.
         """
         if config.ranks_per_node is None:
             return cls(config, None)
@@ -41,7 +41,7 @@ class RankPlacement:
             if not isinstance(error, TimeoutError):
                 raise
             raise NotReady(
-                f"no room for the trainer's ranks in {config.start_timeout_s:g} s: "
+                f"no resources for the trainer's ranks in {config.start_timeout_s:g} s: "
                 f"{len(bundles)} x {bundles[0]}, each on one node"
             ) from None
         return cls(config, group)
@@ -62,7 +62,7 @@ class RankPlacement:
         }
 
     def release(self) -> None:
-        """Give the room back; safe to call again."""
+        """Release the resources; safe to call again."""
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             remove_placement_group(group)

@@ -50,8 +50,8 @@ class _Run:
 class TrainerService:
     """Implements `services.protocol.trainer.Trainer`.
 
-    Operations run one after another, each in a task of its own: a caller that gives up
-    does not leave the ranks half-way through a step that nobody accounts for.
+    Operations run one after another, each in a task of its own, so that a caller that gives up
+    does not interrupt the ranks in the middle of a step.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TrainerService:
         self._run: _Run | None = None
         self._last_start: RunStart | None = None
         self._restored: tuple[RunStart, RankRun] | None = None  # what new ranks have loaded
-        self._unsettled = False  # the ranks may be ahead of what was published
+        self._unsettled = False  # the ranks may be ahead of the published version
         self._parameters = 0
 
     async def open(self) -> None:
@@ -235,7 +235,7 @@ class TrainerService:
 
     def _running(self, field: str, run_id: str) -> _Run:
         if self._run is None or self._unsettled:
-            raise NotReady("the trainer holds no run that can go on; call start_run")
+            raise NotReady("the trainer holds no run that it can continue; call start_run")
         if self._run.run_id != run_id:
             raise InvalidInput(field, run_id, f"The trainer holds run {self._run.run_id!r}.")
         return self._run
@@ -274,11 +274,11 @@ class TrainerService:
         """Publish what new ranks should hold: the last run's newest checkpoint, else the
         model's initial weights.
 
-        Initial weights follow only those of another model, which an operator has put in the
-        place of the one before. If there are others of this model and no run is known, this
-        trainer is younger than they are; `start_run` will say what to load.
-        The ranks hold no run afterwards either: whoever leads it must learn that they may
-        have gone back.
+        Initial weights are published if there is no version, or the newest one is of another
+        model, which an operator has replaced. Versions of this model and of an unknown run stay:
+        this trainer has restarted, and `start_run` will say which checkpoint to load.
+        The ranks hold no run afterwards. The orchestrator must call `start_run`, since they may
+        have gone back to an earlier step.
         """
         if self._publisher.holds_snapshots:
             return

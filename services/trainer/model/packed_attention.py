@@ -24,7 +24,7 @@ _HALF_TOLERANCE = 0.03
 
 
 class Unpackable(Exception):
-    """The model's attention does something that packed rows do not get."""
+    """The model's attention uses a feature that is not supported for packed rows."""
 
 
 def packed_attention(
@@ -52,13 +52,13 @@ def packed_attention(
         scaling: of the scores; None for `1 / sqrt(D)`.
         sliding_window: tokens that a token sees, itself counted; None for all before it.
         dropout: 0.
-        others: what layers hand on without need.
+        others: further arguments of layers; not used.
 
     Returns:
         `[1, T, H, D]`, and None for attention weights.
 
     Raises:
-        Unpackable: the layer asks for what is not done here.
+        Unpackable: the layer uses a feature that is not supported here.
     """
     for name in _UNSUPPORTED:
         if others.get(name) is not None:

@@ -12,7 +12,7 @@ CANARY_TOKENS = 15
 """Length of a sequence: with the one token that an engine must generate, it fits any model."""
 
 DELIVERY_S = 5.0
-"""Longest that a version's delivery is waited for before it is scored."""
+"""Longest wait for a version's delivery before it is scored."""
 
 _log = Log("trainer")
 
@@ -29,7 +29,7 @@ def canary_sequences(vocabulary: int, count: int) -> tuple[tuple[int, ...], ...]
 
 
 def by_sequence(parts: Sequence[dict[int, list[float]]]) -> list[list[float]]:
-    """What the ranks scored, each its share, in the order of the sequences."""
+    """The scores of all ranks, each of its own share, in the order of the sequences."""
     scored = {index: values for part in parts for index, values in part.items()}
     return [scored[index] for index in range(len(scored))]
 
@@ -56,7 +56,8 @@ class CanaryScorer:
     async def score_when_delivered(self, version: int, turn: asyncio.Lock) -> None:
         """Wait for the delivery, then, in turn with other operations, score.
 
-        What fails stays unproved, which the bus counts; new ranks publish, and score, again.
+        A version that could not be scored stays unproved, which the bus counts. New ranks publish
+        and score again.
         """
         try:
             await self._publisher.delivered(version, timeout_s=DELIVERY_S)
@@ -66,7 +67,7 @@ class CanaryScorer:
             _log.warning("canary_not_scored", version=version, why=str(error))
 
     async def score(self) -> None:
-        """Score the newest version, unless that was done, and tell the bus.
+        """Score the newest version, unless that was done, and publish the scores.
 
         Raises:
             NotReady: the ranks or the bus are gone.

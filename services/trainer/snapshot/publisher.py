@@ -21,7 +21,7 @@ _log = Log("trainer")
 class Publisher:
     """Numbers versions so that they never go back, and publishes each exactly once.
 
-    Every call repeats itself while the bus is away, up to `timeout_s`, then raises
+    Every call is repeated while the bus does not answer, up to `timeout_s`, and then raises
     `NotReady`.
 
     Attributes:
@@ -33,12 +33,12 @@ class Publisher:
         self._bus, self._timeout_s = bus, timeout_s
         self._group = ""
         self._held: WeightManifest | None = None
-        self._canary: CanaryLogprobs | None = None  # of what is held
+        self._canary: CanaryLogprobs | None = None  # of the held version
 
     def follow(self, group: str) -> None:
-        """The ranks are new: they cannot send what was published before.
+        """New ranks have started; they cannot send earlier versions.
 
-        The bus refuses what a group publishes when another one has taken its place.
+        The bus refuses a version of a group that another group has replaced.
         """
         self._group, self._held, self._canary = group, None, None
 
@@ -79,8 +79,8 @@ class Publisher:
         """Publish once, however often the call has to be repeated.
 
         Raises:
-            InvalidInput: somebody else has published this version or a higher one, or has
-                taken these ranks' place.
+            InvalidInput: another trainer has published this version or a higher one, or has
+                replaced these ranks.
         """
         try:
             await self._repeat(lambda: self._bus.publish(manifest, self._group))
@@ -92,7 +92,7 @@ class Publisher:
         _log.info("published", version=manifest.version, step=manifest.train_step)
 
     async def publish_canary(self, logprobs: CanaryLogprobs) -> None:
-        """Tell the bus what the version last published must answer."""
+        """Publish the scores of the canary under the version last published."""
         assert self._held is not None, "unproved"
         self._canary, version = logprobs, self._held.version
         await self._repeat(lambda: self._bus.publish_canary(version, logprobs))
@@ -109,24 +109,24 @@ class Publisher:
         return False
 
     async def keep_published(self) -> None:
-        """Tell a restarted bus again what it has forgotten, until cancelled.
+        """Publish the newest version again to each bus that has restarted, until cancelled.
 
-        Without it, the version published last would reach no late joiner, or nobody at all,
-        before the next one.
+        Without it, no replica that joins would get the newest version before the next one is
+        published.
         """
         revision, known = -1, ""
         while True:
             try:
                 table = await self._bus.watch(revision, WATCH_S)
                 if table.bus_id != known and self._held is not None:
-                    await self._tell_again(self._held)
+                    await self._publish_again(self._held)
             except NotReady:
                 revision = -1
                 await asyncio.sleep(RETRY_S)
                 continue
             revision, known = table.revision, table.bus_id
 
-    async def _tell_again(self, held: WeightManifest) -> None:
+    async def _publish_again(self, held: WeightManifest) -> None:
         try:
             await self._bus.publish(held, self._group)
         except InvalidInput as has_it:

@@ -18,7 +18,7 @@ from services.trainer.batch.collate import MicroBatch
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A micro-batch, and what is known of its tokens before the train step changes anything.
+    """A micro-batch and the values of its tokens before the first update.
 
     Attributes:
         rows: the rows that it is made of.
@@ -69,7 +69,7 @@ def assign_credit(
 
 def _penalised(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
     assert one.reference is not None, "a KL penalty loads a reference"
-    # The policy that the ratio is anchored at counts as the one that acted.
+    # The policy at which the ratio is anchored is taken as the one that sampled.
     acted = one.micro.behaviour if one.proximal is None else one.proximal
     return replace(one, kl_penalty=kl_in_reward(acted, one.reference, algorithm.kl))
 

@@ -75,7 +75,7 @@ _SQUARES = ("return_square", "error", "error_square")
 
 
 class CriticDiagnostics:
-    """Sums over this rank's tokens, in float64; what is not finite is left out of them."""
+    """Sums over this rank's tokens, in float64; values that are not finite are left out."""
 
     def __init__(self, device: torch.device) -> None:
         names = (*_SUMS, *_SQUARES)

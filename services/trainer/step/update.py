@@ -27,10 +27,10 @@ def update(
     grad_clip: float,
     held_back: bool = False,
 ) -> float | None:
-    """Clip the gradients, step, and drop them; what is not finite is left out. Collective.
+    """Clip the gradients, step unless a value is not finite, and drop them. Collective.
 
-    The loss is looked at besides the gradient: clipping passes no gradient for a NaN, so a
-    step could go on without the tokens that are wrong and say nothing of it.
+    The loss is checked besides the gradient: clipping passes no gradient for a NaN, so a step
+    could silently leave out the tokens that are wrong.
 
     Args:
         optimizer: of the parameters.

@@ -67,7 +67,7 @@ class Canary:
         return None if problem is None else (answer.version, problem)
 
     def _trace(self, answer: Report, problem: str | None) -> None:
-        """The span of an answer that nobody waited for."""
+        """The span of an answer that came after the update's end."""
         newest = self._context.newest()
         if not tracing.is_on() or newest is None or newest[0].version != answer.version:
             return
@@ -102,7 +102,7 @@ class Canary:
         return problem
 
     def _compare(self, answer: Report, expected: CanaryLogprobs | None) -> str | None:
-        """Outputs that did not move are an alarm and no more: a step may be too small to show."""
+        """Equal outputs are only logged and counted: a step may be too small to change them."""
         tags = {"replica": self._replica_id}
         if answer.canary_logprobs is None or expected is None:
             BusMetrics.canary_missed.inc(tags=tags)

@@ -30,7 +30,6 @@ log = Log("weight_bus")
 
 _STRIKES = 3
 """Failed updates in a row after which a replica is no longer taken to be in service."""
-CATCHING_UP = ReplicaState.CATCHING_UP
 
 
 class Delivery:
@@ -52,7 +51,7 @@ class Delivery:
             while True:
                 try:
                     await self._bring_up_to_date()
-                # Edge of the loop: one that ended would leave the replica behind for good.
+                # Edge of the loop: if it ended, the replica would never be updated again.
                 except Exception as error:
                     log.exception("delivery failed", replica=self._replica_id)
                     failed = UpdateFailed(Phase.STAGE, f"{type(error).__name__}: {error}")
@@ -77,7 +76,7 @@ class Delivery:
             await self._back_off(manifest.version)
 
     def take(self, report: Report) -> bool:
-        """Hand in a report; False if nobody waits for it."""
+        """Hand in a report; False if it is not awaited."""
         if report.phase is not Phase.CANARY:
             return self._reports.take(report)
         if not self._canary.take(report):
@@ -88,12 +87,14 @@ class Delivery:
 
     def look_at_canary(self) -> None:
         """Judge a replica in service as soon as its answer and the trainer's are both there."""
-        if self._in_service() and not self._is(ReplicaState.COMMITTING):
+        if self._in_service and not self._is(ReplicaState.COMMITTING):
             self._judge_in_service()
 
     def look_at_senders(self) -> None:
-        """End an update whose senders a new trainer has replaced: nobody may answer for them,
-        and the replica would wait for them until its links' deadline."""
+        """End an update whose senders a new trainer has replaced.
+
+        Else the replica would wait for them until its links' deadline.
+        """
         current = self._context.trainers.current
         replaced = self._senders and current is not None and self._senders != current
         if replaced and self._context.replicas.get(self._senders[0]) is None:
@@ -131,8 +132,8 @@ class Delivery:
             commit.set(paused_s=committed.paused_s)
         if self._senders[0] not in (self._context.trainers.current or ()):
             self._drop_links()  # a peer sends once
-        is_joining = not self._in_service() and replica is not None and not replica.was_leased
-        if manifest.canary and not self._in_service():
+        is_joining = not self._in_service and replica is not None and not replica.was_leased
+        if manifest.canary and not self._in_service:
             with self._span("canary", manifest):
                 await self._canary.passed(self._commit_timeout_s())
         self._context.replicas.commit(self._replica_id, manifest)
@@ -176,7 +177,7 @@ class Delivery:
         return route.senders(self._context, self._replica_id, manifest, self._failures)
 
     def _open_epoch(self) -> None:
-        """Have a prefix and its senders: those of the last update while they are the same."""
+        """Choose senders and a link prefix; both stay while the senders are the same."""
         senders = self._possible_senders(self._newest()[0])
         assert senders is not None, "_is_due"
         if self._prefix and senders != self._senders:
@@ -186,7 +187,8 @@ class Delivery:
             self._senders = senders
 
     async def _stage(self, manifest: WeightManifest) -> Report:
-        self._enter(ReplicaState.STAGING if self._is(ReplicaState.LIVE) else CATCHING_UP)
+        live = self._is(ReplicaState.LIVE)
+        self._enter(ReplicaState.STAGING if live else ReplicaState.CATCHING_UP)
         links = await route.links(
             self._context,
             self._replica_id,
@@ -206,7 +208,7 @@ class Delivery:
 
     async def _wait_for_others(self, version: int) -> None:
         config = self._context.config
-        if config.commit == "rolling" or not self._in_service():
+        if config.commit == "rolling" or not self._in_service:
             return
         timeout_s = config.stage_timeout_s
         if not await self._context.barrier.passed(self._replica_id, version, timeout_s=timeout_s):
@@ -258,8 +260,8 @@ class Delivery:
         if version is not None:
             self._context.ledger.failed(self._replica_id, version, str(failed))
         # A replica without a lease gets it back by a commit only.
-        live = self._is(ReplicaState.STAGING) or self._is(ReplicaState.LIVE)
-        state = ReplicaState.LIVE if live and self._failures < _STRIKES else CATCHING_UP
+        live = self._is(ReplicaState.STAGING, ReplicaState.LIVE) and self._failures < _STRIKES
+        state = ReplicaState.LIVE if live else ReplicaState.CATCHING_UP
         if failed.silent or failed.phase in (Phase.COMMIT, Phase.CANARY):
             state = ReplicaState.SUSPECT
         if self._replica is not None:
@@ -267,7 +269,7 @@ class Delivery:
         self._context.changes.announce()
 
     async def _back_off(self, version: int) -> None:
-        """Pause, but go on at once with a newer version or a new trainer."""
+        """Pause until a newer version or a new trainer comes, or the pause is over."""
         config, trainers = self._context.config, self._context.trainers.current
         pause_s = min(config.retry_s * 2 ** min(self._failures - 1, 30), config.retry_max_s)
         await self._context.changes.until(
@@ -303,9 +305,9 @@ class Delivery:
         self._context.replicas.begin(self._replica_id, state)
         self._context.changes.announce()
 
+    @property
     def _in_service(self) -> bool:
-        return any(self._is(state) for state in SERVING)
+        return self._is(*SERVING)
 
-    def _is(self, state: ReplicaState) -> bool:
-        replica = self._replica
-        return replica is not None and replica.state is state
+    def _is(self, *states: ReplicaState) -> bool:
+        return self._replica is not None and self._replica.state in states

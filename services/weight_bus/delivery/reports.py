@@ -1,4 +1,4 @@
-"""The reports of one replica's update: the one that is awaited, and those that came too late."""
+"""The reports of one replica's update: waits for the right one and drops late ones."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ class Reports:
         self._awaited = None
 
     def take(self, report: Report) -> bool:
-        """Hand in a report; False if nobody waits for it."""
+        """Hand in a report; False if it is not awaited."""
         if not self._concerns(report) or self._queue.full():
             return False
         self._queue.put_nowait(report)
@@ -60,8 +60,8 @@ class Reports:
     async def wait(self, timeout_s: float) -> Report:
         """The replica's report of the awaited phase.
 
-        A sender's error is as good as final: nobody waits for the vote of a replica that
-        its sender has lost, beyond the moment that it takes to hear the replica's own reason.
+        A sender's error ends the wait after a short grace period, in which the replica may
+        report its own reason.
 
         Raises:
             UpdateFailed: a member reported an error, or nothing came in time.

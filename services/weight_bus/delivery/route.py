@@ -11,7 +11,7 @@ from services.weight_bus.delivery.reports import UpdateFailed
 def senders(
     context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> tuple[str, ...] | None:
-    """Who can send the version, one member id for each trainer rank; None: nobody.
+    """Who can send the version, one member id for each trainer rank; None: no member can.
 
     The trainer's ranks, unless they are gone, are another trainer of another size, or have
     just failed; else one replica that keeps a copy stands in for all of them.

@@ -71,7 +71,7 @@ class Replicas:
         return tuple(self._replicas)
 
     def enter(self, hello: ReplicaHello) -> None:
-        """Take a replica in, or renew what is known of one whose update may be under way."""
+        """Add a replica, or renew its entry; an update of it may be under way."""
         known = self._replicas.get(hello.replica_id)
         if known is not None and known.state is not ReplicaState.DEAD:
             known.hello, known.seen_at = hello, self._clock()

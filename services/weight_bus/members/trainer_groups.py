@@ -26,7 +26,7 @@ class TrainerGroups:
     def enter(self, hello: TrainerHello) -> None:
         """Take a rank in; the last rank of a new group retires the group before.
 
-        A rank of a retired group stays known, so that it may go on asking, but gets no
+        A rank of a retired group stays known, so that it may continue to poll, but gets no
         orders and never becomes current again.
 
         Raises:

@@ -24,10 +24,9 @@ _OVER_THE_BATCH = {"reinforce_plus_plus", "reinforce_plus_plus_baseline"}
 def group_advantages(rewards: Sequence[float], kind: AdvantageKind) -> list[float]:
     """One advantage per trajectory of a sample group, the same for all of its tokens.
 
-    For the REINFORCE++ kinds it is what `batch_advantages` goes on with, for `gae` the
-    rewards. Where the group's
-    mean is subtracted, a group of equal rewards gets exactly 0.0, whatever rounding does
-    to its mean.
+    For the REINFORCE++ kinds `batch_advantages` normalises it further; for `gae` it is the
+    reward. Where the group's mean is subtracted, a group of equal rewards gets exactly 0.0,
+    whatever rounding does to its mean.
 
     Args:
         rewards: one per trajectory; at least two where their mean is the baseline.

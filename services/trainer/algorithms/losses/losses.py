@@ -23,7 +23,7 @@ from services.trainer.algorithms.losses.user_loss import UserLoss, checked_user_
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLosses:
-    """The loss of each token, corrected and penalised, and what was done to it.
+    """The loss of each token, with its correction and penalty.
 
     Attributes:
         tokens: loss and clips.
