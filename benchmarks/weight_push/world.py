@@ -20,7 +20,7 @@ from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.rank_group import RankGroup
-from services.trainer.snapshot.canary import by_sequence
+from services.trainer.rank.rank_messages import by_sequence
 from services.weight_bus.app import WeightBusSupervisor
 from services.weight_bus.config import WeightBusConfig
 

@@ -26,9 +26,8 @@ from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.lead.rank_group import RankGroup
-from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, report_of
-from services.trainer.snapshot.canary import CanaryScorer, by_sequence
-from services.trainer.snapshot.publisher import Publisher
+from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_sequence, report_of
+from services.trainer.snapshot.publisher import CanaryScorer, Publisher
 
 RESTART_PAUSES_S = (0.5, 2.0, 10.0, 30.0)
 _RESTARTABLE = (NotReady, InvalidInput, RuntimeError)

@@ -27,7 +27,7 @@ from services.trainer.config import TrainerConfig
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
-from services.trainer.snapshot.canary import canary_sequences
+from services.trainer.snapshot.publisher import canary_sequences
 from services.trainer.snapshot.snapshot import WeightExporter
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.step import TrainStep

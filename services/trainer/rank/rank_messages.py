@@ -68,3 +68,9 @@ def report_of(steps: Sequence[RankStep], *, total_s: float) -> TrainReport:
         rank_seconds=tuple(one.seconds for one in steps),
         details=tuple(detail for one in steps for detail in one.details),
     )
+
+
+def by_sequence(parts: Sequence[dict[int, list[float]]]) -> list[list[float]]:
+    """The scores of all ranks, each of its own share, in the order of the sequences."""
+    scored = {index: values for part in parts for index, values in part.items()}
+    return [scored[index] for index in range(len(scored))]
