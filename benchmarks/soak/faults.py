@@ -88,7 +88,7 @@ class Faults:
     async def _corrupt(self) -> None:
         rank = self._draw.choice(self._scene.ranks.ranks)
         bucket, victim = self._draw.randrange(CORRUPTED_BUCKETS), self._any_replica()
-        await rank.spoil.remote("corrupt", victim, bucket)
+        await rank.inject_fault.remote("corrupt", victim, bucket)
         await self._scene.until(
             lambda table: any(
                 f"digest of bucket {bucket}" in member.last_error

@@ -85,7 +85,7 @@ def _ranks(spec: FaultSpec) -> list[FaultTarget]:
 async def _spoil(name: str, spec: FaultSpec) -> str:
     rank: Any = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
     try:
-        await rank.spoil.remote(spec.fault)
+        await rank.inject_fault.remote(spec.fault)
     except NotReady as refusal:
         return str(refusal)
     return DONE

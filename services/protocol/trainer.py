@@ -7,7 +7,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 from services.protocol.trajectory import Trajectory
 
 RANK_PREFIX = "trainer_rank/"
-"""Begins the actor names of ranks that let `millrace chaos` spoil what they send."""
+"""Begins the actor names of ranks into whose sends `millrace chaos` may inject faults."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge:
     other, receiver = scene.replicas
     before = max(scene.client.labels(receiver))
     known = (await scene.member(other)).last_error
-    await scene.ranks.ranks[1].spoil.remote("corrupt", receiver, 1)
+    await scene.ranks.ranks[1].inject_fault.remote("corrupt", receiver, 1)
     version = await scene.train()
     assert await scene.until_served(version, [other, receiver]) < KILL_S
     member = await scene.member(receiver)
@@ -30,7 +30,7 @@ async def test_a_corrupted_bucket_is_refused_and_sent_again(scene: Scene, judge:
 async def test_a_send_that_ends_half_way_is_made_again(scene: Scene) -> None:
     other, receiver = scene.replicas
     before = (await scene.member(receiver)).last_error
-    await scene.ranks.ranks[0].spoil.remote("drop", receiver)
+    await scene.ranks.ranks[0].inject_fault.remote("drop", receiver)
     version = await scene.train()
     await scene.until_served(version, [other, receiver])
     assert (await scene.member(receiver)).last_error not in ("", before)

@@ -1,4 +1,4 @@
-"""What a trainer rank sends, spoilt on purpose: for `millrace chaos`, where it is allowed."""
+"""Faults on purpose in the weights that a rank sends: for `millrace chaos`, where it is allowed."""
 
 import threading
 from collections.abc import Callable
@@ -10,58 +10,61 @@ from services.transport.bucket import BucketSource, Encoded
 from services.transport.gloo import GlooLink, LinkBroken
 from services.transport.links import make_link
 
-Spoiling = Literal["corrupt", "drop"]
+SendFault = Literal["corrupt", "drop"]
 
 
 class FaultInjector:
-    """Told by the rank's event loop, asked by its link threads."""
+    """The rank's event loop injects faults, and its link threads take them."""
 
     def __init__(self) -> None:
-        self._next: list[tuple[str, Spoiling, int | None]] = []
+        self._next: list[tuple[str, SendFault, int | None]] = []
         self._lock = threading.Lock()
 
-    def spoil(self, how: Spoiling, replica_id: str = "", bucket: int | None = None) -> None:
-        """Spoil the next send to a replica, or to whichever is next, at a bucket or half-way."""
-        with self._lock:
-            self._next.append((replica_id, how, bucket))
+    def inject(self, fault: SendFault, replica_id: str = "", bucket: int | None = None) -> None:
+        """Inject a fault into the next send to a replica, any if not given, at a bucket.
 
-    def pass_source(self, source: BucketSource, replica_id: str) -> BucketSource:
-        """What a send to this replica, which begins now, sends."""
+        Without `bucket` the send fails half-way.
+        """
         with self._lock:
-            for index, (wanted, how, bucket) in enumerate(self._next):
-                if wanted in ("", replica_id):
-                    del self._next[index]
-                    at = source.bucket_count // 2 if bucket is None else bucket
-                    return _Spoilt(source, how, at)
-        return source
+            self._next.append((replica_id, fault, bucket))
 
     def make_link(self, link: Link, address: str) -> GlooLink:
-        """The real end of a link, under sources that can go wrong."""
+        """The real end of a link, whose sends can fail."""
         end = make_link(link, address)
         send = end.send
 
-        def spoilt(source: BucketSource, base: int | None, *, cancelled: Callable[[], bool]) -> int:
-            return send(self.pass_source(source, link.replica_id), base, cancelled=cancelled)
+        def faulty(source: BucketSource, base: int | None, *, cancelled: Callable[[], bool]) -> int:
+            return send(self._faulty(source, link.replica_id), base, cancelled=cancelled)
 
-        end.send = spoilt  # type: ignore[method-assign, assignment]
+        end.send = faulty  # type: ignore[method-assign, assignment]
         return end
 
+    def _faulty(self, source: BucketSource, replica_id: str) -> BucketSource:
+        """The source of a send to this replica, which begins now."""
+        with self._lock:
+            for index, (wanted, fault, bucket) in enumerate(self._next):
+                if wanted in ("", replica_id):
+                    del self._next[index]
+                    at = source.bucket_count // 2 if bucket is None else bucket
+                    return _FaultySource(source, fault, at)
+        return source
 
-class _Spoilt:
-    """A version with one wrong bit in the middle, or that ends there."""
 
-    def __init__(self, source: BucketSource, how: Spoiling, bucket: int) -> None:
-        self._source, self._how, self._bucket = source, how, bucket
+class _FaultySource:
+    """A version with one wrong bit, or that ends in the middle."""
+
+    def __init__(self, source: BucketSource, fault: SendFault, bucket: int) -> None:
+        self._source, self._fault, self._bucket = source, fault, bucket
         self._done = False
         self.version, self.bucket_count = source.version, source.bucket_count
 
     def encoded(self, bucket: int, base: int | None) -> Encoded:
-        """The bucket; from the chosen one on, the first with a payload is spoilt."""
+        """The bucket; the fault is in the first one with a payload from the chosen one on."""
         encoded = self._source.encoded(bucket, base)
         if self._done or bucket < self._bucket or not encoded.payload.numel():
             return encoded
         self._done = True
-        if self._how == "drop":
+        if self._fault == "drop":
             raise LinkBroken("dropped on purpose")
         wrong = encoded.payload.clone()
         wrong[-1] ^= 1

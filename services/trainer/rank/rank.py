@@ -21,7 +21,7 @@ from services.trainer.config import TrainerConfig
 from services.trainer.rank.rank_messages import RankModel
 
 if TYPE_CHECKING:
-    from services.trainer.rank.fault_injector import FaultInjector, Spoiling
+    from services.trainer.rank.fault_injector import FaultInjector, SendFault
     from services.trainer.rank.learner import Learner
     from services.transport.gloo import GlooLink
 
@@ -98,7 +98,9 @@ class TrainerRank:
         member = BusMember(hello, bus_peer(), snapshots, self._address, make_link=link_factory)
         await member.run()
 
-    async def spoil(self, how: "Spoiling", replica_id: str = "", bucket: int | None = None) -> None:
+    async def inject_fault(
+        self, fault: "SendFault", replica_id: str = "", bucket: int | None = None
+    ) -> None:
         """See `services.trainer.rank.fault_injector.FaultInjector`.
 
         Raises:
@@ -106,7 +108,7 @@ class TrainerRank:
         """
         if self._fault_injector is None:
             raise NotReady("the rank sends nothing, or trainer.allow_fault_injection is off")
-        self._fault_injector.spoil(how, replica_id, bucket)
+        self._fault_injector.inject(fault, replica_id, bucket)
 
     async def follow_bus(self) -> None:
         """Ends only with the rank or with a fault of its bus membership; call after `join`."""
