@@ -13,11 +13,15 @@ class MailboxFull(RuntimeError):
 
 
 class Mailbox:
-    """Orders in the order in which they must be carried out; numbers start at 1."""
+    """Orders in the order in which they must be carried out; numbers start at 1.
+
+    Attributes:
+        last: number of the last order posted, 0 before the first.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Order]] = deque()
-        self._last = 0
+        self.last = 0
 
     def post(self, order: Order) -> None:
         """Append an order.
@@ -27,18 +31,13 @@ class Mailbox:
         """
         if len(self._waiting) >= CAPACITY:
             raise MailboxFull(f"{CAPACITY} orders are not acknowledged")
-        self._last += 1
-        self._waiting.append((self._last, order))
+        self.last += 1
+        self._waiting.append((self.last, order))
 
     def acknowledge(self, number: int) -> None:
         """Forget orders up to `number`."""
         while self._waiting and self._waiting[0][0] <= number:
             self._waiting.popleft()
-
-    @property
-    def last(self) -> int:
-        """Number of the last order posted, 0 before the first."""
-        return self._last
 
     @property
     def waiting(self) -> tuple[Order, ...]:

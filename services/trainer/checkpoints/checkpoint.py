@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.stateful import Stateful
 
 from services.protocol.errors import InvalidInput
 from services.trainer.checkpoints.folder import CheckpointFolder, GoodCheckpoint, newest_good
@@ -31,36 +32,48 @@ from services.trainer.collectives import all_gather, from_rank_0, share
 _RANDOM = "random"
 
 
+_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""Checkpoints leave out what an adapter leaves frozen: those weights stay in the model's folder."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A module, and what trains it; without an optimizer all that it holds is kept as it is."""
+class Part(Stateful):
+    """A module and its optimizer; without an optimizer all parameters of the module are kept.
+
+    Every method is collective; states are sharded.
+    """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and optimizer as they are now."""
+        if self.optimizer is None:
+            return {"model": get_model_state_dict(self.module)}
+        model, optimizer = get_state_dict(self.module, self.optimizer, options=_TRAINED)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        if self.optimizer is None:
+            set_model_state_dict(self.module, state["model"])
+            return
+        set_state_dict(
+            self.module,
+            self.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=_TRAINED,
+        )
 
 
 Parts = Mapping[str, Part]
 """By the name under which a checkpoint keeps them."""
 
 
-_TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""What an adapter leaves frozen is not the checkpoint's: it is still where it came from."""
-
-
 def state_of(parts: Parts) -> dict[str, Any]:
-    """Parameters, optimizers and random state as they are now, sharded. Collective.
-
-    The random state is the CPU's, the only place where the trainer draws, and the same on
-    all ranks.
-    """
-    state: dict[str, Any] = {_RANDOM: torch.get_rng_state()}
-    for name, part in parts.items():
-        if part.optimizer is None:
-            state[name] = {"model": get_model_state_dict(part.module)}
-            continue
-        model, optimizer = get_state_dict(part.module, part.optimizer, options=_TRAINED)
-        state[name] = {"model": model, "optimizer": optimizer}
-    return state
+    """The parts, and the random state: the CPU's, which is the same on all ranks."""
+    return {**parts, _RANDOM: torch.get_rng_state()}
 
 
 def load_newest(
@@ -104,18 +117,6 @@ def _load(path: Path, parts: Parts) -> None:
         first, _ = next(iter(error.failures.values()))
         fix = f"Its files are whole, but do not fit the model and algorithm: {first}"
         raise InvalidInput("checkpoint_dir", str(path), fix) from None
-    for name, part in parts.items():
-        loaded = state[name]
-        if part.optimizer is None:
-            set_model_state_dict(part.module, loaded["model"])
-            continue
-        set_state_dict(
-            part.module,
-            part.optimizer,
-            model_state_dict=loaded["model"],
-            optim_state_dict=loaded["optimizer"],
-            options=_TRAINED,
-        )
     torch.set_rng_state(state[_RANDOM])
 
 

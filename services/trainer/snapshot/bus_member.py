@@ -110,17 +110,17 @@ class BusMember:
         if isinstance(order, SendWeights):
             self._start_send(order)
         elif isinstance(order, DropLinks):
-            for prefix in [p for p in self._outlets if p.startswith(order.prefix)]:
-                self._outlets.pop(prefix).drop()
+            self._drop(lambda link: link.prefix.startswith(order.prefix))
         else:
             _log.warning("order_not_for_a_trainer", order=type(order).__name__)
 
     def _start_send(self, order: SendWeights) -> None:
-        outlet = self._outlets.get(order.link.prefix)
+        link = order.link
+        outlet = self._outlets.get(link.prefix)
         if outlet is None:
-            self._drop_earlier(order.link.replica_id)
-            outlet = _Outlet(self._make_link(order.link, self._address))
-            self._outlets[order.link.prefix] = outlet
+            # A replica has one link; a new prefix means that the bus gave up the one before.
+            self._drop(lambda earlier: earlier.replica_id == link.replica_id)
+            outlet = self._outlets[link.prefix] = _Outlet(self._make_link(link, self._address))
         if order.version in outlet.versions:
             return  # delivered again
         outlet.versions.add(order.version)
@@ -128,47 +128,38 @@ class BusMember:
         self._sends.add(task)
         task.add_done_callback(self._sends.discard)
 
-    def _drop_earlier(self, replica_id: str) -> None:
-        """A replica has one link; a new prefix means that the bus gave up the one before."""
+    def _drop(self, matches: Callable[[Link], bool]) -> None:
+        """Drop the outlets whose link matches."""
         for prefix, outlet in list(self._outlets.items()):
-            if outlet.link.link.replica_id == replica_id:
+            if matches(outlet.link.link):
                 self._outlets.pop(prefix).drop()
 
     async def _send(self, outlet: _Outlet, order: SendWeights) -> None:
-        started = time.perf_counter()
+        """Send and report; a report that the bus does not get in time is given up."""
+        started, replica_id = time.perf_counter(), order.link.replica_id
         error, sent = None, 0
         try:
             sent = await outlet.send(order, self._store)
         except LinkBroken as broken:
             error = str(broken)
-        await self._report(
-            Report(
-                member_id=self._hello.member_id,
-                replica_id=order.link.replica_id,
-                phase=Phase.SEND,
-                version=order.version,
-                error=error,
-                seconds=time.perf_counter() - started,
-                sent_bytes=sent,
-                prefix=order.link.prefix,
-            )
+            _log.warning("send_failed", replica=replica_id, version=order.version, why=error)
+        report = Report(
+            member_id=self._hello.member_id,
+            replica_id=replica_id,
+            phase=Phase.SEND,
+            version=order.version,
+            error=error,
+            seconds=time.perf_counter() - started,
+            sent_bytes=sent,
+            prefix=order.link.prefix,
         )
-
-    async def _report(self, report: Report) -> None:
-        """Tell the bus; it has its own deadline, so a report it cannot get is given up."""
-        if report.error is not None:
-            _log.warning(
-                "send_failed", replica=report.replica_id, version=report.version, why=report.error
-            )
         try:
             await retrying(
                 lambda: self._bus.report(report), pauses=[RETRY_S], timeout_s=REPORT_DEADLINE_S
             )
-        except NotReady as error:
-            _log.warning("report_lost", replica=report.replica_id, why=str(error))
+        except NotReady as lost:
+            _log.warning("report_lost", replica=replica_id, why=str(lost))
 
     async def _close(self) -> None:
-        for outlet in self._outlets.values():
-            outlet.drop()
-        self._outlets.clear()
+        self._drop(lambda _: True)
         await cancel(*self._sends)
