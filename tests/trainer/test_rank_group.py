@@ -10,9 +10,8 @@ from ray.exceptions import RayActorError
 
 from services.protocol.errors import InvalidInput, NotReady
 from services.trainer.config import TrainerConfig
-from services.trainer.lead import rank_group, rank_placement
-from services.trainer.lead.rank_group import RankGroup
-from services.trainer.lead.rank_placement import RankPlacement
+from services.trainer.lead import rank_group
+from services.trainer.lead.rank_group import RankGroup, RankPlacement
 
 
 class FakeRank:
@@ -84,9 +83,9 @@ async def test_a_group_that_does_not_come_up_gives_its_room_back(
     ready = answer(None)
     placed = SimpleNamespace(ready=lambda: ready)
     removed: list[Any] = []
-    monkeypatch.setattr(rank_placement, "placement_group", lambda *_, **__: placed)
-    monkeypatch.setattr(rank_placement, "remove_placement_group", removed.append)
-    monkeypatch.setattr(rank_placement.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(rank_group, "placement_group", lambda *_, **__: placed)
+    monkeypatch.setattr(rank_group, "remove_placement_group", removed.append)
+    monkeypatch.setattr(rank_group.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(RankPlacement, "options", lambda self, rank: {})
     ranks = iter([FakeRank(work, meet=SimpleNamespace(remote=lambda: None)) for work in works])
     started = SimpleNamespace(remote=lambda *_: next(ranks))

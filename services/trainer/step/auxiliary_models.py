@@ -2,15 +2,49 @@
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from services.protocol.errors import InvalidInput
 from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
+from services.trainer.batch.collate import MicroBatch
 from services.trainer.checkpoints.checkpoint import Part
 from services.trainer.config import TrainerConfig
-from services.trainer.model.model import Policy
+from services.trainer.model.lora import adapter_off
+from services.trainer.model.model import Policy, load_policy
 from services.trainer.step.critic import Critic
-from services.trainer.step.reference import Reference, copy_policy
+
+
+class Reference:
+    """The model that a KL penalty holds the policy to. Collective.
+
+    It is the model as the run began, or the policy at the last refresh. Under a LoRA adapter it
+    is the policy with the adapter turned off, which takes no memory; else it is a sharded model
+    without gradients or an optimizer.
+
+    Attributes:
+        model: the sharded model; None under an adapter.
+    """
+
+    def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
+        self.model: Policy | None = None
+        if config.lora is None:
+            self.model = load_policy(config, mesh, Policy).requires_grad_(False)
+
+    @torch.no_grad()
+    def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
+        """Reference logprobs `[N]` of the trained tokens, without gradient.
+
+        Args:
+            micro: the tokens.
+            temperature: divides the logits.
+            policy: the model in training, whose frozen part may be the reference.
+        """
+        if self.model is not None:
+            return self.model(micro, temperature)[0]
+        with adapter_off(policy):
+            return policy(micro, temperature)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +84,7 @@ class AuxiliaryModels:
     def follow(self, step: int, policy: Policy) -> None:
         """Train step `step` has changed the policy."""
         if self._refreshed is not None and step % self.refresh_steps == 0:
-            copy_policy(policy, self._refreshed)
+            _copy(policy, self._refreshed)
 
     def parts(self) -> dict[str, Part]:
         """The parts of a checkpoint: a reference that is never refreshed can be loaded again."""
@@ -79,3 +113,12 @@ def _refresh_steps(kl: KlConfig, config: TrainerConfig) -> int:
         )
         raise InvalidInput("algorithm.kl.refresh_steps", kl.refresh_steps, fix)
     return kl.refresh_steps
+
+
+@torch.no_grad()
+def _copy(policy: Policy, to: Policy) -> None:
+    """Make `to` equal to the policy as it is now: each rank copies its own shards."""
+    to.reshard_all()
+    policy.reshard_all()
+    for held, newer in zip(to.parameters(), policy.parameters(), strict=True):
+        held.copy_(newer)
