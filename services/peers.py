@@ -1,4 +1,4 @@
-"""The one place that finds other services: Serve handles and the weight bus actor.
+"""Finds other services: Serve handles and the weight bus actor.
 
 A peer has the methods of its interface in `services.protocol`. It raises `NotReady` for every
 way in which a service can be absent, so that callers handle one error.

@@ -1,4 +1,4 @@
-"""Whether two processes hold the same frozen model: a digest of its files.
+"""A digest of a frozen model's files: equal in two processes that hold the same model.
 
 An adapter means nothing without the exact model that it was trained on, and that model does
 not travel with it.

@@ -23,7 +23,7 @@ _INDEX_BYTES = 4
 
 
 class Kind(IntEnum):
-    """What the payload is."""
+    """The form of a payload."""
 
     FULL = 0
     DELTA = 1
@@ -50,7 +50,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """What precedes a bucket on a link, as `FIELDS` int64 numbers.
+    """The header before each bucket on a link: `FIELDS` int64 numbers.
 
     Attributes:
         kind: see `Kind`.
@@ -124,7 +124,7 @@ def whole(payload: Tensor, place: Place | None = None) -> Encoded:
 
 
 def changes(new: Tensor, old: Tensor, base: int, itemsize: int) -> Encoded | None:
-    """What is new in a bucket for a receiver that holds `old`; None: almost everything.
+    """The changed elements of a bucket for a receiver that holds `old`; None: almost all are.
 
     Args:
         new: uint8, the bucket's bytes.

@@ -1,4 +1,4 @@
-"""Where the members of a link find each other: the bus's store, through one connection.
+"""The rendezvous of a link's members: the bus's store, through one connection.
 
 Every `TCPStore` client that torch connects looks its own address up in the DNS for a log
 line, which takes seconds where a resolver is slow or drops a question. A client also waits
@@ -70,7 +70,7 @@ class Rendezvous(Store):
         places = [self._at(key) for key in keys]
         while not self._client.check(places):
             if time.monotonic() > self._deadline:
-                raise RuntimeError(f"nobody wrote {places} in time")
+                raise RuntimeError(f"{places} were not written in time")
             time.sleep(_POLL_S)
 
     def _at(self, key: str) -> str:

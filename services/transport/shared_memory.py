@@ -1,4 +1,4 @@
-"""Memory that other processes of the same node can read, and how they find it.
+"""Memory that other processes of the same node can map.
 
 A buffer is an anonymous file: it has no name that could be left behind, and goes with the
 last process that maps it. Others open it through the owner's entry in /proc, which the
@@ -27,7 +27,7 @@ def memory_domain() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where bytes lie.
+    """The address of bytes in another process.
 
     Attributes:
         pid: process that owns them, as its own process table numbers it.

@@ -1,4 +1,4 @@
-"""Committing a version on all replicas at once instead of on each as soon as it can."""
+"""A barrier, so that all replicas commit a version together."""
 
 from services.weight_bus.changes import Changes
 from services.weight_bus.members.replicas import Replicas

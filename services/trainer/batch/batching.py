@@ -1,4 +1,4 @@
-"""From a train batch to what each rank computes: plain arithmetic, the same on every rank.
+"""Divides a train batch among ranks: plain arithmetic, the same on every rank.
 
 Every rank sees the whole batch and plans alone, so that all agree on the number of forward
 passes (FSDP hangs when they differ) and on the global token counts without a collective.
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Minibatch:
-    """What one optimizer step consumes.
+    """The rows of one optimizer step.
 
     Attributes:
         tokens: trained tokens over all ranks and micro-batches, for the loss denominator.

@@ -1,4 +1,4 @@
-"""Micro-batches as tensors: rows laid end to end in, flat response tokens out."""
+"""Micro-batches as tensors: rows laid end to end, and their trained tokens laid flat."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

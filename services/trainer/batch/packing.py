@@ -33,7 +33,7 @@ class RowGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class PackedRows:
-    """Where each row lies in a packed sequence of T tokens.
+    """The places of rows in a packed sequence of T tokens.
 
     Attributes:
         lengths: tokens of each of the B rows, in order.

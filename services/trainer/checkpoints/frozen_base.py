@@ -1,4 +1,4 @@
-"""The model under a LoRA adapter: which one it is, and its tensors where they are needed again.
+"""The frozen model under a LoRA adapter: its digest, and its tensors for an export.
 
 Checkpoints hold the adapter alone; the frozen weights stay where they were loaded from, and
 a digest says whether they are still the same.

@@ -24,7 +24,7 @@ class FileDigest(StrictModel):
 
 
 class Progress(StrictModel):
-    """How far a run was when a checkpoint was taken.
+    """The progress of a run at its checkpoint.
 
     Attributes:
         step: train steps done.

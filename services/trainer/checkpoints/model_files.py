@@ -1,4 +1,4 @@
-"""What a Hugging Face folder holds besides weights: configuration, tokenizer, chat template."""
+"""Files of a Hugging Face folder besides weights: configuration, tokenizer, chat template."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint that a model's parameters are made of.
+"""The names of a parameter's tensors in a Hugging Face checkpoint.
 
 Transformers keeps the experts of a layer in one parameter, but writes and reads checkpoints
 with a tensor for each. An inference engine knows the checkpoint's names. The parts lie one
@@ -20,7 +20,7 @@ Part = tuple[str, tuple[int, ...]]
 
 
 class CheckpointNames:
-    """How one model type's parameters are called in its checkpoints."""
+    """The checkpoint names of one model type's parameters."""
 
     def __init__(self, model_type: str) -> None:
         self._model_type = model_type

@@ -1,4 +1,4 @@
-"""One incarnation of the ranks: started together, called together, lost together."""
+"""The ranks of a trainer, which are started, called and lost together."""
 
 import asyncio
 import uuid

@@ -1,4 +1,4 @@
-"""The trainer's head: one operation at a time over the rank group, versions, publishing."""
+"""The trainer's service: one operation at a time over the rank group, and its versions."""
 
 import asyncio
 import time

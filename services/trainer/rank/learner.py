@@ -1,4 +1,4 @@
-"""The torch side of one rank: model, optimizer, run. Used by one thread, in step with its peers."""
+"""The torch side of one rank: model, optimizer, run. One thread uses it, in step with its peers."""
 
 import time
 

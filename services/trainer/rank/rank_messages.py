@@ -1,4 +1,4 @@
-"""What a rank answers to the trainer that leads it; no torch, so both sides can import it."""
+"""Answers of a rank to the trainer that leads it; no torch, so both sides can import them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

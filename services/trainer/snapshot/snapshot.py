@@ -1,4 +1,4 @@
-"""The tensors of a policy version that leave the rank: which ones, their layout, host copies."""
+"""The exported tensors of a policy version: their layout, and copies in host memory."""
 
 import math
 import threading
@@ -230,7 +230,7 @@ def _specs(parts: Sequence[Part], held: Sequence[int], dtype: Dtype) -> Iterator
 
 
 class WireLayout:
-    """Which parameters, and which tensors of the checkpoint, make each bucket.
+    """The parameters, and the tensors of the checkpoint, in each bucket.
 
     A bucket holds whole parameters, each with all tensors of the checkpoint that it contains.
 

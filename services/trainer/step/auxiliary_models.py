@@ -1,4 +1,4 @@
-"""The models beside the policy that an algorithm asks for."""
+"""Further models that an algorithm needs: a reference and a critic."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class AuxiliaryModels:
-    """Those of one run.
+    """The auxiliary models of one run.
 
     Attributes:
         reference: with a KL penalty.

@@ -1,4 +1,4 @@
-"""Which token gets how much of an answer's reward, where that takes a model's word."""
+"""Credit assignment: advantages that depend on a critic, a discount or a KL penalty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +104,7 @@ def _by_token(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
     rewards = torch.where(last, micro.advantage, 0.0)
     if one.kl_penalty is not None:
         rewards = rewards - one.kl_penalty
-    # Without a critic what counts are the rewards to come, less nothing.
+    # Without a critic the baseline is 0.
     values = torch.zeros_like(rewards) if one.values is None else one.values
     gae_lambda = 1.0 if one.values is None else algorithm.gae_lambda
     advantages, returns = gae(rewards, values, micro.row, algorithm.gamma, gae_lambda)
@@ -118,8 +118,8 @@ def _by_token(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
 def _normalised(work: Work) -> Work:
     """Mean 0 and variance 1 over the trained tokens of all ranks.
 
-    A value that is not finite is left as it is and counts for nothing, so that the guard
-    names its group and no other.
+    A value that is not finite stays as it is and is left out of mean and variance, so that the
+    guard names only its own group.
     """
     micros = [one.micro for several in work for one in several]
     if not micros:

@@ -1,4 +1,4 @@
-"""The critic: predicts the rewards to come, so that a token is judged by what it changed."""
+"""The critic: predicts the return of each token, the baseline of its advantage."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
-"""What a train step measured: sums over tokens, and how far trainer and engine are apart.
+"""Diagnostics of a train step: sums over tokens, and the mismatch of trainer and engine.
 
-docs/diagnostics.md says what each number means, what is healthy and what to do.
+docs/diagnostics.md explains each number, its healthy range and what to do.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""One train step: minibatches of micro-batches, and what they measured."""
+"""One train step: minibatches of micro-batches, and their diagnostics."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from services.trainer.step.update import update
 
 @dataclass(frozen=True, kw_only=True)
 class StepOutcome:
-    """What a train step did, the same on every rank.
+    """The result of a train step, the same on every rank.
 
     Attributes:
         tokens: response tokens that carried a gradient.
@@ -52,7 +52,7 @@ class StepOutcome:
 
 @dataclass
 class _Updates:
-    """What became of the optimizer steps so far."""
+    """The optimizer steps so far, made and skipped."""
 
     gradient_norms: list[float] = field(default_factory=list)
     skipped: int = 0

@@ -1,4 +1,4 @@
-"""The canary: what a replica's answer to it says of the weights that the replica serves."""
+"""The canary: compares a replica's logprobs of fixed tokens with the trainer's."""
 
 import contextlib
 import math

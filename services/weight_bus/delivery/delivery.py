@@ -1,4 +1,4 @@
-"""Bringing one replica to the newest version, again and again, whatever fails in between."""
+"""Brings one replica to the newest version, and repeats it after failures."""
 
 import asyncio
 from contextlib import AbstractContextManager

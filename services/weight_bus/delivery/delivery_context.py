@@ -1,4 +1,4 @@
-"""What the delivery to one replica sees of the rest of the bus."""
+"""The parts of the bus that a delivery uses."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from services.weight_bus.version_ledger import VersionLedger
 
 @dataclass(frozen=True, kw_only=True)
 class DeliveryContext:
-    """What a delivery needs of the bus.
+    """Shared by the deliveries to all replicas.
 
     Attributes:
         config: deadlines.
@@ -23,7 +23,7 @@ class DeliveryContext:
         replicas: where the replica's state is kept.
         trainers: who sends.
         canaries: the trainer's scores of the canary, by version.
-        ledger: where outcomes are written down.
+        ledger: records outcomes.
         changes: announces every change of the first four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
         newest: the newest manifest and when it was published by `clock`.

@@ -1,4 +1,4 @@
-"""By which way a version reaches one replica: from whom, over which links, onto what."""
+"""The route of a version to one replica: its senders, links, transport and base."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from services.weight_bus.delivery.reports import UpdateFailed
 def senders(
     context: DeliveryContext, replica_id: str, manifest: WeightManifest, failures: int
 ) -> tuple[str, ...] | None:
-    """Who can send the version, one member id for each trainer rank; None: no member can.
+    """Members that can send the version, one for each trainer rank; None: there are none.
 
     The trainer's ranks, unless they are gone, are another trainer of another size, or have
     just failed; else one replica that keeps a copy stands in for all of them.
@@ -41,7 +41,7 @@ def base_of_changes(
 def transport_between(
     context: DeliveryContext, sender: str, receiver: ReplicaHello, *, plain: bool
 ) -> Transport:
-    """How one sender's bytes reach the replica; `plain`: over TCP, if that is allowed.
+    """The transport from one sender to the replica; `plain`: TCP, if that is allowed.
 
     A replica that stands in for the trainer sends over the wire: its copy lies in memory of
     its own.

@@ -1,4 +1,4 @@
-"""Which replica is alive, what it serves, and whether it may be given work."""
+"""The replicas: their states, their versions and their leases."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _HELD = {Hold.PAUSED: ReplicaState.PAUSED, Hold.ASLEEP: ReplicaState.ASLEEP}
 
 @dataclass
 class Replica:
-    """What the bus knows of one rollout server.
+    """The bus's entry of one rollout server.
 
     Attributes:
         hello: how it introduced itself.

@@ -1,4 +1,4 @@
-"""Which trainer ranks are there, and which incarnation of the trainer is the current one."""
+"""The trainer ranks, in groups: one group for each start of a trainer's ranks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Advantages: how much better a trajectory did than others of its sample group or batch."""
+"""Advantages: a trajectory's reward relative to its sample group or batch."""
 
 from collections.abc import Callable, Sequence
 

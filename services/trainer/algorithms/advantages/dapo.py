@@ -1,4 +1,4 @@
-"""DAPO: what it adds to GRPO's rewards; its clip is in `clip`, its sum in `aggregation`."""
+"""DAPO's penalty on long answers; its clip is in `clip`, its sum in `aggregation`."""
 
 
 def overlong_penalty(length: int, limit: int, buffer: int) -> float:

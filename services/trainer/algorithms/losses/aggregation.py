@@ -12,7 +12,7 @@ from services.protocol.run.algorithm import AlgorithmConfig
 
 
 def token_shares(weight: Tensor, sequence: Tensor, sequences: int, aggregation: str) -> Tensor:
-    """What each token counts before the division by `denominator`.
+    """The weight of each token before the division by `denominator`.
 
     - `token_mean`: 1, so that the loss is `sum / N` (DAPO, arXiv 2503.14476, section 3.3).
     - `sequence_mean`: `1 / |o_i|`, so that it is `mean_i(mean_t(loss))` (GRPO, arXiv

@@ -32,7 +32,7 @@ def mismatch_ratio(tokens: ScoredTokens, proximal: Tensor, level: str) -> Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What the loss of each token is multiplied by, and where that is not the ratio.
+    """The factor of each token's loss, and the tokens where it is not the ratio.
 
     Attributes:
         weight: `[N]`, without gradient.

@@ -1,4 +1,4 @@
-"""What a loss is computed from, and what it gives back: one number per response token."""
+"""The inputs and the result of a loss: one number per response token."""
 
 from dataclasses import dataclass
 
