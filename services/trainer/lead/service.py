@@ -300,17 +300,8 @@ class TrainerService:
 
     def _manifest(self, version: int, step: int, digests: list[Digests]) -> WeightManifest:
         assert self._group is not None, "the ranks have just answered"
-        model = self._group.model
-        return WeightManifest(
-            version=version,
-            train_step=step,
-            tensors=model.tensors,
-            buckets=model.buckets,
-            digests=tuple(digests[: self._config.shards]),
-            canary=model.canary,
-            adapter=model.adapter,
-            model=self._config.model,
-        )
+        senders = digests[: self._config.shards]
+        return self._group.model.manifest(version, step, senders, self._config.model)
 
 
 async def _retrying(event: str, work: Callable[[], Awaitable[T]]) -> T:

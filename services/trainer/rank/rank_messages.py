@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from services.protocol.trainer import LedgerFrontier, TrainReport
-from services.protocol.weights.weights import Adapter, TensorSpec
+from services.protocol.weights.weights import Adapter, TensorSpec, WeightManifest
 
 Digests = tuple[str, ...]
 """blake3 hex of a rank's buckets of a version; empty for a rank that does not send."""
@@ -27,6 +27,21 @@ class RankModel:
     buckets: tuple[tuple[int, int], ...]
     canary: tuple[tuple[int, ...], ...]
     adapter: Adapter | None = None
+
+    def manifest(
+        self, version: int, step: int, digests: Sequence[Digests], model: str = ""
+    ) -> WeightManifest:
+        """The manifest of a version, from the digests of the ranks that send it."""
+        return WeightManifest(
+            version=version,
+            train_step=step,
+            tensors=self.tensors,
+            buckets=self.buckets,
+            digests=tuple(digests),
+            canary=self.canary,
+            adapter=self.adapter,
+            model=model,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
