@@ -247,12 +247,4 @@ class World:
         return max(staged.values()), max(committed.values())
 
     def _manifest(self, version: int, digests: list[Any]) -> WeightManifest:
-        model = self.group.model
-        return WeightManifest(
-            version=version,
-            train_step=self.steps,
-            tensors=model.tensors,
-            buckets=model.buckets,
-            digests=tuple(digests),
-            canary=model.canary,
-        )
+        return self.group.model.manifest(version, self.steps, digests)
