@@ -1,7 +1,6 @@
 """The Serve application of the reward service: a handle API, and HTTP where it has a route."""
 
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -52,11 +51,6 @@ class RewardReplica:
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does."""
         return await self._scoring.score(jobs)
-
-    async def stream(self, jobs: list[ScoreJob]) -> AsyncIterator[Score]:
-        """The same scores, each as soon as it is there."""
-        async for score in self._scoring.stream(jobs):
-            yield score
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve: estimated CPU-seconds of work that wait here."""

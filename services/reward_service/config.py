@@ -95,9 +95,7 @@ class RewardServiceConfig(StrictModel):
     graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)
     grader_modules: list[Annotated[str, Field(pattern=_MODULE)]] = Field(default_factory=list)
     user_grader_processes: int = Field(default=4, ge=1)
-    http_graders: dict[str, Annotated[str, Field(pattern=r"^https?://")]] = Field(
-        default_factory=dict
-    )
+    http_graders: dict[str, Annotated[str, Field(pattern=_URL)]] = Field(default_factory=dict)
 
     @property
     def test_set_folder(self) -> str | None:

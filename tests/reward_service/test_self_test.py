@@ -52,7 +52,9 @@ async def test_without_landlock_the_self_test_fails_and_names_what_got_through(
 ) -> None:
     settings = Jail.settings
     monkeypatch.setattr(
-        Jail, "settings", lambda self, seccomp: {**settings(self, seccomp), "readable": ["/"]}
+        Jail,
+        "settings",
+        lambda self, seccomp: {**settings(self, seccomp), "paths": {"readable": ["/"]}},
     )
     slot = await start_slot(Jail.here(namespaces=False), build_filter())  # type: ignore[misc]
     with pytest.raises(SelfTestFailed, match="read_file, list_root"):

@@ -122,9 +122,11 @@ class Jail:
             },
             "user_id": own_user_id() if as_root else None,
             "processes": self.processes,
-            "readable": self._readable(),
-            "listable": [self.stdlib],
-            "writable": ["/dev/null"],
+            "paths": {
+                "readable": self._readable(),
+                "listable": [self.stdlib],
+                "writable": ["/dev/null"],
+            },
             "stdlib": self.stdlib,
             "stdlib_by_fd": as_root and not self.namespaces and not _open_to_all(self.stdlib),
         }

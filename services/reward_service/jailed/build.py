@@ -30,13 +30,7 @@ def _say(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _confine(order: dict[str, Any]) -> None:
-    _, ruleset = confine.create_ruleset(
-        order["readable"],
-        [],
-        order["writable"],
-        executable=order["executable"],
-        folders=[order["folder"]],
-    )
+    _, ruleset = confine.create_ruleset(order["paths"])
     confine.drop_privileges(order["user_id"])
     os.chdir(order["folder"])
     confine.limit_resources(

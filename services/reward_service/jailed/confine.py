@@ -11,24 +11,26 @@ import resource
 import stat
 import struct
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = (
-    1,
-    4,
-    22,
-    24,
-    38,
-)
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 SECCOMP_MODE_FILTER = 2
 EXECVEAT, AT_EMPTY_PATH = {"x86_64": 322, "aarch64": 281}, 0x1000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
 
-FS_READ_FILE, FS_READ_DIR = 1 << 2, 1 << 3
-FS_WRITE_FILE, FS_TRUNCATE = 1 << 1, 1 << 14
-FS_EXECUTE, FS_REMOVE_FILE, FS_MAKE_REG = 1 << 0, 1 << 5, 1 << 8
-FS_FOLDER = FS_READ_FILE | FS_READ_DIR | FS_WRITE_FILE | FS_TRUNCATE | FS_REMOVE_FILE | FS_MAKE_REG
-_ONLY_FOLDERS = FS_READ_DIR | FS_REMOVE_FILE | FS_MAKE_REG
+_FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_FS_REMOVE_FILE, _FS_MAKE_REG, _FS_TRUNCATE = 1 << 5, 1 << 8, 1 << 14
+_READ, _WRITE = _FS_READ_FILE | _FS_READ_DIR, _FS_WRITE_FILE | _FS_TRUNCATE
+_ONLY_FOLDERS = _FS_READ_DIR | _FS_REMOVE_FILE | _FS_MAKE_REG
+_RIGHTS = {
+    "readable": _READ,
+    "listable": _FS_READ_DIR,
+    "writable": _FS_READ_FILE | _WRITE,
+    "executable": _READ | _FS_EXECUTE,
+    "folders": _READ | _WRITE | _FS_REMOVE_FILE | _FS_MAKE_REG,
+}
+"""Of a kind of paths. In `folders` plain files can be made and removed, by a compiler."""
 _FS_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _ALL_NET = 0b11
 _M_ARENA_MAX = -8
@@ -47,18 +49,8 @@ def prctl(option: int, value: int = 0, pointer: object = None) -> None:
         raise _last_error(f"prctl {option}")
 
 
-def create_ruleset(
-    readable: list[str],
-    listable: list[str],
-    writable: list[str],
-    *,
-    executable: list[str] | None = None,
-    folders: list[str] | None = None,
-) -> tuple[int, int]:
-    """A Landlock ruleset: what can be read, what can only be listed, what also be written.
-
-    For a compiler there is also what can be executed, and folders in which plain files can
-    be made and removed.
+def create_ruleset(paths: dict[str, list[str]]) -> tuple[int, int]:
+    """A Landlock ruleset for paths by their kind, one of `_RIGHTS`.
 
     It handles every right that the running kernel knows, so all others are denied. Paths
     that do not exist are left out.
@@ -85,16 +77,9 @@ def create_ruleset(
     ruleset = _syscall(
         LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
     )
-    for path in readable:
-        _allow_beneath(ruleset, path, rights & (FS_READ_FILE | FS_READ_DIR))
-    for path in listable:
-        _allow_beneath(ruleset, path, rights & FS_READ_DIR)
-    for path in writable:
-        _allow_beneath(ruleset, path, rights & (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE))
-    for path in executable or []:
-        _allow_beneath(ruleset, path, rights & (FS_EXECUTE | FS_READ_FILE | FS_READ_DIR))
-    for path in folders or []:
-        _allow_beneath(ruleset, path, rights & FS_FOLDER)
+    for kind, allowed in _RIGHTS.items():
+        for path in paths.get(kind, ()):
+            _allow_beneath(ruleset, path, rights & allowed)
     return abi, ruleset
 
 

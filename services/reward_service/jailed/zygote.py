@@ -77,9 +77,7 @@ class ForkServer:
                 importlib.import_module(name)
             except ImportError:  # an interpreter built without this library
                 continue
-        self.landlock_abi, self._ruleset = confine.create_ruleset(
-            settings["readable"], settings["listable"], settings["writable"]
-        )
+        self.landlock_abi, self._ruleset = confine.create_ruleset(settings["paths"])
         confine.use_one_malloc_arena()
         confine.drop_privileges(settings["user_id"])
         self._confined, writer = os.pipe()
@@ -125,7 +123,7 @@ class ForkServer:
                 os.kill(-1, signal.SIGKILL)
         ended = os.waitstatus_to_exitcode(status)
         return {
-            "exit": ended,
+            "exit_code": ended,
             # A process that was ending by itself when its limit came was not killed.
             "killed": killed if ended == -signal.SIGKILL else None,
             "confined": confined is not None,

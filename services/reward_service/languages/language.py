@@ -12,14 +12,13 @@ class Toolchain:
     empty folder, and has no network.
 
     Attributes:
-        compiler: an executable.
+        compiler: an executable that prints its version for `--version`.
         flags: its arguments; it writes `program` in its working folder.
         header: source to be precompiled once, if the compiler can do that.
         header_flags: its arguments then; it writes the file `header_output` and finds the
             source in a file of the same name without its last suffix.
         use_header: arguments that make it use the precompiled header, where `{folder}` is
             the folder with `header_output` in it.
-        version_flags: arguments that make it print which version it is.
     """
 
     compiler: str
@@ -28,7 +27,6 @@ class Toolchain:
     header_flags: tuple[str, ...] = ()
     header_output: str = ""
     use_header: tuple[str, ...] = ()
-    version_flags: tuple[str, ...] = ("--version",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,7 +83,7 @@ class Compiler:
             if path is None:
                 missing = f"{language.name} needs {toolchain.compiler}, which is not here"
                 raise SlotFailed(f"{missing}: `apt-get install {toolchain.compiler}`")
-            command = [path, *toolchain.version_flags]
+            command = [path, "--version"]
             done = subprocess.run(command, capture_output=True, timeout=_VERSION_S, check=False)
             parts = (done.stdout.decode(errors="replace"), *toolchain.flags, toolchain.header)
             self._versions[language.name] = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -172,20 +172,13 @@ class Compiler:
         except SlotLost as error:  # no answer had a part in it
             raise SlotFailed(f"the header could not be compiled: {error}") from error
         if built.output is None:
-            raise SlotFailed(f"the header could not be compiled: {built.errors[:200]}")
+            raise SlotFailed(f"the header could not be compiled: {built.record.message[:200]}")
         return built.output
 
 
 def _compiled(built: Built) -> Compiled:
-    message = "the compiler was stopped at a limit; " if built.stopped else ""
-    record = CompileRecord(
-        ok=built.output is not None,
-        cpu_ms=1000 * built.cpu_s,
-        wall_ms=1000 * built.wall_s,
-        cached=False,
-        message="" if built.output is not None else (message + built.errors).strip()[:500],
-    )
-    return Compiled(binary=None if built.output is None else Binary(built.output), record=record)
+    binary = None if built.output is None else Binary(built.output)
+    return Compiled(binary=binary, record=built.record)
 
 
 def _size(compiled: Compiled) -> int:

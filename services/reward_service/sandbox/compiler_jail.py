@@ -1,12 +1,10 @@
 """Runs a compiler once, in a jail of its own."""
 
-import asyncio
 import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import tempfile
@@ -15,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.protocol.reward.reward_service import CompileRecord
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.jail import BUILD, Jail, jailed_sources, own_user_id
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.languages.language import Toolchain
 from services.reward_service.sandbox.execution import SlotFailed, SlotLost, sealed_file
+from services.reward_service.sandbox.slot import Control
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
 _INSIDE = ("/build", "/header")
@@ -55,21 +55,15 @@ class Build:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """How it ended.
+    """The end of a compiler.
 
     Attributes:
         output: None if there is none that can be used.
-        stopped: it was ended by a signal or by the clock.
-        cpu_s: processor seconds.
-        wall_s: seconds from start to end.
-        errors: the beginning of what it wrote to its standard error.
+        record: with the beginning of what it wrote to its standard error.
     """
 
     output: bytes | None
-    stopped: bool
-    cpu_s: float
-    wall_s: float
-    errors: str
+    record: CompileRecord
 
 
 class CompilerJail:
@@ -112,9 +106,12 @@ class CompilerJail:
             "command": [path, *(flag.replace("{folder}", header) for flag in build.flags)],
             "environment": {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "LC_ALL": "C"},
             "folder": folder,
-            "readable": [] if build.header is None else [header],
-            "writable": ["/dev/null"],
-            "executable": list(_SYSTEM),
+            "paths": {
+                "readable": [] if build.header is None else [header],
+                "writable": ["/dev/null"],
+                "executable": list(_SYSTEM),
+                "folders": [folder],
+            },
             "user_id": user_id,
             "cpu_s": build.cpu_s,
             "memory": self._config.compile_memory_mb << 20,
@@ -126,36 +123,37 @@ class CompilerJail:
     async def _start(self, build: Build, work: Path, order: dict[str, Any]) -> Built:
         mounts = ["--bind", str(work), _INSIDE[0]]
         mounts += [] if build.header is None else ["--ro-bind", str(build.header), _INSIDE[1]]
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        source, errors = sealed_file(build.source), os.memfd_create("errors", os.MFD_CLOEXEC)
+        control, source = Control(), sealed_file(build.source)
+        errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         started = time.monotonic()
         process: subprocess.Popen[bytes] | None = None
         try:
-            with theirs:
+            with control.theirs as theirs:
                 process = self._jail.start(theirs, "millrace-build", errors, mounts)
-            ours.send(json.dumps(jailed_sources(BUILD)).encode())
-            socket.send_fds(ours, [json.dumps(order).encode()], [source, errors])
-            reply = await _reply(ours, self._config.slot_start_s) or {}
+            control.send(json.dumps(jailed_sources(BUILD)).encode())
+            control.send(json.dumps(order).encode(), [source, errors])
+            reply = await _reply(control, self._config.slot_start_s) or {}
             if confined := "confined" in reply:
-                wall_s = _WALL_FACTOR * build.cpu_s + _WALL_S
-                reply = await _last_reply(ours, wall_s)
+                reply = await _last_reply(control, _WALL_FACTOR * build.cpu_s + _WALL_S)
             text = os.pread(errors, _ERROR_BYTES, 0).decode(errors="replace")
             if not confined or "failed" in reply:
                 raise SlotFailed(f"the compiler's jail: {reply.get('failed', text[-200:])}")
             exit_code = reply.get("exit", -signal.SIGKILL)
             output = _plain_file(work / build.output, build.output_mb << 20)
-            return Built(
-                output=output if exit_code == 0 else None,
-                stopped=exit_code < 0,
-                cpu_s=reply.get("cpu_s", 0.0),
-                wall_s=time.monotonic() - started,
-                errors=text,
+            ok = exit_code == 0 and output is not None
+            message = "the compiler was stopped at a limit; " if exit_code < 0 else ""
+            record = CompileRecord(
+                ok=ok,
+                cpu_ms=1000 * reply.get("cpu_s", 0.0),
+                wall_ms=1000 * (time.monotonic() - started),
+                cached=False,
+                message="" if ok else (message + text).strip()[:500],
             )
+            return Built(output=output if ok else None, record=record)
         except OSError as error:
             raise SlotFailed(f"the compiler's jail: {error}") from error
         finally:
-            ours.close()
+            control.close()
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -164,17 +162,16 @@ class CompilerJail:
             os.close(errors)
 
 
-async def _reply(control: socket.socket, timeout_s: float) -> dict[str, Any] | None:
+async def _reply(control: Control, timeout_s: float) -> dict[str, Any] | None:
     """The next message, empty if the jail hung up; None if there was none in time."""
     try:
-        async with asyncio.timeout(timeout_s):
-            message = await asyncio.get_running_loop().sock_recv(control, 1 << 16)
+        message, _ = await control.receive(timeout_s)
     except TimeoutError:
         return None
     return json.loads(message) if message else {}
 
 
-async def _last_reply(control: socket.socket, timeout_s: float) -> dict[str, Any]:
+async def _last_reply(control: Control, timeout_s: float) -> dict[str, Any]:
     """The last message of a jail in which a source was compiled, empty if it came too late.
 
     Raises:
@@ -182,8 +179,8 @@ async def _last_reply(control: socket.socket, timeout_s: float) -> dict[str, Any
     """
     try:
         reply = await _reply(control, timeout_s)
-    except (OSError, ValueError) as error:
-        raise SlotLost(f"the compiler's jail: {type(error).__name__}: {error}") from error
+    except ValueError as error:
+        raise SlotLost(f"the compiler's jail: {error}") from error
     if reply is None:
         return {}
     if not reply:

@@ -286,17 +286,8 @@ def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
     stdout, stderr, report = (
         os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[1:]
     )
-    if not answer["confined"]:
+    if not answer.pop("confined"):
         raise SlotFailed(
             f"a process could not be confined: {stderr[-300:].decode(errors='replace')}"
         )
-    return Outcome(
-        exit_code=answer["exit"],
-        killed=answer["killed"],
-        cpu_s=answer["cpu_s"],
-        wall_s=answer["wall_s"],
-        peak_kb=answer["peak_kb"],
-        stdout=stdout,
-        stderr=stderr,
-        report=report,
-    )
+    return Outcome(stdout=stdout, stderr=stderr, report=report, **answer)
