@@ -23,7 +23,6 @@ from services.protocol.reward.grader import (
     HttpGrader,
     PythonGrader,
     WeightedGrader,
-    check_tests,
 )
 from services.protocol.reward.reward_service import Score, ScoreJob
 from services.protocol.strict import StrictModel
@@ -172,27 +171,25 @@ def _check(grader: AnyGrader, field: str, scoring: Scoring, config: RewardServic
     if isinstance(grader, WeightedGrader):
         for number, part in enumerate(grader.parts):
             _check(part.grader, f"{field}.parts.{number}.grader", scoring, config)
-    elif isinstance(grader, PythonGrader) and grader.name not in _python_names(config):
-        fix = f"Registered are {_python_names(config)}."
-        raise InvalidInput(f"{field}.name", grader.name, fix)
-    elif isinstance(grader, HttpGrader) and grader.name not in config.http_graders:
-        fix = f"Registered are {sorted(config.http_graders)}."
-        raise InvalidInput(f"{field}.name", grader.name, fix)
+    elif isinstance(grader, PythonGrader):
+        _known(grader.name, _python_names(config), f"{field}.name", "Registered")
+    elif isinstance(grader, HttpGrader):
+        _known(grader.name, sorted(config.http_graders), f"{field}.name", "Registered")
     elif isinstance(grader, CodeGrader):
-        if grader.language not in languages():
-            fix = f"Known are {sorted(languages())}."
-            raise InvalidInput(f"{field}.language", grader.language, fix)
-        if grader.test_set is not None:
-            tests = scoring.tools.test_sets.get(grader.test_set)
-            if tests is None:
-                fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first, or again."
-                raise _UnknownTestSet(f"{field}.test_set", grader.test_set, fix)
-            try:
-                check_tests(tests, grader.entry_point, grader.language)
-            except ValueError as problem:
-                raise InvalidInput(
-                    f"{field}.entry_point", grader.entry_point, str(problem)
-                ) from None
+        _known(grader.language, sorted(languages()), f"{field}.language", "Known")
+        try:
+            tests = scoring.tools.test_sets.of_grader(grader)
+        except ValueError as problem:
+            entry_point = grader.entry_point
+            raise InvalidInput(f"{field}.entry_point", entry_point, str(problem)) from None
+        if tests is None:
+            fix = f"PUT the tests to /v1/test-sets/{grader.test_set} first, or again."
+            raise _UnknownTestSet(f"{field}.test_set", grader.test_set, fix)
+
+
+def _known(name: str, names: list[str], field: str, word: str) -> None:
+    if name not in names:
+        raise InvalidInput(field, name, f"{word} are {names}.")
 
 
 def _python_names(config: RewardServiceConfig) -> list[str]:

@@ -1,5 +1,6 @@
 """Grades code: finds it in an answer and runs its tests."""
 
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -16,7 +17,6 @@ from services.protocol.reward.grader import (
     PythonAssertsGrader,
     PythonFunctionGrader,
     PythonStdioGrader,
-    check_tests,
 )
 from services.protocol.reward.reward_service import CompileRecord, Score, Verdict
 from services.reward_service.grading.tools import Tools
@@ -47,7 +47,9 @@ async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
     language = languages().get(spec.language)
     if language is None:
         return Score.ungraded(f"no language is named {spec.language!r}", total=spec.total)
-    tests = tests_of(spec, tools)
+    tests = None
+    with contextlib.suppress(ValueError):
+        tests = tools.test_sets.of_grader(spec)
     if tests is None:
         return Score.ungraded(
             f"test set {spec.test_set} is not known to this replica, or does not fit the grader: "
@@ -62,18 +64,6 @@ async def grade_code(completion: str, grader: AnyCode, tools: Tools) -> Score:
     if shared:
         RewardMetrics.cache_hits.inc()
     return replace(grade, cached=shared)
-
-
-def tests_of(spec: CodeGrader, tools: Tools) -> list[CodeTest] | None:
-    """A grader's tests, None if they cannot be had here."""
-    if spec.test_set is None:
-        return spec.tests
-    tests = tools.test_sets.get(spec.test_set)
-    try:
-        check_tests(tests or [], spec.entry_point, spec.language)
-    except ValueError:
-        return None
-    return tests
 
 
 class _CodeJob:

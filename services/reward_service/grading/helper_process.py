@@ -121,15 +121,14 @@ class HelperProcess:
             try:
                 async with asyncio.timeout(_START_S):
                     hello = await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
-            except (TimeoutError, OSError) as error:
+                if hello != b"ready":
+                    raise OSError(hello.decode(errors="replace"))
+            except OSError as error:  # a timeout as well
                 self.close()
-                raise HelperFailed(f"the helper did not start: {error!r}") from error
+                raise HelperFailed(f"the helper did not start: {str(error) or repr(error)}") from error
             except asyncio.CancelledError:
                 self.close()
                 raise
-            if hello != b"ready":
-                self.close()
-                raise HelperFailed(f"the helper did not start: {hello.decode(errors='replace')}")
 
     def close(self) -> None:
         """End the helper and its calls; safe to call again."""

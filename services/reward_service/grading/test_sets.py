@@ -10,6 +10,7 @@ from services.disk import replace_file
 from services.http.json_body import strict_json
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import CodeTest
+from services.protocol.reward.grader import CodeGrader, check_tests
 
 _TESTS = TypeAdapter(list[CodeTest])
 
@@ -46,6 +47,18 @@ class TestSets:
             replace_file(self._folder / f"{name}.json", text)
         self._sets[name] = len(text), tests
         return len(tests)
+
+    def of_grader(self, grader: CodeGrader) -> list[CodeTest] | None:
+        """The grader's tests, None if their set was never handed over.
+
+        Raises:
+            ValueError: the set does not fit the grader.
+        """
+        if grader.test_set is None:
+            return grader.tests
+        tests = self.get(grader.test_set)
+        check_tests(tests or [], grader.entry_point, grader.language)
+        return tests
 
     def get(self, name: str) -> list[CodeTest] | None:
         """The tests of a set, None if it was never handed over."""

@@ -8,7 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 caller: ContextVar[str] = ContextVar("caller", default="")
 """The caller of the work in progress: the name of an API key, or of a run."""
@@ -26,15 +27,14 @@ class QueueFull(RuntimeError):
         super().__init__(reason)
 
 
-@dataclass(order=True)
-class _Waiter:
-    """Work in the queue, ordered by its virtual finish."""
+class _Waiter(NamedTuple):
+    """Work in the queue, ordered by its virtual finish; no two have the same number."""
 
     finish: float
     number: int
-    kind: str = field(compare=False)
-    since: float = field(compare=False)
-    granted: asyncio.Future[None] = field(compare=False)
+    kind: str
+    since: float
+    granted: asyncio.Future[None]
 
 
 @dataclass
@@ -125,15 +125,12 @@ class CoreQueue:
         who = caller.get()
         finish = max(self._now, self._finished.get(who, 0.0)) + estimate_s
         self._finished[who] = finish
-        waiter = _Waiter(
-            finish=finish,
-            number=next(self._numbers),
-            kind=kind,
-            since=time.monotonic(),
-            granted=asyncio.get_running_loop().create_future(),
-        )
+        granted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(finish, next(self._numbers), kind, time.monotonic(), granted)
         heapq.heappush(self._waiting, waiter)
-        self._joined(kind, estimate_s)
+        self.revise(kind, estimate_s)
+        self._kinds.setdefault(kind, _Kind(estimate_s)).waiting += 1
+        self._grow(estimate_s)
         self._grant()
         try:
             # Not wait_for, which may swallow a cancellation and with it the answer's deadline.
@@ -166,11 +163,6 @@ class CoreQueue:
             waiter.granted.set_result(None)
         if len(self._finished) > 2 * len(self._waiting):  # tags in the past say nothing
             self._finished = {who: at for who, at in self._finished.items() if at > self._now}
-
-    def _joined(self, kind: str, estimate_s: float) -> None:
-        self.revise(kind, estimate_s)
-        self._kinds.setdefault(kind, _Kind(estimate_s)).waiting += 1
-        self._grow(estimate_s)
 
     def _left(self, kind: str) -> None:
         left = self._kinds[kind]
