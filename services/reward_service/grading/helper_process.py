@@ -122,11 +122,12 @@ class HelperProcess:
                 async with asyncio.timeout(_START_S):
                     hello = await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
                 if hello != b"ready":
-                    raise OSError(hello.decode(errors="replace"))
+                    said = hello.decode(errors="replace")
+                    raise HelperFailed(f"the helper did not start: {said}")
             except OSError as error:  # a timeout as well
                 self.close()
-                raise HelperFailed(f"the helper did not start: {str(error) or repr(error)}") from error
-            except asyncio.CancelledError:
+                raise HelperFailed(f"the helper did not start: {error!r}") from error
+            except (HelperFailed, asyncio.CancelledError):
                 self.close()
                 raise
 
