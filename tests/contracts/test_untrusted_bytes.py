@@ -99,7 +99,7 @@ def test_only_the_jail_runs_code_that_came_as_text() -> None:
 
 
 def test_only_what_is_named_here_imports_by_name() -> None:
-    by_name = ("import_module", "spec_from_file_location", "__import__", "run_path")
+    by_name = {"import_module", "resolve_name", "run_path", "spec_from_file_location", "__import__"}
     found = {path for path, _, name in calls() if name.rpartition(".")[2] in by_name}
     assert found == IMPORTS_BY_NAME
 

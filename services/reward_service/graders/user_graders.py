@@ -6,6 +6,7 @@ process forked for the one call, and is trusted; the completion is not.
 
 import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -44,11 +45,7 @@ def call_named(arguments: dict[str, Any]) -> float:
         ValueError: what it returned is not a finite number.
     """
     place = arguments["place"]
-    if place is None:
-        function = _NAMED[arguments["name"]]
-    else:
-        module, _, attribute = place.partition(":")
-        function = getattr(importlib.import_module(module), attribute)
+    function = _NAMED[arguments["name"]] if place is None else pkgutil.resolve_name(place)
     return finite(function(arguments["completion"], **arguments["arguments"]))
 
 

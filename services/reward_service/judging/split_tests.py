@@ -1,7 +1,8 @@
 """Tests that are code: they run in one jail and call the answer in another."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from services.protocol.reward.assert_tests import known_definitions
 from services.protocol.reward.code_tests import Limits
@@ -16,7 +17,6 @@ from services.reward_service.sandbox.execution import (
     Program,
     SlotFailed,
     idle_limit_s,
-    json_payload,
 )
 from services.reward_service.sandbox.sandbox import SandboxWorker
 
@@ -33,26 +33,17 @@ _VERDICTS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitRun:
-    """The tests' reports on an answer.
-
-    Attributes:
-        outcome: of the answer's process.
-        failures: of the tests that came to an end, in order; None for one that passed.
-    """
-
-    outcome: Outcome
-    failures: list[Judgement | None]
-
-
 async def run_split(
     program: Program, grader: CodeGrader, tests: list[str], worker: SandboxWorker, *, stop: bool
-) -> SplitRun:
+) -> tuple[Outcome, list[Judgement | None]]:
     """Run tests until one fails, if they are to stop then, or the answer's process ends.
 
     At least one test comes to an end. What the answer's process does to itself fails a test
     even if every assert held.
+
+    Returns:
+        The end of the answer's process, and the failures of the tests that came to an end, in
+        order; None for one that passed.
 
     Raises:
         SandboxCrashed: the answer lost its slot twice.
@@ -73,7 +64,7 @@ async def run_split(
         failures.append(Judgement(verdict=verdict, detail=detail))
     if end is not None and failures[-1] is None:
         failures[-1] = end
-    return SplitRun(outcome=mine, failures=failures)
+    return mine, failures
 
 
 def _read(theirs: Outcome, end: Judgement | None) -> list[Judgement | None]:
@@ -115,7 +106,7 @@ def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[fl
 
     def waiting(timeout_s: float) -> Execution:
         return Execution(
-            payload=json_payload({**order, "timeout_s": timeout_s}),
+            payload=json.dumps({**order, "timeout_s": timeout_s}).encode(),
             stdin=b"",
             limits=_TESTER_LIMITS,
             wall_s=timeout_s + 2 * idle_limit_s(_TESTER_LIMITS),

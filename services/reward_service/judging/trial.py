@@ -152,16 +152,16 @@ class Trial:
         """Run asserts as code, in a jail beside the answer's."""
         sources = [self._tests[number].asserts or "" for number in waiting]
         stop = self._grader.policy == "all"
-        run = await run_split(self._program, self._grader, sources, worker, stop=stop)
-        self.cpu_s += run.outcome.cpu_s
-        *before, last = run.failures
+        outcome, failures = await run_split(self._program, self._grader, sources, worker, stop=stop)
+        self.cpu_s += outcome.cpu_s
+        *before, last = failures
         for number, failure in zip(waiting, before, strict=False):
-            self._record(number, run.outcome, "", failure)
+            self._record(number, outcome, "", failure)
         left = waiting[len(before) :]
         if last is None:
-            self._record(left[0], run.outcome, "", None)
+            self._record(left[0], outcome, "", None)
             return left[1:]
-        return self._record_end(left, run.outcome, last)
+        return self._record_end(left, outcome, last)
 
     def _record_end(self, left: list[int], outcome: Outcome, failure: Judgement) -> list[int]:
         """A failure of the first that is left; of all if no test could go otherwise."""

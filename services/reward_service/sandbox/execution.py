@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import weakref
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -126,7 +125,7 @@ class Program:
 
     @cached_property
     def _whole(self) -> bytes:
-        return b"" if self.binary is not None else json_payload({"source": self.source})
+        return b"" if self.binary is not None else json.dumps({"source": self.source}).encode()
 
     def calls(
         self, entry_point: str, calls: list[str], limits: Limits, *, as_plain: bool = False
@@ -138,13 +137,13 @@ class Program:
         if self.binary is not None:
             return self._execution(b"", "".join(f"{text}\n" for text in calls).encode(), limits)
         order = {"source": self.source, "entry_point": entry_point}
-        payload = json_payload({**order, "calls": calls, "as_plain": as_plain})
+        payload = json.dumps({**order, "calls": calls, "as_plain": as_plain}).encode()
         return self._execution(payload, b"", limits)
 
     def callee(self, entry_point: str, limits: Limits) -> Execution:
         """One process that answers the calls of tests in another jail."""
         order = {"source": self.source, "entry_point": entry_point, "calls": None}
-        return self._execution(json_payload(order), b"", limits)
+        return self._execution(json.dumps(order).encode(), b"", limits)
 
     def _execution(self, payload: bytes, stdin: bytes, limits: Limits) -> Execution:
         return Execution(
@@ -159,11 +158,6 @@ class Program:
 def idle_limit_s(limits: Limits) -> float:
     """Wall time after which a process that uses no processor time is killed."""
     return 2 * limits.cpu_s + 2.0
-
-
-def json_payload(order: Mapping[str, object]) -> bytes:
-    """An order for `jailed.answer`."""
-    return json.dumps(order).encode("ascii")
 
 
 def sealed_file(content: bytes) -> int:
