@@ -72,8 +72,8 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     @app.post("/v1/grade", openapi_extra=json_body(component(GradeRequest), required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
-        asked = GradeRequest.from_data(parsed_body(await _body(request, config)), source="request")
-        jobs = _jobs(asked, scoring(), config)
+        body = GradeRequest.from_data(parsed_body(await _body(request, config)), source="request")
+        jobs = _jobs(body, scoring(), config)
         scoring().sandbox.cores.refuse_if_full()
         caller.set(request.scope.get(KEY_NAME, ""))
         return StreamingResponse(_lines(scoring(), jobs), media_type="application/x-ndjson")

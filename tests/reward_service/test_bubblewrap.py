@@ -72,7 +72,7 @@ def test_without_a_system_bwrap_the_packaged_one_is_taken(path: Path) -> None:
     assert found.packaged
     assert found.version >= (0, 8)
     assert found.disables_user_namespaces
-    assert not found.passed_over
+    assert not found.rejected
     assert f"of {PACKAGE}" in str(found)
 
 
@@ -102,7 +102,7 @@ def test_a_system_bwrap_that_is_no_good_is_passed_over_and_it_is_said_why(
     _install(path, says)
     found = Bubblewrap.here()
     assert found.packaged
-    assert why in found.passed_over
+    assert why in found.rejected
     assert why in str(found)
 
 
@@ -111,10 +111,10 @@ def test_a_bwrap_that_others_could_have_put_there_is_never_run(path: Path) -> No
     program.chmod(0o777)
     found = Bubblewrap.here()
     assert found.packaged
-    assert f"not only root can change {program}" in found.passed_over
+    assert f"not only root can change {program}" in found.rejected
     program.chmod(0o755)
     path.chmod(0o777)
-    assert "not only root can change" in Bubblewrap.here().passed_over
+    assert "not only root can change" in Bubblewrap.here().rejected
     assert not (path / "ran").exists()
 
 

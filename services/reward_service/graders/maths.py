@@ -8,7 +8,7 @@ from services.reward_service.grading.helper_process import HelperFailed, HelperT
 from services.reward_service.grading.tools import Tools
 
 _SYMBOLIC = "services.reward_service.graders.symbolic:same"
-_MOST_CHARACTERS = 2048
+_MAX_CHARACTERS = 2048
 
 
 async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Score:
@@ -18,7 +18,7 @@ async def grade_maths(completion: str, grader: MathsGrader, tools: Tools) -> Sco
         return Score.failed(Verdict.NO_CODE, "there is no final answer")
     expected = [grader.expected] if isinstance(grader.expected, str) else grader.expected
     decided = decide(answer, expected, strict=grader.strict)
-    if decided is None and len(answer) <= _MOST_CHARACTERS:
+    if decided is None and len(answer) <= _MAX_CHARACTERS:
         return await _symbolic(answer, expected, grader, tools)
     return Score.right_or_wrong(bool(decided), f"answered {answer!r}")
 
@@ -57,7 +57,7 @@ def decide(answer: str, expected: list[str], *, strict: bool) -> bool | None:
 async def _symbolic(answer: str, expected: list[str], grader: MathsGrader, tools: Tools) -> Score:
     arguments = {"answer": answer, "expected": expected}
     try:
-        found = await tools.ask(_SYMBOLIC, arguments, timeout_s=grader.timeout_s)
+        found = await tools.call_helper(_SYMBOLIC, arguments, timeout_s=grader.timeout_s)
     except HelperTimeout:  # the answer's own doing: hiding in it must not spare a zero
         return Score.failed(Verdict.TIME_LIMIT, f"not compared in {grader.timeout_s:g} s")
     except HelperFailed as problem:

@@ -9,13 +9,13 @@ _GROUPED = re.compile(rf"{_SIGNED}\d{{1,3}}(,\d{{3}})+(\.\d+)?")
 _DECIMAL = re.compile(rf"{_SIGNED}(\d+\.?\d*|\.\d+)(e{_SIGNED}\d{{1,3}})?", re.IGNORECASE)
 _SLASH = re.compile(rf"({_SIGNED}\d+)\s*/\s*(\d+)")
 _FRAC = re.compile(r"([-+]?)\\[dt]?frac\{?([-+]?\d+)\}?\{?(\d+)\}?")
-_DRESSING = (r"\left", r"\right", r"\!", r"\,", r"\;", r"\ ", "$", " ")
-_MOST_CHARACTERS = 200
+_FORMATTING = (r"\left", r"\right", r"\!", r"\,", r"\;", r"\ ", "$", " ")
+_MAX_CHARACTERS = 200
 
 
 def plain(text: str) -> str:
     """An answer without the dressing that changes nothing: dollars, spaces, a final stop."""
-    for part in _DRESSING:
+    for part in _FORMATTING:
         text = text.replace(part, "")
     return text.strip().rstrip(".")
 
@@ -26,7 +26,7 @@ def number(text: str) -> Fraction | None:
     Known are integers, decimals, thousands separators, `a/b`, LaTeX fractions and per cent.
     """
     text = plain(text)
-    if len(text) > _MOST_CHARACTERS:
+    if len(text) > _MAX_CHARACTERS:
         return None
     if text.endswith("%"):
         value = number(text.rstrip("%").rstrip("\\"))

@@ -71,10 +71,10 @@ def format_problem(completion: str, grader: FormatGrader) -> str | None:
 
 
 async def _in_helper(question: str, pattern: str, text: str, tools: Tools) -> Any:
-    """The helper's answer, or the grade of an answer that it could not be asked about."""
+    """What the helper found, or the score of an answer where it failed."""
     arguments = {"pattern": pattern, "text": text}
     try:
-        return await tools.ask(f"{_PATTERNS}:{question}", arguments, timeout_s=_TIMEOUT_S)
+        return await tools.call_helper(f"{_PATTERNS}:{question}", arguments, timeout_s=_TIMEOUT_S)
     except HelperTimeout:  # by the answer's text: hiding in it must not spare a zero
         return Score.failed(Verdict.TIME_LIMIT, f"the pattern was not matched in {_TIMEOUT_S:g} s")
     except HelperFailed as problem:

@@ -13,7 +13,7 @@ from services.reward_service.grading.helper_process import HelperFailed, HelperT
 from services.reward_service.grading.tools import Tools
 
 _CALL = "services.reward_service.graders.user_graders:call_named"
-_MOST_REPLY_BYTES = 1 << 20
+_MAX_REPLY_BYTES = 1 << 20
 _ATTEMPTS = 2
 
 
@@ -26,7 +26,7 @@ async def grade_python(completion: str, grader: PythonGrader, tools: Tools) -> S
         "arguments": grader.arguments,
     }
     try:
-        reward = await tools.ask(_CALL, arguments, timeout_s=grader.timeout_s, of_user=True)
+        reward = await tools.call_helper(_CALL, arguments, timeout_s=grader.timeout_s, of_user=True)
         return _rewarded(finite(reward))
     except (HelperTimeout, HelperFailed, ValueError) as problem:
         return Score.ungraded(f"grader {grader.name}: {problem}")
@@ -44,7 +44,7 @@ async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score
             RewardMetrics.retries.inc()
         try:
             async with asyncio.timeout(grader.timeout_s):
-                return _rewarded(await _asked(url, body, await tools.http()))
+                return _rewarded(await _posted(url, body, await tools.http()))
         except TimeoutError:
             problem = f"no answer in {grader.timeout_s:g} s"
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -52,11 +52,11 @@ async def grade_http(completion: str, grader: HttpGrader, tools: Tools) -> Score
     return Score.ungraded(f"grader {grader.name}: {problem}")
 
 
-async def _asked(url: str, body: object, session: aiohttp.ClientSession) -> float:
+async def _posted(url: str, body: object, session: aiohttp.ClientSession) -> float:
     async with session.post(url, json=body, allow_redirects=False) as response:
         if response.status != 200:
             raise ValueError(f"it answered {response.status}")
-        text = await response.content.read(_MOST_REPLY_BYTES)
+        text = await response.content.read(_MAX_REPLY_BYTES)
     answer = json.loads(text)
     if not isinstance(answer, dict) or "reward" not in answer:
         raise ValueError("its answer has no `reward`")

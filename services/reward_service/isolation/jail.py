@@ -155,8 +155,9 @@ class Jail:
             elif path.is_dir():
                 mounts += ["--ro-bind", str(path), str(path)]
         for folder in dict.fromkeys((self.prefix, str(Path(self.interpreter).parent))):
-            if not _within(folder, "/usr") and not (_within(folder, self.prefix, strict=True)):
-                for parent in reversed(Path(folder).parents[:-1]):
+            path = Path(folder)
+            if not path.is_relative_to("/usr") and Path(self.prefix) not in path.parents:
+                for parent in reversed(path.parents[:-1]):
                     mounts += ["--perms", "0755", "--dir", str(parent)]
                 mounts += ["--ro-bind", folder, folder]
         for name, value in _ENVIRONMENT.items():
@@ -185,12 +186,6 @@ def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:
         if bubblewrap.disables_user_namespaces:
             flags += ["--disable-userns"]
     return flags
-
-
-def _within(path: str, folder: str, *, strict: bool = False) -> bool:
-    if path == folder:
-        return not strict
-    return Path(folder) in Path(path).parents
 
 
 def _open_to_all(folder: str) -> bool:

@@ -22,7 +22,7 @@ from services.reward_service.jailed.codec import (
     encode,
     encode_call,
 )
-from services.reward_service.jailed.line_pipe import HungUp, LinePipe
+from services.reward_service.jailed.line_pipe import LinePipe, PeerClosed
 
 VALUE, NOT_ENCODABLE, RAISED, UNCOMPILED, NO_MEMORY = "=", "?", "!", "C", "M"
 """First letter of a report line: a result, a result without a text, an exception in a call,
@@ -30,7 +30,7 @@ code that does not compile, memory used up. The first three also begin a reply t
 another jail: a result and the arguments that the call changed, or an exception's class and message.
 """
 
-_MOST_CALL = 1 << 30
+_MAX_CALL_BYTES = 1 << 30
 Report = Callable[[str, str], None]
 
 
@@ -61,7 +61,7 @@ def run_answer(payload: dict[str, Any], report: Report, channel: tuple[int, int]
     try:
         exec(code, module.__dict__)
         if payload["calls"] is None:
-            _serve_calls(find, LinePipe(*channel, max_bytes=_MOST_CALL))
+            _serve_calls(find, LinePipe(*channel, max_bytes=_MAX_CALL_BYTES))
         else:
             _make_calls(find, payload, report)
     except MemoryError:
@@ -133,7 +133,7 @@ def _serve_calls(find: Callable[[], Any], pipe: LinePipe) -> None:
     while True:
         try:
             pipe.send(_reply(find, pipe.receive()))
-        except HungUp:
+        except PeerClosed:
             return
 
 

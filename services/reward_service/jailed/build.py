@@ -8,7 +8,7 @@ from typing import Any
 
 from services.reward_service.jailed import confine
 
-_KEPT = 3
+_FIRST_UNUSED_FD = 3
 
 
 def main(control: socket.socket) -> None:
@@ -53,7 +53,7 @@ def _compile(order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
             nothing = os.open("/dev/null", os.O_RDWR)
             for number, descriptor in enumerate((source, nothing, errors)):
                 os.dup2(descriptor, number)
-            os.closerange(_KEPT, 1 << 16)
+            os.closerange(_FIRST_UNUSED_FD, 1 << 16)
             os.execve(order["command"][0], order["command"], order["environment"])
         except OSError as error:
             print(error, file=sys.stderr)  # noqa: T201 - its standard error is what is shown

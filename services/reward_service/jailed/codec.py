@@ -14,7 +14,7 @@ MAX_DEPTH = 100
 _ESCAPES = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "()[]{}<>"})
 _CLOSING = {"[": "]", "(": ")", "<": ">", "{": "}"}
 _WORDS = {"None": None, "True": True, "False": False}
-_MOST_COLLISIONS = 1000
+_MAX_COLLISIONS = 1000
 _ATOMS = frozenset({bool, int, float, complex, str})
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__index__,
@@ -138,9 +138,9 @@ def refuse_collisions(items: list[Any]) -> list[Any]:
         TypeError: one cannot be hashed.
     """
     hashes = len({hash(item) for item in items})
-    if len(items) - hashes <= _MOST_COLLISIONS:
+    if len(items) - hashes <= _MAX_COLLISIONS:
         return items
-    if len({encode(item) for item in items}) - hashes > _MOST_COLLISIONS:  # not just equal
+    if len({encode(item) for item in items}) - hashes > _MAX_COLLISIONS:  # not just equal
         raise NotDecodable("too many items of a set share a hash")
     return items
 

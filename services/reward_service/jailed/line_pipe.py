@@ -9,15 +9,15 @@ import time
 _BYTES = 1 << 16
 
 
-class HungUp(Exception):
+class PeerClosed(Exception):
     """The other side is gone."""
 
 
-class TooLate(Exception):
+class PeerTimeout(Exception):
     """The other side was waited for longer than it may be."""
 
 
-class TooLong(Exception):
+class LineTooLong(Exception):
     """The other side sent a line longer than it may be."""
 
 
@@ -37,7 +37,7 @@ class LinePipe:
         self._read_fd, self._write_fd, self._max_bytes = read_fd, write_fd, max_bytes
         self._left_s = timeout_s
         self._received = bytearray()
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it shall be a HungUp
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it shall be a PeerClosed
         flags = fcntl.fcntl(write_fd, fcntl.F_GETFL)
         fcntl.fcntl(write_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)  # the filter has no FIONBIO
 
@@ -45,7 +45,7 @@ class LinePipe:
         """Send a line of ASCII.
 
         Raises:
-            HungUp, TooLate: it cannot be sent.
+            PeerClosed, PeerTimeout: it cannot be sent.
         """
         rest = memoryview(line.encode("ascii") + b"\n")
         while rest:
@@ -55,23 +55,23 @@ class LinePipe:
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise HungUp from None
+                raise PeerClosed from None
 
     def receive(self) -> str:
         """The next line.
 
         Raises:
-            HungUp, TooLate, TooLong: there is none that can be used.
+            PeerClosed, PeerTimeout, LineTooLong: there is none that can be used.
         """
         seen = 0
         while (end := self._received.find(b"\n", seen)) < 0:
             seen = len(self._received)
             if seen > self._max_bytes:
-                raise TooLong
+                raise LineTooLong
             self._wait([self._read_fd], [])
             part = os.read(self._read_fd, _BYTES)
             if not part:
-                raise HungUp
+                raise PeerClosed
             self._received += part
         line = self._received[:end].decode("ascii", "replace")
         del self._received[: end + 1]
@@ -83,4 +83,4 @@ class LinePipe:
         if self._left_s is not None:
             self._left_s = max(0.0, self._left_s - (time.monotonic() - started))
             if not any(ready):
-                raise TooLate
+                raise PeerTimeout

@@ -19,7 +19,7 @@ from services.reward_service.jailed.codec import (
     decode,
     encode_call,
 )
-from services.reward_service.jailed.line_pipe import HungUp, LinePipe, TooLate, TooLong
+from services.reward_service.jailed.line_pipe import LinePipe, LineTooLong, PeerClosed, PeerTimeout
 
 PASSED, FAILED, RAISED, LATE, GONE, LONG, BROKEN = "=", "!", "R", "L", "G", "O", "T"
 """First letter of a test's report: it passed; an assert failed; the answer raised, was waited
@@ -70,11 +70,11 @@ class Answer:
         try:
             self._pipe.send(text)
             reply = self._pipe.receive()
-        except HungUp:
+        except PeerClosed:
             self._end(GONE, "it ended before the tests did")
-        except TooLate:
+        except PeerTimeout:
             self._end(LATE, "it did not return")
-        except TooLong:
+        except LineTooLong:
             self._end(LONG, "its result is too long")
         self.replies += 1
         return reply

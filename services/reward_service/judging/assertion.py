@@ -22,8 +22,8 @@ from services.reward_service.jailed.codec import (
     refuse_collisions,
 )
 
-_MOST_CHARACTERS = 1 << 20
-_MOST_ITEMS, _MOST_BITS = 1 << 16, 1 << 12
+_MAX_CHARACTERS = 1 << 20
+_MAX_ITEMS, _MAX_BITS = 1 << 16, 1 << 12
 
 _BUILTINS = (abs, all, any, bool, complex, float, int, len, list, max, min, round, sorted, str, sum)
 _OF_MATH = (math.isclose, math.fabs, math.isnan, math.isinf, math.floor, math.ceil, math.sqrt)
@@ -33,7 +33,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "set": lambda items=(): set(refuse_collisions(list(items))),
     "frozenset": lambda items=(): frozenset(refuse_collisions(list(items))),
 }
-_COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type, Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -44,13 +44,9 @@ _COMPARISONS: dict[type, Callable[[Any, Any], Any]] = {
     ast.IsNot: operator.is_not,
     ast.In: lambda one, other: one in other,
     ast.NotIn: lambda one, other: one not in other,
-}
-_UNARY: dict[type, Callable[[Any], Any]] = {
     ast.Not: operator.not_,
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
-}
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -85,7 +81,7 @@ class Assertion:
 
         What Python would raise an exception for is false.
         """
-        if len(text) > _MOST_CHARACTERS:
+        if len(text) > _MAX_CHARACTERS:
             return False
         try:
             return bool(_value(self.expression, self.call, decode(text)))
@@ -108,7 +104,7 @@ def parse_assertion(source: str, entry_point: str) -> Assertion | None:
             return None
         positional = [_value(argument) for argument in call.args]
         named = {str(one.arg): _value(one.value) for one in call.keywords}
-        _look_through(expression, call)
+        _contains_call(expression, call)
         arguments = encode_call(positional, named)
     except (_NotUnderstood, NotEncodable, ArithmeticError, LookupError, TypeError, ValueError):
         return None
@@ -124,7 +120,7 @@ def _calls_answer(node: ast.AST, entry_point: str) -> bool:
     return called in (CANDIDATE, f"{owner}().{method}" if owner else method)
 
 
-def _look_through(node: ast.expr, call: ast.Call) -> bool:
+def _contains_call(node: ast.expr, call: ast.Call) -> bool:
     """Whether the call is within an expression all of which can be evaluated here.
 
     Raises:
@@ -136,7 +132,7 @@ def _look_through(node: ast.expr, call: ast.Call) -> bool:
         parts = [*node.args, *(keyword.value for keyword in node.keywords)]
     else:
         parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-    within = [_look_through(part, call) for part in parts]
+    within = [_contains_call(part, call) for part in parts]
     if not any(within):
         _value(node)
         return False
@@ -157,7 +153,7 @@ def _can_hold_a_result(node: ast.expr, within: list[bool]) -> bool:
         case ast.BinOp():
             return isinstance(node.op, ast.Add | ast.Sub | ast.Div)
         case ast.UnaryOp():
-            return type(node.op) in _UNARY
+            return type(node.op) in _OPERATORS
         case ast.Compare():
             return _only_words_are_identical(node)
         case ast.Subscript():
@@ -203,9 +199,9 @@ def _value(node: ast.expr, call: ast.Call | None = None, result: Any = None) -> 
             return {of(key): of(item) for key, item in pairs if key is not None}
         case ast.Subscript():
             return of(node.value)[of(node.slice)]
-        case ast.UnaryOp() if type(node.op) in _UNARY:
-            return _UNARY[type(node.op)](of(node.operand))
-        case ast.BinOp() if type(node.op) in _BINARY:
+        case ast.UnaryOp() if type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](of(node.operand))
+        case ast.BinOp() if type(node.op) in _OPERATORS:
             return _combined(node.op, of(node.left), of(node.right))
         case ast.BoolOp():
             return _joined(node, of)
@@ -231,7 +227,7 @@ def _compared(node: ast.Compare, of: Callable[[ast.expr], Any]) -> bool:
     left = of(node.left)
     for kind, side in zip(node.ops, node.comparators, strict=True):
         right = of(side)
-        if not _COMPARISONS[type(kind)](left, right):
+        if not _OPERATORS[type(kind)](left, right):
             return False
         left = right
     return True
@@ -240,15 +236,15 @@ def _compared(node: ast.Compare, of: Callable[[ast.expr], Any]) -> bool:
 def _combined(kind: ast.operator, left: Any, right: Any) -> Any:
     """Arithmetic, but nothing that grows beyond measure."""
     numbers = isinstance(left, _NUMBERS) and isinstance(right, _NUMBERS)
-    if isinstance(kind, ast.Pow) and not (numbers and _bits(left) * abs(right) <= _MOST_BITS):
+    if isinstance(kind, ast.Pow) and not (numbers and _bits(left) * abs(right) <= _MAX_BITS):
         raise _NotUnderstood("a power")
     if isinstance(kind, ast.Mult) and not numbers:
         many, times = (left, right) if isinstance(right, int) else (right, left)
-        if not isinstance(times, int) or len(many) * times > _MOST_ITEMS:
+        if not isinstance(times, int) or len(many) * times > _MAX_ITEMS:
             raise _NotUnderstood("a repetition")
     if isinstance(kind, ast.Mod) and not numbers:
         raise _NotUnderstood("a format")
-    return _BINARY[type(kind)](left, right)
+    return _OPERATORS[type(kind)](left, right)
 
 
 def _bits(number: complex) -> int:

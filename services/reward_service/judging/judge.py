@@ -30,7 +30,7 @@ from services.reward_service.jailed.codec import NotDecodable, NotEncodable, dec
 from services.reward_service.sandbox.execution import Outcome
 
 _DETAIL_CHARACTERS = 200
-_MOST_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
 _LISTS = str.maketrans("()", "[]")
 _UNREADABLE = object()
 """In the place of a result that is no text of `codec`: equal to nothing."""
@@ -221,7 +221,7 @@ def _within(expected: float, value: float, tolerance: FloatChecker) -> bool:
 
 
 def _decoded(text: str) -> Any:
-    if len(text) > _MOST_CHARACTERS:
+    if len(text) > _MAX_CHARACTERS:
         return _UNREADABLE
     try:
         return decode(text)

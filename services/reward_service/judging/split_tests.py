@@ -21,7 +21,7 @@ from services.reward_service.sandbox.execution import (
 from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _TESTER_LIMITS = Limits(cpu_s=10.0, memory_mb=1024, output_kb=1024)
-_TESTER_LEFT_S = 60.0
+_TESTER_EXIT_S = 60.0
 """For the tests to say that the answer's process has ended: they are not the answer's to delay."""
 
 _VERDICTS = {
@@ -110,7 +110,7 @@ def _tester(grader: CodeGrader, tests: list[str], *, stop: bool) -> Callable[[fl
             stdin=b"",
             limits=_TESTER_LIMITS,
             wall_s=timeout_s + 2 * idle_limit_s(_TESTER_LIMITS),
-            peer_ended_s=_TESTER_LEFT_S,
+            peer_ended_s=_TESTER_EXIT_S,
         )
 
     return waiting

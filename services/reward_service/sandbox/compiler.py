@@ -58,8 +58,8 @@ class Compiler:
         )
         self._versions: dict[str, str] = {}
         self._header_lock = asyncio.Lock()
-        kept = config.header_cache_dir
-        self._kept = None if kept is None else HeaderCache(kept)
+        cache = config.header_cache_dir
+        self._header_cache = None if cache is None else HeaderCache(cache)
         if config.toolchain_dir is None:
             scratch = ScratchFolder("millrace-toolchain-")
             self._folder = scratch.path
@@ -142,11 +142,11 @@ class Compiler:
         async with self._header_lock:
             if made.exists():
                 return folder
-            content = None if self._kept is None else self._kept.get(identity)
+            content = None if self._header_cache is None else self._header_cache.get(identity)
             if content is None:
                 content = await self._build_header(toolchain)
-                if self._kept is not None:
-                    self._kept.put(identity, content)
+                if self._header_cache is not None:
+                    self._header_cache.put(identity, content)
             folder.mkdir(mode=0o755, exist_ok=True)
             folder.chmod(0o755)
             plain = toolchain.header_output.removesuffix(".gch")

@@ -21,8 +21,8 @@ from services.reward_service.languages.language import Toolchain
 from services.reward_service.sandbox.execution import SlotFailed, SlotLost, sealed_file
 from services.reward_service.sandbox.slot import Control
 
-_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
-_INSIDE = ("/build", "/header")
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
+_JAIL_FOLDERS = ("/build", "/header")
 """Where a jail with namespaces has the two folders."""
 _ERROR_BYTES, _CLOSE_S = 4096, 60.0
 _WALL_FACTOR, _WALL_S = 10.0, 60.0
@@ -101,7 +101,7 @@ class CompilerJail:
         if path is None:
             raise SlotFailed(f"{build.toolchain.compiler} is not here")
         seccomp = build_filter(compiler=True)
-        folder, header = _INSIDE if self._jail.namespaces else (str(work), str(build.header))
+        folder, header = _JAIL_FOLDERS if self._jail.namespaces else (str(work), str(build.header))
         return {
             "command": [path, *(flag.replace("{folder}", header) for flag in build.flags)],
             "environment": {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "LC_ALL": "C"},
@@ -109,7 +109,7 @@ class CompilerJail:
             "paths": {
                 "readable": [] if build.header is None else [header],
                 "writable": ["/dev/null"],
-                "executable": list(_SYSTEM),
+                "executable": list(_SYSTEM_FOLDERS),
                 "folders": [folder],
             },
             "user_id": user_id,
@@ -121,8 +121,8 @@ class CompilerJail:
         }
 
     async def _start(self, build: Build, work: Path, order: dict[str, Any]) -> Built:
-        mounts = ["--bind", str(work), _INSIDE[0]]
-        mounts += [] if build.header is None else ["--ro-bind", str(build.header), _INSIDE[1]]
+        mounts = ["--bind", str(work), _JAIL_FOLDERS[0]]
+        mounts += [] if build.header is None else ["--ro-bind", str(build.header), _JAIL_FOLDERS[1]]
         control, source = Control(), sealed_file(build.source)
         errors = os.memfd_create("errors", os.MFD_CLOEXEC)
         started = time.monotonic()

@@ -11,7 +11,7 @@ from services.observability.log import Log
 _log = Log("reward_service")
 
 _DIGEST_BYTES = 32
-_KEPT = 8
+_MAX_HEADERS = 8
 
 
 class HeaderCache:
@@ -64,7 +64,7 @@ class HeaderCache:
     def _forget_oldest(self) -> None:
         """A header is a hundred megabytes, and every version of a compiler makes new ones."""
         kept = sorted(self._folder.iterdir(), key=lambda file: file.lstat().st_mtime)
-        for file in kept[:-_KEPT]:
+        for file in kept[:-_MAX_HEADERS]:
             file.unlink()
 
     @staticmethod

@@ -32,7 +32,7 @@ from services.reward_service.sandbox.slot import Slot
 _log = Log("reward_service")
 _T = TypeVar("_T")
 
-_MOST_USES = 16
+_MAX_USES = 16
 _HERE = f"{socket.gethostname()}-{os.getpid()}"
 _uses: ContextVar[list[SandboxUse] | None] = ContextVar("sandbox_uses", default=None)
 _CONTENDED_FACTOR = 4.0
@@ -68,11 +68,11 @@ class SandboxWorker:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, which is nothing the answer did.
         """
-        outcome = await self._twice(lambda: self.answers.run(execution))
+        outcome = await self._retry_lost(lambda: self.answers.run(execution))
         if outcome.killed == "wall" and _machine_is_contended():
             RewardMetrics.retries.inc()
             longer = replace(execution, wall_s=_CONTENDED_FACTOR * execution.wall_s)
-            outcome = await self._twice(lambda: self.answers.run(longer))
+            outcome = await self._retry_lost(lambda: self.answers.run(longer))
         return _counted(outcome)
 
     async def run_with_tests(
@@ -91,13 +91,13 @@ class SandboxWorker:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, or the tests' own jail was lost.
         """
-        both = await self._twice(lambda: self._beside(answer, tests(wall_s)))
+        both = await self._retry_lost(lambda: self._run_both(answer, tests(wall_s)))
         waited_s = both[1].wall_s - both[1].cpu_s
         if waited_s >= wall_s and _machine_is_contended():
             RewardMetrics.retries.inc()
             longer = replace(answer, wall_s=answer.wall_s + (_CONTENDED_FACTOR - 1) * wall_s)
-            both = await self._twice(
-                lambda: self._beside(longer, tests(_CONTENDED_FACTOR * wall_s))
+            both = await self._retry_lost(
+                lambda: self._run_both(longer, tests(_CONTENDED_FACTOR * wall_s))
             )
         return _counted(both[0]), both[1]
 
@@ -116,7 +116,7 @@ class SandboxWorker:
         self.answers.close()
         self.trusted.close()
 
-    async def _twice(self, run: Callable[[], Awaitable[_T]]) -> _T:
+    async def _retry_lost(self, run: Callable[[], Awaitable[_T]]) -> _T:
         """Run, and once more in a new slot if the answer's is lost."""
         try:
             return await run()
@@ -129,7 +129,7 @@ class SandboxWorker:
         except SlotLost as error:
             raise SandboxCrashed(str(error)) from error
 
-    async def _beside(self, answer: Execution, tests: Execution) -> tuple[Outcome, Outcome]:
+    async def _run_both(self, answer: Execution, tests: Execution) -> tuple[Outcome, Outcome]:
         await _start(self.trusted)
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
         tests = replace(tests, channel=(replies_in, calls_out))
@@ -282,7 +282,7 @@ def record_use(number: int) -> Iterator[None]:
         yield
     finally:
         noted = _uses.get()
-        if noted is not None and len(noted) < _MOST_USES:
+        if noted is not None and len(noted) < _MAX_USES:
             seconds = time.monotonic() - began
             name = f"{_HERE}/{number}"
             noted.append(SandboxUse(sandbox=name, began_at=began_at, seconds=seconds))

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-_NEW_S = 60.0
+_LOCK_GRACE_S = 60.0
 """Far longer than a process takes to lock a folder that it has made."""
 
 
@@ -41,7 +41,7 @@ def _remove_abandoned(prefix: str) -> None:
             found = path.lstat()
         except OSError:
             continue  # it went meanwhile
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _NEW_S:
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _LOCK_GRACE_S:
             continue
         if (lock := _lock(path)) is not None:
             shutil.rmtree(path, ignore_errors=True)

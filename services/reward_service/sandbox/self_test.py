@@ -8,7 +8,7 @@ from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import Limits
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.isolation.bubblewrap import OLDEST, PACKAGE, NoBubblewrap
+from services.reward_service.isolation.bubblewrap import MIN_VERSION, PACKAGE, NoBubblewrap
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.sandbox.execution import Execution, SlotFailed, SlotLost
@@ -28,8 +28,8 @@ _FIX_B = (
     "runtime class."
 )
 _FIX_A = (
-    f"Tier A needs bubblewrap {'.'.join(map(str, OLDEST))} or newer (pip install {PACKAGE}, or "
-    "apt-get install bubblewrap) and user namespaces (user.max_user_namespaces > 0, no AppArmor "
+    f"Tier A needs bubblewrap {'.'.join(map(str, MIN_VERSION))} or newer (pip install {PACKAGE}, "
+    "or apt-get install bubblewrap) and user namespaces (user.max_user_namespaces > 0, no AppArmor "
     "or container rule against them); or set require_tier: B."
 )
 

@@ -64,7 +64,7 @@ class Control:
         """
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._ours, self._hear)
+            self._loop.add_reader(self._ours, self._on_readable)
         if self._hung_up:
             return b"", 0
         self._answer = self._loop.create_future()
@@ -81,7 +81,7 @@ class Control:
         self._ours.close()
         self.theirs.close()
 
-    def _hear(self) -> None:
+    def _on_readable(self) -> None:
         try:
             message, extras, _, _ = self._ours.recvmsg(
                 _MESSAGE_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
