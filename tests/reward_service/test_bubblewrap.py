@@ -79,7 +79,7 @@ def test_without_a_system_bwrap_the_packaged_one_is_taken(path: Path) -> None:
 def test_a_system_bwrap_that_is_new_enough_comes_first(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_roots_alone", str)
+    monkeypatch.setattr(bubblewrap, "_root_owned", str)
     program = _install(path, "bubblewrap 0.6.1")
     found = Bubblewrap.here()
     assert (found.path, found.version, found.packaged) == (program, (0, 6, 1), False)
@@ -98,7 +98,7 @@ def test_a_system_bwrap_that_is_new_enough_comes_first(
 def test_a_system_bwrap_that_is_no_good_is_passed_over_and_it_is_said_why(
     says: str, why: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bubblewrap, "_roots_alone", str)
+    monkeypatch.setattr(bubblewrap, "_root_owned", str)
     _install(path, says)
     found = Bubblewrap.here()
     assert found.packaged
@@ -118,10 +118,10 @@ def test_a_bwrap_that_others_could_have_put_there_is_never_run(path: Path) -> No
     assert not (path / "ran").exists()
 
 
-def test_a_program_of_the_system_is_roots_alone() -> None:
+def test_a_program_of_the_system_is_root_owned() -> None:
     program = shutil.which("env", path="/usr/bin")
     assert program is not None
-    assert bubblewrap._roots_alone(program) == str(Path(program).resolve())
+    assert bubblewrap._root_owned(program) == str(Path(program).resolve())
 
 
 @pytest.mark.parametrize("pattern", ["*/_bin/bwrap", "*.libs/libcap*"])
