@@ -133,7 +133,7 @@ class VerdictCache:
 
 @dataclass
 class _Seen:
-    cpu_s: float | None = None
+    cpu_s: float
     failures: dict[int, int] = field(default_factory=dict)
 
 
@@ -151,9 +151,7 @@ class Estimates:
         before the first of all `default`.
         """
         seen = self._seen.get(key)
-        if seen is None or seen.cpu_s is None:
-            return self._typical.get(language, default)
-        return seen.cpu_s
+        return self._typical.get(language, default) if seen is None else seen.cpu_s
 
     def order(self, key: str, tests: int) -> list[int]:
         """The tests, those first on which most answers failed."""
@@ -165,8 +163,7 @@ class Estimates:
         """Remember an answer's time and the test it failed first."""
         typical = self._typical.get(language, cpu_s)
         self._typical[language] = typical + _WEIGHT * (cpu_s - typical)
-        seen = self._seen.setdefault(key, _Seen())
-        before = cpu_s if seen.cpu_s is None else seen.cpu_s
-        seen.cpu_s = before + _WEIGHT * (cpu_s - before)
+        seen = self._seen.setdefault(key, _Seen(cpu_s))
+        seen.cpu_s += _WEIGHT * (cpu_s - seen.cpu_s)
         if failed is not None:
             seen.failures[failed] = seen.failures.get(failed, 0) + 1

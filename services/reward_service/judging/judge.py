@@ -71,17 +71,17 @@ def judge_calls(count: int, outcome: Outcome, limits: Limits) -> JudgedCalls:
     # What follows the last line break was cut off.
     lines = outcome.report.decode("ascii", errors="replace").split("\n")[:-1]
     if lines and lines[0].startswith(UNCOMPILED):
-        return JudgedCalls(lines=[], failure=_failed(Verdict.COMPILE_ERROR, lines[0][1:]))
+        return JudgedCalls(lines=[], failure=failed(Verdict.COMPILE_ERROR, lines[0][1:]))
     results = list(takewhile(lambda line: line[:1] in (VALUE, NOT_ENCODABLE), lines))
     failure = bad_end(outcome, limits)
     if failure is None and len(results) == count == len(lines):
         return JudgedCalls(lines=results, failure=None)
     if failure is None:
         reason = "the number of results is not the number of calls"
-        failure = _failed(Verdict.RUNTIME_ERROR, reason)
+        failure = failed(Verdict.RUNTIME_ERROR, reason)
     results = results[: count - 1]
     if len(results) < len(lines) and lines[len(results)].startswith(RAISED):
-        failure = _failed(failure.verdict, lines[len(results)][1:])
+        failure = failed(failure.verdict, lines[len(results)][1:])
     return JudgedCalls(lines=results, failure=failure)
 
 
@@ -89,7 +89,7 @@ def judge_program(outcome: Outcome, limits: Limits) -> Judgement | None:
     """Why a program's run failed, None if only its output is left to compare."""
     if outcome.report.startswith(UNCOMPILED.encode()):
         reason = outcome.report.decode("ascii", errors="replace").splitlines()[0][1:]
-        return _failed(Verdict.COMPILE_ERROR, reason)
+        return failed(Verdict.COMPILE_ERROR, reason)
     return bad_end(outcome, limits)
 
 
@@ -102,22 +102,22 @@ def bad_end(outcome: Outcome, limits: Limits) -> Judgement | None:
     most = limits.output_kb << 10
     written = max(len(outcome.stdout), len(outcome.stderr), len(outcome.report))
     if outcome.killed == "cpu" or outcome.cpu_s >= limits.cpu_s:
-        return _failed(Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time")
+        return failed(Verdict.TIME_LIMIT, f"used {outcome.cpu_s:.2f} s of processor time")
     if outcome.killed == "wall":
-        return _failed(Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s")
+        return failed(Verdict.TIME_LIMIT, f"not finished after {outcome.wall_s:.1f} s")
     if outcome.killed == "peer_ended":
-        return _failed(Verdict.RUNTIME_ERROR, "did not end when the process that it calls had")
+        return failed(Verdict.RUNTIME_ERROR, "did not end when the process that it calls had")
     if outcome.exit_code == -signal.SIGXFSZ or written >= most:
-        return _failed(Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more")
+        return failed(Verdict.OUTPUT_LIMIT, f"wrote {limits.output_kb} KiB or more")
     if outcome.exit_code == 0:
         return None
     if _ran_out_of_memory(outcome):
-        return _failed(Verdict.MEMORY_LIMIT, f"needs more than {limits.memory_mb} MiB")
+        return failed(Verdict.MEMORY_LIMIT, f"needs more than {limits.memory_mb} MiB")
     if outcome.exit_code < 0:
-        return _failed(Verdict.RUNTIME_ERROR, f"ended by {_signal_name(-outcome.exit_code)}")
+        return failed(Verdict.RUNTIME_ERROR, f"ended by {_signal_name(-outcome.exit_code)}")
     last_words = outcome.stderr[-1000:].decode(errors="replace").strip().splitlines()
     said = last_words[-1] if last_words else f"exit {outcome.exit_code}"
-    return _failed(Verdict.RUNTIME_ERROR, said)
+    return failed(Verdict.RUNTIME_ERROR, said)
 
 
 def _ran_out_of_memory(outcome: Outcome) -> bool:
@@ -126,7 +126,8 @@ def _ran_out_of_memory(outcome: Outcome) -> bool:
     return reported or aborted or outcome.exit_code == -signal.SIGKILL
 
 
-def _failed(verdict: Verdict, reason: str) -> Judgement:
+def failed(verdict: Verdict, reason: str) -> Judgement:
+    """A failure with a reason that may hold anything."""
     return Judgement(verdict=verdict, detail=printable(reason))
 
 

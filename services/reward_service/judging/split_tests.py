@@ -10,7 +10,13 @@ from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.jailed import tester
 from services.reward_service.jailed.answer import RAISED
-from services.reward_service.judging.judge import Judgement, bad_end, judge_program, printable
+from services.reward_service.judging.judge import (
+    Judgement,
+    bad_end,
+    failed,
+    judge_program,
+    printable,
+)
 from services.reward_service.sandbox.execution import (
     Execution,
     Outcome,
@@ -60,8 +66,8 @@ async def run_split(
     if ended_early:  # whatever the answer gave them was too much for them
         reason = bad_end(theirs, _TESTER_LIMITS)
         verdict = Verdict.RUNTIME_ERROR if reason is None else reason.verdict
-        detail = f"the tests ended early: {reason.detail if reason else 'no report'}"
-        failures.append(Judgement(verdict=verdict, detail=detail))
+        said = reason.detail if reason else "no report"
+        failures.append(failed(verdict, f"the tests ended early: {said}"))
     if end is not None and failures[-1] is None:
         failures[-1] = end
     return mine, failures
@@ -70,15 +76,15 @@ async def run_split(
 def _read(theirs: Outcome, end: Judgement | None) -> list[Judgement | None]:
     failures: list[Judgement | None] = []
     for line in theirs.report.decode("ascii", errors="replace").split("\n")[:-1]:
-        kind, reason = line[:1], printable(line[1:])
+        kind, reason = line[:1], line[1:]
         if kind == tester.BROKEN:
-            raise SlotFailed(f"the tests fail by themselves: {reason}")
+            raise SlotFailed(f"the tests fail by themselves: {printable(reason)}")
         if kind == tester.PASSED:
             failures.append(None)
         elif kind == tester.GONE and end is not None:
             failures.append(end)
         else:
-            failures.append(Judgement(verdict=_VERDICTS[kind], detail=reason))
+            failures.append(failed(_VERDICTS[kind], reason))
     return failures
 
 

@@ -13,6 +13,7 @@ from services.reward_service.jailed.codec import NotDecodable, NotEncodable, dec
 from services.reward_service.judging.assertion import Assertion, parse_assertion
 from services.reward_service.judging.judge import (
     Judgement,
+    failed,
     judge_calls,
     judge_program,
     output_is_right,
@@ -97,8 +98,8 @@ class Trial:
         failure = judge_program(outcome, self._grader.limits)
         shown = head(outcome.stdout)
         if failure is None and not await self._output_passes(test, outcome.stdout, worker):
-            reason = printable(f"printed {outcome.stdout[:200].decode(errors='replace')!r}")
-            failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
+            printed = outcome.stdout[:200].decode(errors="replace")
+            failure = failed(Verdict.WRONG_ANSWER, f"printed {printed!r}")
         self._record(number, outcome, shown, failure)
         return left
 
@@ -140,8 +141,7 @@ class Trial:
         for number, line in zip(waiting, judged.lines, strict=False):
             failure = None
             if not await passes(number, line):
-                reason = printable(f"wrong result {_shown(line)}")
-                failure = Judgement(verdict=Verdict.WRONG_ANSWER, detail=reason)
+                failure = failed(Verdict.WRONG_ANSWER, f"wrong result {_shown(line)}")
             self._record(number, outcome, printable(line[1:][:_HEAD_BYTES]), failure)
         left = waiting[len(judged.lines) :]
         if judged.failure is None or not any(self._matters(number) for number in left):
