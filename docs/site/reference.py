@@ -18,7 +18,6 @@ from services.observability import metrics
 from services.orchestrator.api import http_api as runs_api
 from services.page.app import PREFIX
 from services.page.http_app import page_app
-from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import http_api as reward_api
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
@@ -142,7 +141,7 @@ def http_services() -> dict[str, tuple[str, str, FastAPI]]:
     return {
         "router": ("Router", "", build_http(RouterConfig(), nothing)),
         "orchestrator": ("Runs", "/v1/runs", runs_api(nothing)),
-        "reward_service": ("Reward service", "", reward_api(nothing, RewardServiceConfig())),
+        "reward_service": ("Reward service", "", reward_api(nothing)),
         "page": ("Page", PREFIX, page_app(nothing)),
     }
 

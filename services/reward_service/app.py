@@ -43,9 +43,8 @@ class RewardReplica:
         await self._scoring.start()
         if self._config.access is None:
             return closed_api()
-        app = http_api(lambda: self._scoring, self._config)
-        open_paths = ("/health",)
-        protect(app, self._config.access, service="reward_service", open_paths=open_paths)
+        app = http_api(self._scoring)
+        protect(app, self._config.access, service="reward_service", open_paths=("/health",))
         return app
 
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -52,13 +52,13 @@ class _UnknownTestSet(InvalidInput):
     """This replica does not have the test set, or no longer."""
 
 
-def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> FastAPI:
+def http_api(scoring: Scoring) -> FastAPI:
     """The routes; errors are those of `services.http.error_answer`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        await scoring().tools.aclose()
+        await scoring.tools.aclose()
 
     app = FastAPI(
         title="Millrace reward service",
@@ -72,17 +72,17 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
     @app.post("/v1/grade", openapi_extra=json_body(component(GradeRequest), required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
-        body = GradeRequest.from_data(parsed_body(await _body(request, config)), source="request")
-        jobs = _jobs(body, scoring(), config)
-        scoring().sandbox.cores.refuse_if_full()
+        body = parsed_body(await _body(request, scoring.config))
+        jobs = _jobs(GradeRequest.from_data(body, source="request"), scoring)
+        scoring.sandbox.cores.refuse_if_full()
         caller.set(request.scope.get(KEY_NAME, ""))
-        return StreamingResponse(_lines(scoring(), jobs), media_type="application/x-ndjson")
+        return StreamingResponse(_lines(scoring, jobs), media_type="application/x-ndjson")
 
     @app.put("/v1/test-sets/{name}", status_code=201)
     async def put_test_set(name: str, request: Request) -> dict[str, Any]:
         """Hand tests over under the SHA-256 of the body, a JSON list of tests."""
-        text = await _body(request, config)
-        return {"test_set": name, "tests": scoring().tools.test_sets.put(name, text)}
+        text = await _body(request, scoring.config)
+        return {"test_set": name, "tests": scoring.tools.test_sets.put(name, text)}
 
     @app.get("/v1/graders")
     async def graders() -> dict[str, Any]:
@@ -91,21 +91,21 @@ def http_api(scoring: Callable[[], Scoring], config: RewardServiceConfig) -> Fas
         return {
             "kinds": {name: schema for name, schema in kinds.items() if name.endswith("Grader")},
             "languages": sorted(languages()),
-            "python": _python_names(config),
-            "http": sorted(config.http_graders),
+            "python": _python_names(scoring.config),
+            "http": sorted(scoring.config.http_graders),
         }
 
     @app.get("/health")
     async def health() -> AsciiJson:
         """Whether answers can be graded, and how well they are held."""
-        sandbox = scoring().sandbox
+        sandbox = scoring.sandbox
         state = {
-            "healthy": scoring().healthy,
+            "healthy": scoring.healthy,
             "tier": sandbox.tier,
             "landlock_abi": sandbox.landlock_abi,
             "queued_cpu_s": round(sandbox.cores.queued_s, 3),
         }
-        return AsciiJson(state, status_code=200 if scoring().healthy else 503)
+        return AsciiJson(state, status_code=200 if scoring.healthy else 503)
 
     return app
 
@@ -130,12 +130,9 @@ def closed_api() -> FastAPI:
 
 async def _lines(scoring: Scoring, jobs: list[ScoreJob]) -> AsyncIterator[bytes]:
     """Scores as they come; a client that leaves ends the work."""
-    scores = scoring.stream(jobs)
-    try:
+    async with aclosing(scoring.stream(jobs)) as scores:
         async for score in scores:
             yield score_json(score).encode() + b"\n"
-    finally:
-        await scores.aclose()  # type: ignore[attr-defined]  # it is an async generator
 
 
 def score_json(score: Score) -> str:
@@ -149,7 +146,7 @@ async def _body(request: Request, config: RewardServiceConfig) -> bytes:
     )
 
 
-def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) -> list[ScoreJob]:
+def _jobs(request: GradeRequest, scoring: Scoring) -> list[ScoreJob]:
     seen: set[str] = set()
     jobs = []
     for number, job in enumerate(request.jobs):
@@ -161,20 +158,20 @@ def _jobs(request: GradeRequest, scoring: Scoring, config: RewardServiceConfig) 
             fix = "Give each job a grader, or the request one for all."
             raise InvalidInput(f"jobs.{number}.grader", None, fix)
         field = "grader" if job.grader is None else f"jobs.{number}.grader"
-        _check(grader, field, scoring, config)
+        _check(grader, field, scoring)
         jobs.append(ScoreJob(job_id=job.job_id, completion=job.completion, grader=grader))
     return jobs
 
 
-def _check(grader: AnyGrader, field: str, scoring: Scoring, config: RewardServiceConfig) -> None:
+def _check(grader: AnyGrader, field: str, scoring: Scoring) -> None:
     """Refuse what only this service knows that it does not have."""
     if isinstance(grader, WeightedGrader):
         for number, part in enumerate(grader.parts):
-            _check(part.grader, f"{field}.parts.{number}.grader", scoring, config)
+            _check(part.grader, f"{field}.parts.{number}.grader", scoring)
     elif isinstance(grader, PythonGrader):
-        _known(grader.name, _python_names(config), f"{field}.name", "Registered")
+        _known(grader.name, _python_names(scoring.config), f"{field}.name", "Registered")
     elif isinstance(grader, HttpGrader):
-        _known(grader.name, sorted(config.http_graders), f"{field}.name", "Registered")
+        _known(grader.name, sorted(scoring.config.http_graders), f"{field}.name", "Registered")
     elif isinstance(grader, CodeGrader):
         _known(grader.language, sorted(languages()), f"{field}.language", "Known")
         try:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -78,7 +78,7 @@ class Scoring:
         """
         return await asyncio.gather(*(self._score(job) for job in jobs))
 
-    async def stream(self, jobs: list[ScoreJob]) -> AsyncIterator[Score]:
+    async def stream(self, jobs: list[ScoreJob]) -> AsyncGenerator[Score, None]:
         """The same scores, each as soon as it is there. Leaving early stops the work."""
         tasks = [asyncio.create_task(self._score(job), name="score") for job in jobs]
         try:

@@ -123,7 +123,7 @@ async def _reward_service(_: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
         ("POST", "/v1/grade", {"jobs": jobs}),
         ("PUT", "/v1/test-sets/x", [{"stdin": "1", "expected": "1"}]),
     ]
-    async with _listening(reward_api(lambda: scoring, scoring.config)) as port:
+    async with _listening(reward_api(scoring)) as port:
         paths = [b"/v1/test-sets", b"/v1/grade", b"/health"]
         yield Attacked(name="reward_service", port=port, paths=paths, good=good)
     await scoring.tools.aclose()

@@ -166,7 +166,7 @@ async def test_the_reward_service_keeps_keys_to_itself(
         "path": f"http://[::1]:9/{marked('path')}",
     }
     scoring = await start_scoring("B", slots=1, http_graders=graders)
-    app = reward_api(lambda: scoring, scoring.config)
+    app = reward_api(scoring)
     protect(app, access, service="reward_service", open_paths=("/health",))
     jobs = [
         {"job_id": name, "completion": "4", "grader": {"kind": "http", "name": name}}

@@ -29,7 +29,7 @@ async def scoring(new_scoring: Any) -> AsyncIterator[Scoring]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(scoring: Scoring) -> AsyncIterator[httpx.AsyncClient]:
-    app = http_api(lambda: scoring, scoring.config)
+    app = http_api(scoring)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
         yield client
@@ -164,7 +164,9 @@ async def _asked(scoring: Scoring, events: list[dict[str, Any]]) -> list[dict[st
         "client": ("here", 1),
         "root_path": "",
     }
-    await asyncio.wait_for(http_api(lambda: scoring, config)(scope, receive, send), 60)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scoring, "config", config)
+        await asyncio.wait_for(http_api(scoring)(scope, receive, send), 60)
     return sent
 
 

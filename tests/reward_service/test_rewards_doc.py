@@ -61,7 +61,7 @@ async def scoring(folder: Path, new_scoring: Any) -> AsyncIterator[Scoring]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def url(scoring: Scoring) -> AsyncIterator[str]:
     """The same over HTTP, on a port that is free."""
-    config = uvicorn.Config(http_api(lambda: scoring, scoring.config), log_level="warning")
+    config = uvicorn.Config(http_api(scoring), log_level="warning")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
