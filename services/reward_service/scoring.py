@@ -26,6 +26,7 @@ from services.reward_service.graders.code import AnyCode, grade_code
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
+from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
@@ -130,7 +131,12 @@ class Scoring:
         if isinstance(grader, WeightedGrader):
             parts = (self._grade(completion, part.grader) for part in grader.parts)
             return _weighted(grader, await asyncio.gather(*parts))
-        return await GRADERS[type(grader)](completion, grader, self.tools)
+        try:
+            return await GRADERS[type(grader)](completion, grader, self.tools)
+        except HelperTimeout as late:  # the answer's own doing: hiding in it must not spare a zero
+            return Score.failed(Verdict.TIME_LIMIT, str(late))
+        except HelperFailed as problem:
+            return Score.ungraded(str(problem))
 
 
 def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:

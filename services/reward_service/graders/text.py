@@ -10,7 +10,6 @@ from services.protocol.reward.grader import ExactGrader, FormatGrader, RegexGrad
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.code import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
-from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 
 _TIMEOUT_S = 2.0
@@ -21,10 +20,7 @@ async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Sco
     """Compare the answer, or what the pattern finds in it, with the expected texts."""
     answer: str | None = without_thinking(completion)
     if grader.pattern is not None:
-        found = await _in_helper("last_group", grader.pattern, str(answer), tools)
-        if isinstance(found, Score):
-            return found
-        answer = found
+        answer = await _in_helper("last_group", grader.pattern, str(answer), tools)
     if answer is None or not answer.strip():
         return Score.failed(Verdict.NO_CODE, "there is no answer")
     expected = [grader.expected] if isinstance(grader.expected, str) else grader.expected
@@ -39,8 +35,6 @@ async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Sco
     pattern = f"(?s{'i' if grader.ignore_case else ''}:{grader.pattern})"
     answer = without_thinking(completion).strip()
     found = await _in_helper("fits" if grader.whole else "occurs", pattern, answer, tools)
-    if isinstance(found, Score):
-        return found
     return Score.right_or_wrong(bool(found), "the pattern does not match")
 
 
@@ -70,12 +64,6 @@ def format_problem(completion: str, grader: FormatGrader) -> str | None:
     return None
 
 
-async def _in_helper(question: str, pattern: str, text: str, tools: Tools) -> Any:
-    """What the helper found, or the score of an answer where it failed."""
+async def _in_helper(function: str, pattern: str, text: str, tools: Tools) -> Any:
     arguments = {"pattern": pattern, "text": text}
-    try:
-        return await tools.call_helper(f"{_PATTERNS}:{question}", arguments, timeout_s=_TIMEOUT_S)
-    except HelperTimeout:  # by the answer's text: hiding in it must not spare a zero
-        return Score.failed(Verdict.TIME_LIMIT, f"the pattern was not matched in {_TIMEOUT_S:g} s")
-    except HelperFailed as problem:
-        return Score.ungraded(str(problem))
+    return await tools.call_helper(f"{_PATTERNS}:{function}", arguments, timeout_s=_TIMEOUT_S)
