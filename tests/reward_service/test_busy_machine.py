@@ -72,7 +72,7 @@ async def test_tests_that_waited_for_a_starved_answer_wait_again_though_its_jail
     boot = BOOT.replace("module.main(control)", LATE)
     monkeypatch.setattr("services.reward_service.isolation.jail.BOOT", boot)
     monkeypatch.setattr("services.reward_service.judging.split_tests.idle_limit_s", lambda _: 1.5)
-    of_worker = "services.reward_service.sandbox.sandbox_worker"
+    of_worker = "services.reward_service.sandbox.sandbox"
     monkeypatch.setattr(f"{of_worker}._machine_is_contended", lambda: True)
     tests = "def check(call):\n    for x in (7, 7):\n        assert call(x) == x"
     grader = PythonAssertsGrader(kind="python_asserts", tests=tests, entry_point="f")
