@@ -15,6 +15,7 @@ from typing import Any
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.reward_service.grading.helper_main import longest_s
+from services.reward_service.sandbox.slot import Control
 
 _log = Log("reward_service")
 
@@ -22,7 +23,6 @@ _MAIN = "services.reward_service.grading.helper_main"
 _START_S = 120.0
 _GRACE_S = 60.0
 """For the helper to fork, to kill and to answer: only a hang takes longer."""
-_MESSAGE_BYTES = 1 << 16
 _MAX_REPLY_BYTES = 1 << 22
 
 
@@ -47,7 +47,7 @@ class HelperProcess:
         self._free = asyncio.Semaphore(concurrency)
         self._starting = asyncio.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
+        self._control: Control | None = None
 
     async def call(self, function: str, arguments: Any, *, timeout_s: float) -> Any:
         """Run `module:function` on JSON and return its JSON.
@@ -80,7 +80,7 @@ class HelperProcess:
         try:
             with theirs:
                 assert self._control is not None
-                socket.send_fds(self._control, [order], [theirs.fileno()])
+                self._control.send(order, [theirs.fileno()])
             reader, writer = await asyncio.open_connection(sock=ours, limit=_MAX_REPLY_BYTES)
         except OSError as error:
             ours.close()
@@ -106,9 +106,9 @@ class HelperProcess:
             if self._process is not None:
                 RewardMetrics.helper_restarts.inc()
             self.close()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            command = [sys.executable, "-m", _MAIN, str(theirs.fileno()), *self._modules]
-            with theirs:
+            self._control = control = Control()
+            with control.theirs as theirs:
+                command = [sys.executable, "-m", _MAIN, str(theirs.fileno()), *self._modules]
                 self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
                     command,
                     pass_fds=[theirs.fileno()],
@@ -116,17 +116,14 @@ class HelperProcess:
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                     start_new_session=True,
                 )
-            ours.setblocking(False)
-            self._control = ours
             try:
-                async with asyncio.timeout(_START_S):
-                    hello = await asyncio.get_running_loop().sock_recv(ours, _MESSAGE_BYTES)
+                hello, _ = await control.receive(_START_S)
                 if hello != b"ready":
                     said = hello.decode(errors="replace")
                     raise HelperFailed(f"the helper did not start: {said}")
-            except OSError as error:  # a timeout as well
+            except TimeoutError as error:
                 self.close()
-                raise HelperFailed(f"the helper did not start: {error!r}") from error
+                raise HelperFailed(f"the helper did not start in {_START_S:g} s") from error
             except (HelperFailed, asyncio.CancelledError):
                 self.close()
                 raise
