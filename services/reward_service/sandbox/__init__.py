@@ -1,1 +1,1 @@
-"""Slots, and the programs that are compiled and run in them."""
+"""Workers, their slots, and the programs that are compiled and run in them."""
