@@ -12,7 +12,7 @@ from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail, jailed_sources
 from services.reward_service.sandbox import compiler_jail
-from services.reward_service.sandbox.compiler_jail import Build, Built, CompilerJail
+from services.reward_service.sandbox.compiler_jail import Build, CompilerJail
 from services.reward_service.scoring import Scoring
 
 NewScoring = Callable[..., Any]
@@ -55,7 +55,7 @@ def lose_jails(monkeypatch: pytest.MonkeyPatch, deaths: int) -> list[str]:
         assert any("os._exit(9)" in text for _, text in sources)
         return sources
 
-    async def lose(self: CompilerJail, build: Build) -> Built:
+    async def lose(self: CompilerJail, build: Build) -> Any:
         if build.output != "program" or len(lost) == deaths:
             return await run(self, build)
         lost.append("jail")

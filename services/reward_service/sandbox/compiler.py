@@ -19,7 +19,7 @@ from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import Language
 from services.reward_service.languages.language import Toolchain
-from services.reward_service.sandbox.compiler_jail import Build, Built, CompilerJail
+from services.reward_service.sandbox.compiler_jail import Build, CompilerJail
 from services.reward_service.sandbox.execution import (
     Binary,
     SandboxCrashed,
@@ -124,12 +124,12 @@ class Compiler:
             output_mb=self._config.compile_output_mb,
         )
         try:
-            return _compiled(await self._jail.run(build))
+            return _compiled(*await self._jail.run(build))
         except SlotLost as error:
             _log.warning("compiler_lost", reason=str(error))
             RewardMetrics.retries.inc()
         try:
-            return _compiled(await self._jail.run(build))
+            return _compiled(*await self._jail.run(build))
         except SlotLost as error:
             raise SandboxCrashed(str(error)) from error
 
@@ -168,17 +168,16 @@ class Compiler:
             output_mb=_HEADER_MB,
         )
         try:
-            built = await self._jail.run(build)
+            output, record = await self._jail.run(build)
         except SlotLost as error:  # no answer had a part in it
             raise SlotFailed(f"the header could not be compiled: {error}") from error
-        if built.output is None:
-            raise SlotFailed(f"the header could not be compiled: {built.record.message[:200]}")
-        return built.output
+        if output is None:
+            raise SlotFailed(f"the header could not be compiled: {record.message[:200]}")
+        return output
 
 
-def _compiled(built: Built) -> Compiled:
-    binary = None if built.output is None else Binary(built.output)
-    return Compiled(binary=binary, record=built.record)
+def _compiled(output: bytes | None, record: CompileRecord) -> Compiled:
+    return Compiled(binary=None if output is None else Binary(output), record=record)
 
 
 def _size(compiled: Compiled) -> int:

@@ -53,19 +53,6 @@ class Build:
     output_mb: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Built:
-    """The end of a compiler.
-
-    Attributes:
-        output: None if there is none that can be used.
-        record: with the beginning of what it wrote to its standard error.
-    """
-
-    output: bytes | None
-    record: CompileRecord
-
-
 class CompilerJail:
     """Starts a jail for every run.
 
@@ -78,8 +65,12 @@ class CompilerJail:
     def __init__(self, config: RewardServiceConfig, jail: Jail, folder: Path) -> None:
         self._config, self._jail, self._folder = config, jail, folder
 
-    async def run(self, build: Build) -> Built:
+    async def run(self, build: Build) -> tuple[bytes | None, CompileRecord]:
         """Run the compiler.
+
+        Returns:
+            Its output, None if there is none that can be used, and the record, with the
+            beginning of what it wrote to its standard error.
 
         Raises:
             SlotFailed: it was never run.
@@ -120,7 +111,9 @@ class CompilerJail:
             "filter": (seccomp.program.hex(), seccomp.own_pid_at),
         }
 
-    async def _start(self, build: Build, work: Path, order: dict[str, Any]) -> Built:
+    async def _start(
+        self, build: Build, work: Path, order: dict[str, Any]
+    ) -> tuple[bytes | None, CompileRecord]:
         mounts = ["--bind", str(work), _JAIL_FOLDERS[0]]
         mounts += [] if build.header is None else ["--ro-bind", str(build.header), _JAIL_FOLDERS[1]]
         control, source = Control(), sealed_file(build.source)
@@ -149,7 +142,7 @@ class CompilerJail:
                 cached=False,
                 message="" if ok else (message + text).strip()[:500],
             )
-            return Built(output=output if ok else None, record=record)
+            return (output if ok else None), record
         except OSError as error:
             raise SlotFailed(f"the compiler's jail: {error}") from error
         finally:
