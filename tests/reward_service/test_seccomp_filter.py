@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.reward_service.isolation.bpf import Assembler, argument_at
+from services.reward_service.isolation.bpf import JUMP, JUMP_EQUAL, LOAD, RETURN, Assembler, argument_at
 from services.reward_service.isolation.seccomp_filter import GUARDED, PLAIN, build_filter
 
 X86, ARM = 0xC000003E, 0xC00000B7
@@ -140,16 +140,16 @@ def _header_numbers(include: str) -> dict[str, int]:
 def test_the_assembler_refuses_jumps_it_cannot_encode() -> None:
     backwards = Assembler()
     backwards.label("here")
-    backwards.load(argument_at(0))
-    backwards.jump("here")
+    backwards.add(LOAD, argument_at(0))
+    backwards.add(JUMP, "here")
     with pytest.raises(ValueError, match="not ahead"):
         backwards.encode()
     far = Assembler()
-    far.if_equal(1, if_true="end")
+    far.add(JUMP_EQUAL, 1, if_true="end")
     for _ in range(256):
-        far.load(argument_at(0, high=True))
+        far.add(LOAD, argument_at(0, high=True))
     far.label("end")
-    far.give(ALLOW)
+    far.add(RETURN, ALLOW)
     with pytest.raises(ValueError, match="too long"):
         far.encode()
     with pytest.raises(ValueError, match="twice"):

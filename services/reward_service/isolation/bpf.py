@@ -5,10 +5,11 @@ Encoding: `struct sock_filter` of linux/filter.h, 8 bytes: u16 code, u8 jt, u8 j
 """
 
 import struct
-from typing import NamedTuple
 
-_LOAD_WORD, _AND, _RETURN = 0x20, 0x54, 0x06
-_JUMP, _JUMP_EQUAL, _JUMP_AT_LEAST = 0x05, 0x15, 0x35
+LOAD, AND, RETURN = 0x20, 0x54, 0x06
+"""Load 32 bits of `seccomp_data`; keep some of them; end with an action."""
+JUMP, JUMP_EQUAL, JUMP_AT_LEAST = 0x05, 0x15, 0x35
+"""To the label in place of `k`; by what was loaded, compared unsigned with `k`."""
 
 NUMBER_AT, ARCH_AT = 0, 4
 NEXT = ""
@@ -20,19 +21,11 @@ def argument_at(index: int, *, high: bool = False) -> int:
     return 16 + 8 * index + (4 if high else 0)
 
 
-class _Instruction(NamedTuple):
-    code: int
-    k: int = 0
-    if_true: str = NEXT
-    if_false: str = NEXT
-    target: str | None = None
-
-
 class Assembler:
     """Collects instructions whose jumps name labels, and encodes them."""
 
     def __init__(self) -> None:
-        self._instructions: list[_Instruction] = []
+        self._instructions: list[tuple[int, int | str, str, str]] = []
         self._labels: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -44,29 +37,9 @@ class Assembler:
             raise ValueError(f"label {name} is used twice")
         self._labels[name] = len(self._instructions)
 
-    def load(self, offset: int) -> None:
-        """Load 32 bits of `seccomp_data` into the accumulator."""
-        self._instructions.append(_Instruction(_LOAD_WORD, offset))
-
-    def mask(self, bits: int) -> None:
-        """Keep only these bits of the accumulator."""
-        self._instructions.append(_Instruction(_AND, bits))
-
-    def jump(self, target: str) -> None:
-        """Go on at a label."""
-        self._instructions.append(_Instruction(_JUMP, target=target))
-
-    def if_equal(self, value: int, if_true: str = NEXT, if_false: str = NEXT) -> None:
-        """Branch on accumulator == value."""
-        self._instructions.append(_Instruction(_JUMP_EQUAL, value, if_true, if_false))
-
-    def if_at_least(self, value: int, if_true: str = NEXT, if_false: str = NEXT) -> None:
-        """Branch on accumulator >= value, unsigned."""
-        self._instructions.append(_Instruction(_JUMP_AT_LEAST, value, if_true, if_false))
-
-    def give(self, action: int) -> None:
-        """End with this seccomp action."""
-        self._instructions.append(_Instruction(_RETURN, action))
+    def add(self, code: int, k: int | str, if_true: str = NEXT, if_false: str = NEXT) -> None:
+        """Add an instruction; the labels are those of a conditional jump."""
+        self._instructions.append((code, k, if_true, if_false))
 
     def encode(self) -> bytes:
         """The program, 8 bytes an instruction.
@@ -74,17 +47,14 @@ class Assembler:
         Raises:
             ValueError: a label is unknown, behind the jump, or too far ahead for a branch.
         """
-        return b"".join(self._encoded(i, at) for at, i in enumerate(self._instructions))
-
-    def _encoded(self, instruction: _Instruction, at: int) -> bytes:
-        k = instruction.k
-        if instruction.target is not None:
-            k = self._distance(instruction.target, at)
-        branches = (instruction.if_true, instruction.if_false)
-        if_true, if_false = (self._distance(label, at) for label in branches)
-        if max(if_true, if_false) > 255:
-            raise ValueError(f"branch at {at} is too long")
-        return struct.pack("=HBBI", instruction.code, if_true, if_false, k)
+        program = b""
+        for at, (code, k, *branches) in enumerate(self._instructions):
+            if_true, if_false = (self._distance(label, at) for label in branches)
+            if max(if_true, if_false) > 255:
+                raise ValueError(f"branch at {at} is too long")
+            value = self._distance(k, at) if isinstance(k, str) else k
+            program += struct.pack("=HBBI", code, if_true, if_false, value)
+        return program
 
     def _distance(self, label: str, at: int) -> int:
         if label == NEXT:

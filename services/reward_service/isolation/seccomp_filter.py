@@ -13,7 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.protocol.errors import InvalidInput
-from services.reward_service.isolation.bpf import ARCH_AT, NUMBER_AT, Assembler, argument_at
+from services.reward_service.isolation.bpf import (
+    AND,
+    ARCH_AT,
+    JUMP,
+    JUMP_AT_LEAST,
+    JUMP_EQUAL,
+    LOAD,
+    NUMBER_AT,
+    RETURN,
+    Assembler,
+    argument_at,
+)
 
 _Calls = dict[str, tuple[int, int | None]]
 
@@ -89,23 +100,23 @@ def build_filter(
         raise InvalidInput("machine architecture", machine, fix)
     column, arch = _MACHINES[machine]
     asm = Assembler()
-    asm.load(ARCH_AT)
-    asm.if_equal(arch, if_false="kill_process")
-    asm.load(NUMBER_AT)
-    asm.if_at_least(_X32_BIT, if_true="deny")
+    asm.add(LOAD, ARCH_AT)
+    asm.add(JUMP_EQUAL, arch, if_false="kill_process")
+    asm.add(LOAD, NUMBER_AT)
+    asm.add(JUMP_AT_LEAST, _X32_BIT, if_true="deny")
     for numbers in (PLAIN | COMPILER if compiler else PLAIN).values():
         if (number := numbers[column]) is not None:
-            asm.if_equal(number, if_true="allow")
+            asm.add(JUMP_EQUAL, number, if_true="allow")
     if programs:
-        asm.if_equal(EXECVEAT[column], if_true="execveat")
+        asm.add(JUMP_EQUAL, EXECVEAT[column], if_true="execveat")
     for name, numbers in GUARDED.items():
         if (number := numbers[column]) is not None:
-            asm.if_equal(number, if_true=name)
-    asm.jump("deny")
+            asm.add(JUMP_EQUAL, number, if_true=name)
+    asm.add(JUMP, "deny")
     if programs:
         asm.label("execveat")  # only what a descriptor stands for
-        asm.load(argument_at(4))
-        asm.if_equal(_AT_EMPTY_PATH, if_true="allow", if_false="deny")
+        asm.add(LOAD, argument_at(4))
+        asm.add(JUMP_EQUAL, _AT_EMPTY_PATH, if_true="allow", if_false="deny")
     own_pid_at = _guards(asm, processes=compiler)
     return SeccompFilter(program=asm.encode(), own_pid_at=own_pid_at)
 
@@ -118,30 +129,30 @@ def _guards(asm: Assembler, *, processes: bool) -> int:
         ("prctl", 0, _PRCTL_OPTIONS),
     ):
         asm.label(name)
-        asm.load(argument_at(index))
+        asm.add(LOAD, argument_at(index))
         for value in values:
-            asm.if_equal(value, if_true="allow")
-        asm.jump("deny")
+            asm.add(JUMP_EQUAL, value, if_true="allow")
+        asm.add(JUMP, "deny")
     asm.label("prlimit64")  # only to read: no new limit is given
-    asm.load(argument_at(2))
-    asm.if_equal(0, if_false="deny")
-    asm.load(argument_at(2, high=True))
-    asm.if_equal(0, if_true="allow", if_false="deny")
+    asm.add(LOAD, argument_at(2))
+    asm.add(JUMP_EQUAL, 0, if_false="deny")
+    asm.add(LOAD, argument_at(2, high=True))
+    asm.add(JUMP_EQUAL, 0, if_true="allow", if_false="deny")
     asm.label("clone")  # only threads, or processes, and never in new namespaces
-    asm.load(argument_at(0))
-    asm.mask(_CLONE_NAMESPACES if processes else _CLONE_THREAD | _CLONE_NAMESPACES)
-    asm.if_equal(0 if processes else _CLONE_THREAD, if_true="allow", if_false="deny")
+    asm.add(LOAD, argument_at(0))
+    asm.add(AND, _CLONE_NAMESPACES if processes else _CLONE_THREAD | _CLONE_NAMESPACES)
+    asm.add(JUMP_EQUAL, 0 if processes else _CLONE_THREAD, if_true="allow", if_false="deny")
     asm.label("kill")
     asm.label("tgkill")
-    asm.load(argument_at(0))
+    asm.add(LOAD, argument_at(0))
     own_pid_at = 8 * len(asm) + 4
-    asm.if_equal(0xFFFFFFFF, if_true="allow", if_false="deny")
+    asm.add(JUMP_EQUAL, 0xFFFFFFFF, if_true="allow", if_false="deny")
     asm.label("clone3")  # its flags are in memory, out of reach; libc then uses clone
-    asm.give(_ERRNO | errno.ENOSYS)
+    asm.add(RETURN, _ERRNO | errno.ENOSYS)
     asm.label("deny")
-    asm.give(_ERRNO | errno.EPERM)
+    asm.add(RETURN, _ERRNO | errno.EPERM)
     asm.label("allow")
-    asm.give(_ALLOW)
+    asm.add(RETURN, _ALLOW)
     asm.label("kill_process")
-    asm.give(_KILL)
+    asm.add(RETURN, _KILL)
     return own_pid_at
