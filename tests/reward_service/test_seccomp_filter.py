@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.reward_service.isolation.bpf import JUMP, JUMP_EQUAL, LOAD, RETURN, Assembler, argument_at
+from services.reward_service.isolation.bpf import (
+    JUMP,
+    JUMP_EQUAL,
+    LOAD,
+    RETURN,
+    Assembler,
+    argument_at,
+)
 from services.reward_service.isolation.seccomp_filter import GUARDED, PLAIN, build_filter
 
 X86, ARM = 0xC000003E, 0xC00000B7
