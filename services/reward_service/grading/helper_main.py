@@ -37,7 +37,8 @@ def main() -> None:
     while True:
         wait = min((call.look_at for call in calls), default=None)
         timeout = None if wait is None else max(0.0, wait - time.monotonic())
-        ready, _, _ = select.select([control, *calls], [], [], timeout)
+        watched: list[socket.socket | _Call] = [control, *calls]
+        ready, _, _ = select.select(watched, [], [], timeout)
         for call in list(calls):
             if call not in ready and call.late():
                 call.kill()
