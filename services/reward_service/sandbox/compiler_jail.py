@@ -1,10 +1,12 @@
 """Runs a compiler once, in a jail of its own."""
 
+import asyncio
 import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import tempfile
@@ -19,7 +21,6 @@ from services.reward_service.isolation.jail import BUILD, Jail, jailed_sources, 
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.languages.language import Toolchain
 from services.reward_service.sandbox.execution import SlotFailed, SlotLost, sealed_file
-from services.reward_service.sandbox.slot import Control
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
 _JAIL_FOLDERS = ("/build", "/header")
@@ -116,18 +117,19 @@ class CompilerJail:
     ) -> tuple[bytes | None, CompileRecord]:
         mounts = ["--bind", str(work), _JAIL_FOLDERS[0]]
         mounts += [] if build.header is None else ["--ro-bind", str(build.header), _JAIL_FOLDERS[1]]
-        control, source = Control(), sealed_file(build.source)
-        errors = os.memfd_create("errors", os.MFD_CLOEXEC)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        source, errors = sealed_file(build.source), os.memfd_create("errors", os.MFD_CLOEXEC)
         started = time.monotonic()
         process: subprocess.Popen[bytes] | None = None
         try:
-            with control.theirs as theirs:
+            with theirs:
                 process = self._jail.start(theirs, "millrace-build", errors, mounts)
-            control.send(json.dumps(jailed_sources(BUILD)).encode())
-            control.send(json.dumps(order).encode(), [source, errors])
-            reply = await _reply(control, self._config.slot_start_s) or {}
+            ours.send(json.dumps(jailed_sources(BUILD)).encode())
+            socket.send_fds(ours, [json.dumps(order).encode()], [source, errors])
+            reply = await _reply(ours, self._config.slot_start_s) or {}
             if confined := "confined" in reply:
-                reply = await _last_reply(control, _WALL_FACTOR * build.cpu_s + _WALL_S)
+                reply = await _last_reply(ours, _WALL_FACTOR * build.cpu_s + _WALL_S)
             text = os.pread(errors, _ERROR_BYTES, 0).decode(errors="replace")
             if not confined or "failed" in reply:
                 raise SlotFailed(f"the compiler's jail: {reply.get('failed', text[-200:])}")
@@ -146,7 +148,7 @@ class CompilerJail:
         except OSError as error:
             raise SlotFailed(f"the compiler's jail: {error}") from error
         finally:
-            control.close()
+            ours.close()
             if process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -155,16 +157,21 @@ class CompilerJail:
             os.close(errors)
 
 
-async def _reply(control: Control, timeout_s: float) -> dict[str, Any] | None:
-    """The next message, empty if the jail hung up; None if there was none in time."""
+async def _reply(control: socket.socket, timeout_s: float) -> dict[str, Any] | None:
+    """The next message, empty if the jail hung up; None if there was none in time.
+
+    Read from the plain socket: `Control` drops a message that comes before it is waited for, and
+    a jail may send its last one at once.
+    """
     try:
-        message, _ = await control.receive(timeout_s)
+        async with asyncio.timeout(timeout_s):
+            message = await asyncio.get_running_loop().sock_recv(control, 1 << 16)
     except TimeoutError:
         return None
     return json.loads(message) if message else {}
 
 
-async def _last_reply(control: Control, timeout_s: float) -> dict[str, Any]:
+async def _last_reply(control: socket.socket, timeout_s: float) -> dict[str, Any]:
     """The last message of a jail in which a source was compiled, empty if it came too late.
 
     Raises:
@@ -172,8 +179,8 @@ async def _last_reply(control: Control, timeout_s: float) -> dict[str, Any]:
     """
     try:
         reply = await _reply(control, timeout_s)
-    except ValueError as error:
-        raise SlotLost(f"the compiler's jail: {error}") from error
+    except (OSError, ValueError) as error:
+        raise SlotLost(f"the compiler's jail: {type(error).__name__}: {error}") from error
     if reply is None:
         return {}
     if not reply:
