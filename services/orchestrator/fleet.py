@@ -24,9 +24,11 @@ class Fleet:
         self._max_lag: int | None = None
         self._bound_due = False
         self._table: MemberTable | None = None
-        self._leased: tuple[Member, ...] = ()
-        self._live_version: int | None = None
         self._slowest = -1
+        self.leased: tuple[Member, ...] = ()
+        """Replicas that may be given work."""
+        self.live_version: int | None = None
+        """The oldest version a leased replica serves; None while there is none."""
         self.pushes = 0
         self.in_service = 0
         """Replicas that have a lease, or lost it only until an update is through."""
@@ -64,8 +66,8 @@ class Fleet:
             self.pushes += max(0, table.pushes - self._table.pushes)
         self._table = table
         # Asked for at every change of the run, while the table changes with the weights.
-        self._leased = table.leased
-        self._live_version = min((_version(member) for member in self._leased), default=None)
+        self.leased = table.leased
+        self.live_version = min((_version(member) for member in self.leased), default=None)
         in_service = [m for m in table.members if m.leased or m.state in _IN_SERVICE]
         self.in_service = len(in_service)
         self._slowest = min((_version(member) for member in in_service), default=-1)
@@ -86,32 +88,14 @@ class Fleet:
             problem = f"the weight bus did not answer in {timeout_s:g} s: {error}"
             raise NotReady(problem) from error
 
-    async def want_replicas(self, replicas: int) -> None:
-        """Report the number of replicas that the run has work for; the bus forgets it in a minute.
-
-        Raises:
-            NotReady: the bus is away.
-        """
-        await self._bus.want_replicas(replicas)
-
     async def _bound_if_due(self) -> None:
         if self._bound_due:
             await self._bus.bound_lag(self._max_lag)
             self._bound_due = False
 
-    @property
-    def leased(self) -> tuple[Member, ...]:
-        """Replicas that may be given work."""
-        return self._leased
-
-    @property
-    def live_version(self) -> int | None:
-        """The oldest version a leased replica serves; None while there is none."""
-        return self._live_version
-
     def settled(self, version: int) -> bool:
         """Every replica in service has committed `version`, and one at least is leased."""
-        return bool(self._leased) and self._slowest >= version
+        return bool(self.leased) and self._slowest >= version
 
     async def wait_settled(self, version: int, timeout_s: float) -> None:
         """Wait until every replica in service has committed `version`.

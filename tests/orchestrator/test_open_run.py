@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.cluster_kv import ClusterValue
 from services.orchestrator.lifecycle.open_run import OpenRun
 from services.orchestrator.lifecycle.runs import RunActive, Runs
 from services.protocol.errors import NotReady
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_drawing")
 STEPS = 5
 
 
-class Note:
+class Note(ClusterValue):
     """In place of Ray's head."""
 
     def __init__(self) -> None:

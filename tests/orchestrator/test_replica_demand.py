@@ -1,15 +1,18 @@
 """How many rollout replicas a run says it has work for."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from services.orchestrator.changes import Changes
-from services.orchestrator.core.idle_times import IdleTimes
+from services.orchestrator.core.context import RunContext
+from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.schedule import Slots
 from services.orchestrator.fleet import Fleet
 from services.orchestrator.observers.replica_demand import ReplicaDemand, follow_demand
-from tests.orchestrator.fakes import FakeBus
+from services.orchestrator.run_folder.run_directory import RunDirectory
+from tests.orchestrator.fakes import FakeBus, World, world
 
 STARVED, FED = {"waited": 0.8, "ready": 0}, {"waited": 0.0, "ready": 4}
 EVEN = {"waited": 0.1, "ready": 0}
@@ -49,24 +52,28 @@ def test_a_trainer_that_hardly_waits_without_a_batch_to_spare_lets_none_go(deman
     assert wishes(demand, {"waited": 0.0, "ready": 3}, live=3, looks=20)[-1] == 3
 
 
-async def test_the_bus_is_told_until_the_run_ends() -> None:
-    bus, changes, idle = FakeBus(), Changes(), IdleTimes()
+async def test_the_bus_is_told_until_the_run_ends(tmp_path: Path) -> None:
+    async with world(tmp_path) as cluster:
+        await follow_until_one_is_wanted(cluster)
+
+
+async def follow_until_one_is_wanted(cluster: World) -> None:
+    bus, changes = cluster.bus, Changes()
     slots = Slots(sampling=8, scoring=0, ready=0, training=0, updating=0, free=0)
-    fleet = Fleet(bus, changes)
-    follower = asyncio.create_task(
-        follow_demand(
-            ReplicaDemand(batch_groups=4),
-            idle=idle,
-            slots=lambda: slots,
-            fleet=fleet,
-            run_id="r",
-            look_s=0.01,
-        )
+    context = RunContext(
+        run=cluster.run_config(),
+        config=cluster.config,
+        peers=cluster.peers,
+        fleet=Fleet(bus, changes),
+        progress=Progress(run_id="r", run_dir="", steps=1),
+        changes=changes,
+        directory=RunDirectory(cluster.run_root),
     )
+    follower = asyncio.create_task(follow_demand(context, lambda: slots, look_s=0.01))
     try:
         async with asyncio.timeout(60):
             while bus.wanted != 1:
-                idle.look(trainer="rollout", slots=slots, capacity=8)
+                context.progress.idle.look(trainer="rollout", slots=slots, capacity=8)
                 await asyncio.sleep(0)
     finally:
         follower.cancel()

@@ -4,8 +4,9 @@ A run that broke on a full disk breaks here again; it must still be seen to have
 """
 
 import asyncio
-import sqlite3
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ENOSPC
 
 from services.observability.log import Log
@@ -49,17 +50,13 @@ class RunEnding:
 
     async def release_replicas(self) -> None:
         """Take the run's staleness bound off the rollout servers."""
-        try:
+        with self._part("lag_bound"):
             await self._fleet.bound_lag(None, _RELEASE_S)
-        except Exception as error:  # noqa: BLE001  the edge of a run's life
-            self.failed("lag_bound", error)
 
     async def close_record(self) -> None:
         """Write all records of steps and groups to their files."""
-        try:
+        with self._part("records"):
             await self._record.close()
-        except Exception as error:  # noqa: BLE001  the edge of a run's life
-            self.failed("records", error)
 
     async def close(self, state: RunState, detail: str) -> LedgerCounts | None:
         """Write the summary, close the ledger and only then show the last state.
@@ -75,7 +72,8 @@ class RunEnding:
             detail = f"{detail}; its summary could not be written: {error!r}"
         else:
             self._progress.summary = summary
-            await self._draw()
+            with self._part("learning_curve"):
+                await asyncio.to_thread(self._directory.draw_learning_curve)
         await asyncio.to_thread(self._record.trackers.close, state)
         self._book.end()
         counts = self._close_ledger()  # no await below: a status shows ledger or last state
@@ -112,17 +110,16 @@ class RunEnding:
             raise OSError(ENOSPC, "no disk space for the ledger")
         return summary
 
-    async def _draw(self) -> None:
-        try:
-            await asyncio.to_thread(self._directory.draw_learning_curve)
-        except Exception as error:  # noqa: BLE001  a picture must not cost a run its end
-            self.failed("learning_curve", error)
-
     def _close_ledger(self) -> LedgerCounts | None:
-        try:
+        with self._part("ledger"):
             counts = self._ledger.counts()
             self._ledger.close()
-        except sqlite3.Error as error:
-            self.failed("ledger", error)
-            return None
-        return counts
+            return counts
+        return None
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  the edge of a run's life
+            self.failed(name, error)

@@ -8,8 +8,9 @@ or was replaced, does.
 import asyncio
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from services.cluster_kv import ClusterValue
 from services.ledger.ledger import ledger_of
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
@@ -24,19 +25,6 @@ from services.side_by_side import race
 _log = Log("orchestrator")
 
 
-class Note(Protocol):
-    """A text that outlives the process; every method may raise `NotReady`."""
-
-    async def write(self, text: str) -> None:
-        """Write a text in place of the one before."""
-
-    async def read(self) -> str | None:
-        """The newest text; None if there is none."""
-
-    async def erase(self) -> None:
-        """Erase the text."""
-
-
 class OpenRun:
     """The run that a new orchestrator resumes.
 
@@ -46,7 +34,7 @@ class OpenRun:
             its orchestrator would otherwise do so for ever.
     """
 
-    def __init__(self, note: Note, *, returns: int) -> None:
+    def __init__(self, note: ClusterValue, *, returns: int) -> None:
         self._note, self._most = note, returns
 
     async def begin(self, request: RunRequest, run_id: str) -> None:

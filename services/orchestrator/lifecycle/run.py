@@ -31,7 +31,7 @@ from services.orchestrator.loop.training import TrainingLoop, TrainSteps
 from services.orchestrator.observers.decision_log import DecisionLog
 from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupTraces
 from services.orchestrator.observers.push_record import follow_pushes
-from services.orchestrator.observers.replica_demand import ReplicaDemand, follow_demand
+from services.orchestrator.observers.replica_demand import follow_demand
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory
@@ -192,18 +192,11 @@ class Run:
 
     def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
         context, schedule = self._context, self._book.schedule
-        demand = ReplicaDemand(batch_groups=context.run.batch_groups)
         loops = {
             "fleet": context.fleet.watch(),
             "scorer": self._scorer.run(),
             "disk": self._disk.watch(self._book.ledger),
-            "demand": follow_demand(
-                demand,
-                idle=self.progress.idle,
-                slots=lambda: schedule.slots,
-                fleet=context.fleet,
-                run_id=context.run_id,
-            ),
+            "demand": follow_demand(context, lambda: schedule.slots),
             "pushes": follow_pushes(context.peers.bus, context.fleet, self._record.timeline),
         }
         if context.run.schedule.adaptive:

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
-from services.orchestrator.core.idle_times import IdleTimes
+from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.schedule import Slots
-from services.orchestrator.fleet import Fleet
 from services.protocol.errors import NotReady
 
 LOOK_S = 10.0
@@ -53,31 +52,26 @@ class ReplicaDemand:
 
 
 async def follow_demand(
-    demand: ReplicaDemand,
-    *,
-    idle: IdleTimes,
-    slots: Callable[[], Slots],
-    fleet: Fleet,
-    run_id: str,
-    look_s: float = LOOK_S,
+    context: RunContext, slots: Callable[[], Slots], *, look_s: float = LOOK_S
 ) -> None:
     """Say to the weight bus how many replicas are wanted, again and again, until cancelled.
 
     The bus forgets a wish after a minute, so a bus that was away, and a run that is over, need
     nothing else.
     """
+    demand, idle = ReplicaDemand(batch_groups=context.run.batch_groups), context.progress.idle
     before, at = idle.waited_s("rollout"), time.monotonic()
     while True:
         await asyncio.sleep(look_s)
         now, waited_s = time.monotonic(), idle.waited_s("rollout")
         share = (waited_s - before) / (now - at)
         before, at = waited_s, now
-        live = fleet.in_service
+        live = context.fleet.in_service
         wanted = demand.look(waited=share, ready=slots().ready, live=live)
-        RunMetrics.wanted_replicas.set(wanted, {"run": run_id})
+        RunMetrics.wanted_replicas.set(wanted, context.tags)
         if wanted != live:
-            _log.info("replicas_wanted", run=run_id, wanted=wanted, live=live, waited=share)
+            _log.info("replicas_wanted", **context.tags, wanted=wanted, live=live, waited=share)
         try:
-            await fleet.want_replicas(wanted)
+            await context.peers.bus.want_replicas(wanted)
         except NotReady as error:
             _log.warning("bus_not_ready", error=str(error))
