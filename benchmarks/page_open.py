@@ -50,7 +50,7 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
             ]
             admitted = ledger.admit(prompts, version=step)
             ledger.close_batch(step, train=[one.group_id for one in admitted], filtered=())
-            directory.append_metrics({"step": step, "reward": chance.random(), "elapsed_s": step})
+            directory.metrics.write({"step": step, "reward": chance.random(), "elapsed_s": step})
             for one in admitted:
                 _write_group(kept, lines, one.group_id, step, tokens, chance)
     ledger.close()

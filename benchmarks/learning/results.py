@@ -122,7 +122,7 @@ DIAGNOSTICS = ("entropy", "effective_sample_size", "kl_behaviour", "mismatch_max
 def outcome(one: Configuration, status: RunStatus, *, seed: int, steps: int) -> Outcome:
     """Read the directory of a run that has ended."""
     directory = RunDirectory(status.run_dir)
-    lines = directory.metrics()
+    lines = directory.metrics.lines()
     evaluations = sorted(directory.evaluations(), key=lambda evaluation: evaluation.step)
     return Outcome(
         name=one.name,

@@ -9,7 +9,7 @@ from rich.console import Console
 from millrace_tools.command import RUN_DIR, command, option
 from millrace_tools.output import print_line
 from services.json_lines import JsonLines
-from services.orchestrator.run_folder.run_log import LOG_FILE
+from services.orchestrator.run_folder.run_directory import LOG_FILE
 from services.protocol.errors import InvalidInput
 
 _LINES = 100

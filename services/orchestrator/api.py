@@ -65,7 +65,7 @@ def http_api(runs: Runs) -> FastAPI:
         """The newest trajectories that are kept, at most `limit`, which is 1000 or less."""
         # A long run has kept many, and the run shares this event loop.
         directory = RunDirectory(runs.get(run_id).status().run_dir)
-        return await asyncio.to_thread(directory.trajectories, _limit(limit))
+        return await asyncio.to_thread(directory.trajectories.lines, _limit(limit))
 
     _add_controls(app, runs)
     return app

@@ -10,7 +10,7 @@ from millrace_tools.main import main
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import Prompt
 from services.observability.log import Log
-from services.orchestrator.run_folder.run_log import run_log
+from services.orchestrator.run_folder.run_directory import run_log
 from services.protocol.run.orchestrator import RunState
 from tests.cli.conftest import Orchestra
 

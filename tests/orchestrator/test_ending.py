@@ -15,7 +15,7 @@ from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.orchestrator.trackers.trackers import Trackers
+from services.orchestrator.trackers.tracker import Trackers
 from services.protocol.run.orchestrator import RunRequest, RunState, RunStatus
 from services.protocol.trainer import CheckpointReport
 from tests.orchestrator.fakes import World, run_to_end, world

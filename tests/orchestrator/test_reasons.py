@@ -49,7 +49,7 @@ def summary(status: RunStatus) -> dict[str, Any]:
 
 
 def shown(status: RunStatus) -> list[dict[str, Any]]:
-    return RunDirectory(status.run_dir).trajectories(1000)
+    return RunDirectory(status.run_dir).trajectories.lines(1000)
 
 
 # Held-out tasks

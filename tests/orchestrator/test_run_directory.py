@@ -49,10 +49,10 @@ def test_a_last_line_cut_short_by_a_kill_is_left_out_and_steps_can_be_taken_back
 ) -> None:
     directory = RunDirectory(tmp_path)
     for step in (1, 2, 3):
-        directory.append_metrics({"step": step})
+        directory.metrics.write({"step": step})
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4')
-    assert [line["step"] for line in directory.metrics()] == [1, 2, 3]
+    assert [line["step"] for line in directory.metrics.lines()] == [1, 2, 3]
     directory.truncate_metrics(2)
-    directory.append_metrics({"step": 3})
-    assert [line["step"] for line in directory.metrics()] == [1, 2, 3]
+    directory.metrics.write({"step": 3})
+    assert [line["step"] for line in directory.metrics.lines()] == [1, 2, 3]

@@ -73,10 +73,10 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
         ledger.rolled_out(group.group_id, oldest_version=step - 1, tokens=20)
     ledger.close_batch(step, train=[groups[0].group_id], filtered=[groups[1].group_id])
     line = {"step": step, "reward": step / STEPS, "elapsed_s": 2.0 * step}
-    directory.append_metrics(line | {"trainer": {"entropy": 1.0 / step}})
+    directory.metrics.write(line | {"trainer": {"entropy": 1.0 / step}})
     kept = {"step": step, "group": groups[0].group_id, "task_id": "task-0", "answer": HOSTILE}
     kept |= {"messages": [{"role": "user", "content": HOSTILE}], "verdict": "accepted"}
-    directory.append_trajectories([kept | {"reward": 1.0, "tokens": 20, "policy_versions": [step]}])
+    directory.trajectories.write(kept | {"reward": 1.0, "tokens": 20, "policy_versions": [step]})
     with directory.tokens.open("a") as file:
         for index in range(2):
             record = kept | {

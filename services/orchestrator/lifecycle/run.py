@@ -34,12 +34,11 @@ from services.orchestrator.observers.push_record import follow_pushes
 from services.orchestrator.observers.replica_demand import follow_demand
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.rollout.scoring import Scorer
-from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.orchestrator.run_folder.run_log import run_log
+from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
 from services.orchestrator.tasks.curriculum import PassRates
 from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
-from services.orchestrator.trackers.trackers import Trackers
+from services.orchestrator.trackers.tracker import Trackers
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
 from services.side_by_side import cancel, race

@@ -14,7 +14,7 @@ from services.orchestrator.core.results import Graded, GroupResult, tokens_befor
 from services.orchestrator.core.schedule import Selection
 from services.orchestrator.observers.group_record import GroupRecord, trajectory_line
 from services.orchestrator.observers.timeline import Timeline
-from services.orchestrator.trackers.trackers import Trackers
+from services.orchestrator.trackers.tracker import Trackers
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunSummary
 from services.protocol.trainer import TrainReport
@@ -57,7 +57,7 @@ class RunRecord:
             progress.lengths.consumed(result.lengths)
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
-        self._directory.append_metrics(line)
+        self._directory.metrics.write(line)
         self.trackers.step(line)
         self._fresh.clear()
         kept = results[: len(self.detailed(batch))]
@@ -108,7 +108,7 @@ class RunRecord:
     def show(self, results: list[GroupResult], *, step: int) -> None:
         """Record one answer of each group for people to read; `step` is the newest train step."""
         lines = (trajectory_line(result, 0, step) for result in results)
-        self._directory.append_trajectories(lines)
+        self._directory.trajectories.write(*lines)
 
     def _line(
         self,

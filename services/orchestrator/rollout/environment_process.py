@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from services.observability.log import Log
+from services.orchestrator.rollout.rollout import RolloutFailed
 from services.protocol.errors import InvalidInput
 from services.side_by_side import cancel
 
@@ -17,20 +18,6 @@ _START_S = 60.0
 _GRACE_S = 5.0
 _LONGEST_REPLY = 16 * 1024 * 1024  # bytes
 _log = Log("orchestrator")
-
-
-class EpisodeFailed(RuntimeError):
-    """An episode ended without a result.
-
-    Attributes:
-        reason: short name for counting: `environment_raised`, `environment_timeout`,
-            `environment_died`, `environment_result`, `environment_never_called` or
-            `environment_unrecorded`.
-    """
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason = reason
 
 
 class EnvironmentProcess:
@@ -84,27 +71,27 @@ class EnvironmentProcess:
         """One episode's `{"reward": number}` or `{"text": text}`.
 
         Raises:
-            EpisodeFailed: it has neither.
+            RolloutFailed: it has neither.
         """
         try:
             await self.start()
         except InvalidInput as error:
-            raise EpisodeFailed("environment_died", str(error)) from None
+            raise RolloutFailed("environment_died", str(error)) from None
         process, number = self._process, next(self._numbers)
         if process is None:
-            raise EpisodeFailed("environment_died", "its process ended as it began")
+            raise RolloutFailed("environment_died", "its process ended as it began")
         outcome = self._open[number] = asyncio.get_running_loop().create_future()
         _send(process, {"id": number, "episode": episode})
         try:
             answer = await asyncio.wait_for(asyncio.shield(outcome), timeout_s)
         except TimeoutError:
             problem = f"no result in {timeout_s:.3g} s"
-            raise EpisodeFailed("environment_timeout", problem) from None
+            raise RolloutFailed("environment_timeout", problem) from None
         finally:
             if not outcome.done():
                 self._give_up(process, self._worker, number)
         if "reason" in answer:
-            raise EpisodeFailed(answer["reason"], answer["error"])
+            raise RolloutFailed(answer["reason"], answer["error"])
         return answer
 
     def _give_up(self, process: asyncio.subprocess.Process, worker: int, number: int) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import aiohttp
 from services.http.api_key import key_header
 from services.observability.log import Log
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.rollout.environment_process import EnvironmentProcess, EpisodeFailed
+from services.orchestrator.rollout.environment_process import EnvironmentProcess
 from services.orchestrator.rollout.rollout import (
     WHOLE_DISTRIBUTION,
     Arrived,
@@ -27,9 +26,6 @@ from services.protocol.router import SESSION_HEADER
 from services.side_by_side import cancel
 
 _log = Log("orchestrator")
-
-
-_Episode = Coroutine[None, None, EpisodeFailed | RolloutFailed | None]
 
 
 class EpisodeSampler:
@@ -49,7 +45,7 @@ class EpisodeSampler:
         self._headers = key_header(self._key)
         self._process = EnvironmentProcess(environment)
         self._slots = asyncio.Semaphore(config.max_connections)
-        self._running: set[asyncio.Task[EpisodeFailed | RolloutFailed | None]] = set()
+        self._running: set[asyncio.Task[RolloutFailed | None]] = set()
         self._http: aiohttp.ClientSession | None = None
         self._open: dict[str, set[str]] = {}
 
@@ -73,8 +69,15 @@ class EpisodeSampler:
             RolloutFailed: fewer than two episodes, or the only one, have a result.
         """
         deadline = time.monotonic() + request.timeout_s
-        episodes = [self._episode(request, index, deadline, arrived) for index in range(request.n)]
-        failures = [failure for failure in await self._all(episodes) if failure is not None]
+        async with asyncio.TaskGroup() as group:
+            episodes = [
+                group.create_task(self._episode(request, index, deadline, arrived))
+                for index in range(request.n)
+            ]
+            self._running.update(episodes)
+            for episode in episodes:
+                episode.add_done_callback(self._running.discard)
+        failures = [failure for one in episodes if (failure := one.result()) is not None]
         if request.n - len(failures) < min(2, request.n):
             reason, _ = Counter(failure.reason for failure in failures).most_common(1)[0]
             last = next(f for f in reversed(failures) if f.reason == reason)
@@ -93,24 +96,15 @@ class EpisodeSampler:
         )
         return stopped.count(False)
 
-    async def _all(self, episodes: list[_Episode]) -> list[EpisodeFailed | RolloutFailed | None]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(episode) for episode in episodes]
-            self._running.update(tasks)
-            for task in tasks:
-                task.add_done_callback(self._running.discard)
-        return [task.result() for task in tasks]
-
     async def _episode(
         self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
-    ) -> EpisodeFailed | RolloutFailed | None:
+    ) -> RolloutFailed | None:
         """One episode, whose failure is an answer too."""
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
                 await self._slots.acquire()
         except TimeoutError:
-            return EpisodeFailed("environment_timeout", "no place for one more episode")
-        failure: EpisodeFailed | RolloutFailed | None
+            return RolloutFailed("environment_timeout", "no place for one more episode")
         try:
             failure = await self._recorded(request, index, deadline, arrived)
         except RolloutFailed as error:
@@ -130,19 +124,19 @@ class EpisodeSampler:
 
     async def _recorded(
         self, request: RolloutRequest, index: int, deadline: float, arrived: Arrived
-    ) -> EpisodeFailed | None:
+    ) -> RolloutFailed | None:
         assert self._http is not None
         assert request.task is not None
         sessions = SessionClient(self._http, self._config.router_url, self._headers)
         session = await sessions.create({"rollout": request.session[-512:], "index": str(index)})
-        failure: EpisodeFailed | None = None
+        failure: RolloutFailed | None = None
         outcome: dict[str, Any] = {}
         self._open.setdefault(request.session, set()).add(session)
         try:
             try:
                 episode = self._order(request, index, session, deadline)
                 outcome = await self._process.run(episode, timeout_s=episode["timeout_s"])
-            except EpisodeFailed as error:
+            except RolloutFailed as error:
                 failure = error
             done = await sessions.finish(session)
         finally:
@@ -152,7 +146,7 @@ class EpisodeSampler:
             failure = _nothing(done)
         if failure is None and "text" in outcome and request.task.grader is None:
             problem = "rollout returned a text, and the task has no grader for it"
-            failure = EpisodeFailed("environment_result", problem)
+            failure = RolloutFailed("environment_result", problem)
         for trajectory in done.trajectories:
             if failure is None and "text" in outcome:
                 arrived(index, replace(trajectory, text=outcome["text"]))
@@ -185,15 +179,15 @@ class EpisodeSampler:
         }
 
 
-def _nothing(session: Recorded) -> EpisodeFailed:
+def _nothing(session: Recorded) -> RolloutFailed:
     if session.unrecorded_calls:
         problem = f"none of its {session.unrecorded_calls} calls was answered"
-        return EpisodeFailed("environment_unrecorded", problem)
+        return RolloutFailed("environment_unrecorded", problem)
     problem = "rollout ended without a call through its client"
-    return EpisodeFailed("environment_never_called", problem)
+    return RolloutFailed("environment_never_called", problem)
 
 
-def _score(request: RolloutRequest, reward: float | None, failure: EpisodeFailed | None) -> Score:
+def _score(request: RolloutRequest, reward: float | None, failure: RolloutFailed | None) -> Score:
     passed = failure is None and reward is not None and reward >= 1.0
     verdict = Verdict.ACCEPTED if passed else Verdict.WRONG_ANSWER
     return Score(
@@ -201,9 +195,5 @@ def _score(request: RolloutRequest, reward: float | None, failure: EpisodeFailed
         verdict=verdict if failure is None else Verdict.INFRA_ERROR,
         reward=reward if failure is None else None,
         passed=int(passed),
-        total=1,
-        seconds=0.0,
-        cpu_s=0.0,
         detail="the environment's own reward" if failure is None else str(failure),
-        cached=False,
     )

@@ -68,11 +68,13 @@ class Sampler(Protocol):
 
 
 class RolloutFailed(RuntimeError):
-    """A rollout ended without all its trajectories.
+    """A rollout ended without all its trajectories, or an episode without a result.
 
     Attributes:
         reason: short name for counting: `deadline`, `connection`, `http_500`,
-            `error_event`, `bad_event` or `incomplete`.
+            `error_event`, `bad_event` or `incomplete`; of an episode also `environment_raised`,
+            `environment_timeout`, `environment_died`, `environment_result`,
+            `environment_never_called` or `environment_unrecorded`.
         retryable: False when the request itself was refused.
     """
 

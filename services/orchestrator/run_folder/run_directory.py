@@ -1,21 +1,28 @@
 """The files of a run."""
 
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import yaml
 
 from services.disk import replace_file
 from services.ledger.ledger import LEDGER_FILE
+from services.observability.log import JsonFormatter
+from services.observability.metrics import RunMetrics
 from services.orchestrator.run_folder.journal import Journal
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunSummary
 
+LOG_FILE = "log.jsonl"
+_MOST_BYTES = 32 * 1024 * 1024
 _RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
@@ -27,8 +34,8 @@ class RunDirectory:
     graded sample group: task and share that passed), `decisions.jsonl` (one line per decision
     of the schedule, for `millrace replay`), `trajectories.jsonl` (answers of the
     model for people to read), `groups.jsonl` and `tokens.jsonl` (see `GroupRecord`),
-    `timeline.jsonl` (see `Timeline`), `summary.json`, `learning_curve.png` and, if the run broke in
-    an unexpected way, `error.txt`.
+    `timeline.jsonl` (see `Timeline`), `log.jsonl` (see `run_log`), `summary.json`,
+    `learning_curve.png` and, if the run broke in an unexpected way, `error.txt`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,9 +50,9 @@ class RunDirectory:
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"
-        self._metrics = Journal(self.path / "metrics.jsonl")
+        self.metrics = Journal(self.path / "metrics.jsonl")
         self._evaluations = Journal(self.path / "evaluations.jsonl")
-        self._trajectories = Journal(self.path / "trajectories.jsonl")
+        self.trajectories = Journal(self.path / "trajectories.jsonl")
         self._summary = self.path / "summary.json"
 
     @classmethod
@@ -92,14 +99,6 @@ class RunDirectory:
         """Remove the folder of a run that never began, as far as possible."""
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def append_metrics(self, line: dict[str, Any]) -> None:
-        """Add one train step."""
-        self._metrics.write(line)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """All train steps so far."""
-        return self._metrics.lines()
-
     def truncate_metrics(self, step: int) -> bool:
         """Remove the lines of steps above `step`: their weights are gone; they are done again.
 
@@ -107,8 +106,7 @@ class RunDirectory:
             Whether there was any.
         """
         cut = [
-            one.keep(lambda line: line["step"] <= step)
-            for one in (self._metrics, self._evaluations)
+            one.keep(lambda line: line["step"] <= step) for one in (self.metrics, self._evaluations)
         ]
         return any(cut)
 
@@ -120,17 +118,9 @@ class RunDirectory:
         """All evaluations so far, in the order in which they ended."""
         return [Evaluation.model_validate(line) for line in self._evaluations.lines()]
 
-    def append_trajectories(self, lines: Iterable[dict[str, Any]]) -> None:
-        """Add trajectories for people to read."""
-        self._trajectories.write(*lines)
-
-    def trajectories(self, limit: int) -> list[dict[str, Any]]:
-        """The newest `limit` of them, oldest first."""
-        return self._trajectories.lines(limit) if limit > 0 else []
-
     def close(self) -> None:
         """No more lines come."""
-        for journal in (self._metrics, self._evaluations, self._trajectories):
+        for journal in (self.metrics, self._evaluations, self.trajectories):
             journal.close()
 
     def write_summary(self, summary: RunSummary) -> None:
@@ -147,7 +137,7 @@ class RunDirectory:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        steps = self.metrics()
+        steps = self.metrics.lines()
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
@@ -164,3 +154,35 @@ class RunDirectory:
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right")
         figure.savefig(self.learning_curve, dpi=120)
+
+
+class _BoundedFile(RotatingFileHandler):
+    """Counts the lines that could not be written."""
+
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        file = run_dir / LOG_FILE
+        super().__init__(file, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", delay=True)
+        self._tags = {"run": run_id, "file": LOG_FILE, "cause": "disk"}
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        RunMetrics.dropped.inc(1, self._tags)
+
+
+@contextmanager
+def run_log(run_dir: Path, run_id: str) -> Iterator[None]:
+    """While in this context, lines with `run` = `run_id` go to `log.jsonl` too.
+
+    The file is bounded: full, it becomes `log.jsonl.1` and another begins. A disk that is
+    full costs lines, never the run.
+    """
+    handler = _BoundedFile(run_dir, run_id)
+    handler.setFormatter(JsonFormatter())
+    handler.addFilter(lambda record: getattr(record, "fields", {}).get("run") == run_id)
+    logger = logging.getLogger("millrace.orchestrator")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -13,9 +13,14 @@ import pytest
 
 from services.observability.metrics import RunMetrics
 from services.orchestrator.observers.run_record import RunRecord
-from services.orchestrator.trackers import tracker, trackers
-from services.orchestrator.trackers.tracker import TrackedRun, missing_packages
-from services.orchestrator.trackers.trackers import Trackers, of_evaluation, of_step
+from services.orchestrator.trackers import tracker as module
+from services.orchestrator.trackers.tracker import (
+    TrackedRun,
+    Trackers,
+    missing_packages,
+    of_evaluation,
+    of_step,
+)
 from services.protocol.errors import InvalidInput
 from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunState
@@ -99,7 +104,7 @@ def test_a_password_is_kept_out_of_the_run_file_which_is_shown(entry: dict[str, 
 def test_a_missing_package_is_said_before_a_run_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(tracker._PACKAGES, "wandb", "no_such_package_of_anybody")
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
     (problem,) = missing_packages(run_config("wandb").trackers)
     assert (problem.field, problem.value) == ("trackers", "wandb")
     assert "pip install 'millrace[trackers]'" in problem.fix
@@ -170,7 +175,7 @@ def test_a_tracker_that_fails_is_tried_again_and_each_loss_counted_but_told_once
     def warning(event: str, *, error: str, **_: Any) -> None:
         warned.append((event, error))
 
-    monkeypatch.setattr(trackers._log, "warning", warning)
+    monkeypatch.setattr(module._log, "warning", warning)
     feeding = started(tmp_path, open_it)
     for _ in range(3):
         feeding.step(LINE)
@@ -186,7 +191,7 @@ def test_a_tracker_that_fails_is_tried_again_and_each_loss_counted_but_told_once
 def test_a_tracker_that_hangs_costs_the_run_nothing_but_the_deadline_at_its_end(
     tmp_path: Path, losses: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trackers, "_QUEUE", 2)
+    monkeypatch.setattr(module, "_QUEUE", 2)
     hanging, go_on = threading.Event(), threading.Event()
 
     def hang() -> None:
