@@ -13,11 +13,8 @@ _ANSWERS = ("/chat/completions", "/completions")
 class _PolicyClient(AsyncOpenAI):
     """Sets the fields that the trainer relies on in every request of the environment."""
 
-    def sample_with(self, fixed: dict[str, Any], *, max_tokens: int, seed: int) -> None:
-        """Set body fields, a bound on tokens, and the first seed of the calls from now on."""
-        self._fixed = fixed
-        self._max_tokens = max_tokens
-        self._seed = seed
+    calls: "PolicyCalls"
+    seed: int
 
     async def _prepare_options(self, options: FinalRequestOptions) -> FinalRequestOptions:
         body = options.json_data
@@ -25,9 +22,9 @@ class _PolicyClient(AsyncOpenAI):
             limits = ("max_completion_tokens", "max_tokens")
             asked = [tokens for name in limits if (tokens := body.get(name))]
             kept = {name: value for name, value in body.items() if name not in limits}
-            fewest = min([self._max_tokens, *asked])
-            options.json_data = kept | self._fixed | {"max_tokens": fewest, "seed": self._seed}
-            self._seed = (self._seed + 1) % 2**31  # the same call again is another sample
+            fewest = min([self.calls.max_tokens, *asked])
+            options.json_data = kept | self.calls.fixed | {"max_tokens": fewest, "seed": self.seed}
+            self.seed = (self.seed + 1) % 2**31  # the same call again is another sample
         return options
 
 
@@ -70,5 +67,5 @@ def policy_client(http: DefaultAsyncHttpxClient, calls: PolicyCalls) -> AsyncOpe
         max_retries=_RETRIES,
         http_client=http,
     )
-    client.sample_with(calls.fixed, max_tokens=calls.max_tokens, seed=calls.seed)
+    client.calls, client.seed = calls, calls.seed
     return client

@@ -1,6 +1,7 @@
 """What the orchestrator receives over `/v1/runs` and answers."""
 
 from enum import StrEnum
+from typing import Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -79,23 +80,15 @@ class RunConfig(StrictModel):
     trackers: list[TrackerConfig] = Field(default=[])
 
     @model_validator(mode="after")
-    def _tasks_once(self) -> "RunConfig":
+    def _fits_together(self) -> Self:
         if (self.task_file is None) == (not self.tasks):
             raise ValueError("give the run either a task_file or tasks")
-        return self
-
-    @model_validator(mode="after")
-    def _groups_have_a_baseline(self) -> "RunConfig":
         if self.group_size < self.algorithm.smallest_group:
             raise ValueError(
                 f"group_size: advantage {self.algorithm.advantage} compares the answers to a "
                 f"prompt; give at least {self.algorithm.smallest_group}, or choose gae or "
                 "reinforce_plus_plus"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sets_are_there(self) -> "RunConfig":
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:
@@ -103,10 +96,6 @@ class RunConfig(StrictModel):
                     f"evaluation.sets.{name}: no source has this evaluation_set, only "
                     f"{', '.join(dict.fromkeys(known))}"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _each_tracker_once(self) -> "RunConfig":
         kinds = [tracker.kind for tracker in self.trackers]
         if len(set(kinds)) < len(kinds):
             raise ValueError("trackers: name each at most once")

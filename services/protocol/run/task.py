@@ -101,13 +101,9 @@ class TaskSource(StrictModel):
     stream: bool = False
 
     @model_validator(mode="after")
-    def _stream_of_one_split(self) -> "TaskSource":
+    def _fits_together(self) -> Self:
         if self.stream and self.split is None:
             raise ValueError("stream needs a split: which it is cannot be read from the rows")
-        return self
-
-    @model_validator(mode="after")
-    def _one_place(self) -> "TaskSource":
         if (self.file is None) == (self.dataset is None):
             raise ValueError("name either a file or a dataset")
         for field in self.columns:
