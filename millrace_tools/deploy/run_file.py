@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from millrace_tools.deploy.file_kind import RUN, refuse_other_kind
-from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
@@ -12,12 +11,13 @@ from services.protocol.yaml_text import load_yaml
 def read_run_file(
     path: str | Path, *, seed: int | None = None, steps: int | None = None
 ) -> RunConfig:
-    """Read a run file and its task file; `seed` and `steps` replace the file's own.
+    """Read a run file; `seed` and `steps` replace the file's own.
 
-    Relative paths in the file count from its folder; those in the result are absolute.
+    The orchestrator reads its tasks, and so do checks and dry runs. Relative paths in the file
+    count from its folder; those in the result are absolute.
 
     Raises:
-        InvalidInput: either file cannot be used.
+        InvalidInput: it cannot be used, or names a file that does not exist.
     """
     data = load_yaml(path)
     refuse_other_kind(data, RUN, str(path))
@@ -39,7 +39,7 @@ def read_run_file(
     loss = config.algorithm.loss
     if loss.rpartition(":")[0].endswith(".py"):  # other losses are built in
         loss = files.definition(loss, "algorithm.loss")
-    absolute = config.model_copy(
+    return config.model_copy(
         update={
             "task_file": files.tasks(config.task_file),
             "run_root": str((files.folder / config.run_root).resolve()),
@@ -48,8 +48,6 @@ def read_run_file(
             "tasks": tasks,
         }
     )
-    TaskTable(absolute)
-    return absolute
 
 
 class _Files:

@@ -186,7 +186,7 @@ def test_a_broken_task_file_is_named_by_its_line(
     rows = [json.loads(line) for line in tasks.read_text().splitlines()]
     rows[1]["grader"]["kind"] = "guess"
     tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    assert main(["run", str(run_file), "--url", orchestra.url, "--dry-run"]) == 2
     assert "line 2: grader" in capsys.readouterr().err
     assert not orchestra.posted
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticUndefined
 
 from millrace_tools.deploy.run_file import read_run_file
 from services.orchestrator.config import OrchestratorConfig
-from services.orchestrator.tasks.task_table import load_tasks
+from services.orchestrator.tasks.task_table import TaskTable, load_tasks
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
 from services.protocol.reward.grader import PythonFunctionGrader, PythonStdioGrader
@@ -106,7 +106,7 @@ def test_a_mistake_is_answered_as_the_page_says(my_tasks: Path) -> None:
     lines[2] = lines[2].replace('"split": "train"', '"split": "test"')
     file.write_text("\n".join(lines))
     with pytest.raises(InvalidInput) as caught:
-        read_run_file(my_tasks / "run.yaml")
+        TaskTable(read_run_file(my_tasks / "run.yaml"))
     problem = caught.value
     field = problem.field.replace(str(my_tasks.parent), "/home/me/millrace")
     assert f"\nerror: {field}: {problem.value!r} -> {problem.fix}\n" in PAGE
