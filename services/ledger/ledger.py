@@ -1,4 +1,4 @@
-"""The account of every sample group, in SQLite: its schema, and every statement that uses it.
+"""The account of every sample group, in SQLite: every statement that uses `schema.sql`.
 
 Double entry: the table `account` counts what was admitted, `groups` has how it ended, and both
 change in one transaction. So admitted = trained + filtered + expired + failed + in flight,
@@ -13,8 +13,8 @@ the cause for which their attempt was thrown away.
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,32 +27,7 @@ from services.protocol.trainer import LedgerFrontier
 LEDGER_FILE = "ledger.sqlite"
 """Name of a run's ledger in its directory."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS groups (
-  group_id INTEGER PRIMARY KEY,
-  position INTEGER NOT NULL UNIQUE,
-  epoch INTEGER NOT NULL,
-  task_id TEXT NOT NULL,
-  status TEXT NOT NULL CHECK (status IN ('in_flight','trained','filtered','expired','failed')),
-  attempts INTEGER NOT NULL DEFAULT 1,
-  admitted_version INTEGER NOT NULL,
-  oldest_version INTEGER,
-  train_step INTEGER,
-  tokens INTEGER NOT NULL DEFAULT 0,
-  reason TEXT NOT NULL DEFAULT '',
-  kept INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE IF NOT EXISTS account (
-  id INTEGER PRIMARY KEY CHECK (id = 0), groups INTEGER NOT NULL, tokens INTEGER NOT NULL
-);
-INSERT OR IGNORE INTO account VALUES (0, 0, 0);
-CREATE TABLE IF NOT EXISTS waste (cause TEXT PRIMARY KEY, tokens INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS results (group_id INTEGER PRIMARY KEY, result BLOB NOT NULL);
-CREATE TRIGGER IF NOT EXISTS forget_result AFTER UPDATE OF status, attempts ON groups
-BEGIN DELETE FROM results WHERE group_id = OLD.group_id; END;
-CREATE INDEX IF NOT EXISTS groups_by_ending ON groups (status, reason, tokens, kept);
-"""
+_SCHEMA = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
 _COLUMNS = (
     "group_id, task_id, status, attempts, admitted_version, oldest_version, train_step, tokens,"
     " reason"
@@ -207,40 +182,21 @@ class LedgerReader:
         return self._db.execute(query, values).fetchone()[0]
 
 
-class Ledger(LedgerReader):
+class Ledger(LedgerReader, LedgerFile):
     """The ledger of a run, as its run writes it; use it from one thread.
 
     While its disk is full the account goes on in memory: see `LedgerFile`.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._db = self._file = LedgerFile(path)
-        self._file.connection.executescript(_SCHEMA)
-
-    @property
-    def behind(self) -> bool:
-        """The file lacks the newest transactions, as its disk is full: a kill would lose them."""
-        return self._file.behind
-
-    def when_behind(self, call: Callable[[], None]) -> None:
-        """Call this each time the file falls behind."""
-        self._file.fell_behind = call
-
-    def catch_up(self) -> bool:
-        """Write to the file what it lacks; False while its disk is full."""
-        return self._file.catch_up()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _transaction(self) -> AbstractContextManager[None]:
-        return self._file.transaction()
+        LedgerFile.__init__(self, path)
+        LedgerReader.__init__(self, self)
+        self.connection.executescript(_SCHEMA)
 
     def admit(self, prompts: Sequence[Prompt], *, version: int) -> list[LedgerGroup]:
         """Open a group for each prompt, first attempt, sampled from `version` or newer."""
         groups = []
-        with self._transaction():
+        with self.transaction():
             for prompt in prompts:
                 row = self._db.execute(
                     "INSERT INTO groups (position, epoch, task_id, status, admitted_version)"
@@ -254,24 +210,24 @@ class Ledger(LedgerReader):
 
     def restart(self, group_id: int, *, version: int) -> None:
         """A group's next rollout begins, sampled from `version` or newer."""
-        with self._transaction():
+        with self.transaction():
             self._change(group_id, "admitted_version = ?, oldest_version = NULL", version)
 
     def rolled_out(self, group_id: int, *, oldest_version: int | None, tokens: int) -> None:
         """A rollout ended; add its response tokens, of use or not."""
-        with self._transaction():
+        with self.transaction():
             change = "oldest_version = ?, tokens = tokens + ?, kept = kept + ?"
             self._change(group_id, change, oldest_version, tokens, tokens)
             self._db.execute("UPDATE account SET tokens = tokens + ?", (tokens,))
 
     def keep_result(self, group_id: int, result: bytes) -> None:
         """Keep the result of a group in flight, rolled out and scored; the caller encodes it."""
-        with self._transaction():
+        with self.transaction():
             self._db.execute("INSERT INTO results VALUES (?, ?)", (group_id, result))
 
     def retry(self, group_id: int, *, reason: str) -> int:
         """A group is to be rolled out again; returns the number of the new attempt."""
-        with self._transaction():
+        with self.transaction():
             self._waste(reason, "group_id = ?", group_id)
             self._change(group_id, "attempts = attempts + 1, kept = 0, reason = ?", reason)
         return int(self._one("SELECT attempts FROM groups WHERE group_id = ?", group_id))
@@ -282,7 +238,7 @@ class Ledger(LedgerReader):
         Raises:
             LedgerError: it is closed already or was never admitted.
         """
-        with self._transaction():
+        with self.transaction():
             self._change(group_id, "status = ?, reason = ?", ending, reason)
 
     def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
@@ -291,7 +247,7 @@ class Ledger(LedgerReader):
         Raises:
             LedgerError: one of them is closed already or was never admitted.
         """
-        with self._transaction():
+        with self.transaction():
             for group_id in train:
                 self._change(group_id, "status = 'trained', train_step = ?", step)
             for group_id in filtered:
@@ -322,7 +278,7 @@ class Ledger(LedgerReader):
         Every group in flight gets a new attempt, as its tokens are lost, but those to `keep`.
         Returns how many closed groups were opened again.
         """
-        with self._transaction():
+        with self.transaction():
             opened = self._db.execute(
                 "UPDATE groups SET status = 'in_flight', train_step = NULL"
                 " WHERE status = 'trained' AND train_step > ?",
@@ -342,7 +298,7 @@ class Ledger(LedgerReader):
 
     def note(self, **facts: Any) -> None:
         """Remember facts about the run, as JSON values."""
-        with self._transaction():
+        with self.transaction():
             for name, value in facts.items():
                 self._db.execute(
                     "INSERT INTO facts VALUES (?, ?)"

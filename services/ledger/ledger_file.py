@@ -45,7 +45,7 @@ class LedgerFile:
 
     @property
     def behind(self) -> bool:
-        """Whether the file lacks transactions."""
+        """Whether the file lacks the newest transactions: a kill would lose them."""
         return self.connection is not self._file
 
     def execute(self, statement: str, values: _Values = ()) -> sqlite3.Cursor:

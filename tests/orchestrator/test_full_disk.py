@@ -45,7 +45,7 @@ def test_the_ledger_goes_on_without_room_and_its_file_catches_up(
     path = small_disk / "ledger.sqlite"
     ledger = Ledger(path)
     told: list[None] = []
-    ledger.when_behind(lambda: told.append(None))
+    ledger.fell_behind = lambda: told.append(None)
     ledger.admit(prompts(300), version=1)
     ledger.keep_result(1, b"early")
     filling = fill(small_disk)

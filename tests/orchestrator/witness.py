@@ -159,8 +159,8 @@ class WatchedLedger(Ledger):
         self._witness = witness
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with super()._transaction():
+    def transaction(self) -> Iterator[None]:
+        with super().transaction():
             yield
         self._witness.balance(self.imbalance())
 

@@ -51,7 +51,7 @@ class DiskGuard:
         async def caught_up() -> bool:
             return ledger.catch_up()
 
-        ledger.when_behind(self._fell_behind)
+        ledger.fell_behind = self._fell_behind
         while True:
             await self._behind.wait()
             self._behind.clear()
