@@ -9,23 +9,22 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from opentelemetry import context, trace
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from pydantic import Field
 
 from services.protocol.strict import StrictModel
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SpanExporter
 
 _NS = 1_000_000_000
 _MOST_WAITING = 4096
 _EXPORT_S = 5.0
 _STOP_S = 2.0
-_exporter: "SpanExporter | None" = None
+_PROPAGATOR = TraceContextTextMapPropagator()
+_exporter: Any = None
 _tracer: Any = None
-_provider: "TracerProvider | None" = None
+_provider: Any = None
 
 Attribute = str | int | float | bool
 
@@ -54,17 +53,16 @@ class Span:
 
     __slots__ = ("_span",)
 
-    def __init__(self, span: Any = None) -> None:
+    def __init__(self, span: trace.Span = trace.INVALID_SPAN) -> None:
         self._span = span
 
     @property
     def headers(self) -> dict[str, str]:
         """What makes another process's span a child of this one; empty where tracing is off."""
-        if self._span is None:
-            return {}
-        from opentelemetry.trace import set_span_in_context
-
-        return _carried(set_span_in_context(self._span))
+        carried: dict[str, str] = {}
+        if self is not OFF:
+            _PROPAGATOR.inject(carried, context=trace.set_span_in_context(self._span))
+        return carried
 
     @property
     def traceparent(self) -> str:
@@ -73,24 +71,19 @@ class Span:
 
     def set(self, **attributes: Attribute) -> None:
         """Say more of it."""
-        if self._span is not None:
-            self._span.set_attributes(_named(attributes))
+        self._span.set_attributes(_named(attributes))
 
     def event(self, name: str, **attributes: Attribute) -> None:
         """Something happened in it, now."""
-        if self._span is not None:
-            self._span.add_event(name, _named(attributes))
+        self._span.add_event(name, _named(attributes))
 
     def fail(self, reason: str) -> None:
         """It went wrong; `reason` is a short name, never text of a user's."""
-        if self._span is not None:
-            from opentelemetry.trace import Status, StatusCode
-
-            self._span.set_status(Status(StatusCode.ERROR, reason))
+        self._span.set_status(trace.Status(trace.StatusCode.ERROR, reason))
 
     def end(self, at_s: float | None = None) -> None:
         """It is over: now, or at a time in seconds since 1970. A second call does nothing."""
-        if self._span is not None and self._span.is_recording():
+        if self._span.is_recording():
             self._span.end(None if at_s is None else int(at_s * _NS))
 
 
@@ -107,27 +100,21 @@ def start(config: TracingConfig | None, *, service: str) -> None:
         return
     # The SDK takes a while to import, and most processes never trace.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    _exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=_EXPORT_S)
-    _provider = _provide(_exporter, service, config.ratio)
-    _tracer = _provider.get_tracer("millrace")
-    # It would print a traceback for every batch while the collector is away.
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-
-
-def _provide(exporter: "SpanExporter", service: str, ratio: float) -> "TracerProvider":
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
-    provider = TracerProvider(
-        sampler=ParentBased(TraceIdRatioBased(ratio)),
+    _exporter = OTLPSpanExporter(endpoint=config.traces_url, timeout=_EXPORT_S)
+    _provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(config.ratio)),
         resource=Resource.create({"service.name": f"millrace.{service}"}),
     )
     # Bounded: what a slow collector does not take in time is dropped, and nobody waits.
-    provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=_MOST_WAITING))
-    return provider
+    _provider.add_span_processor(BatchSpanProcessor(_exporter, max_queue_size=_MOST_WAITING))
+    _tracer = _provider.get_tracer("millrace")
+    # It would print a traceback for every batch while the collector is away.
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
 
 def stop() -> None:
@@ -168,26 +155,15 @@ def begin(
         at_s: when it began, seconds since 1970; None: now.
         attributes: of it, shown as `millrace.NAME`.
     """
-    return OFF if _tracer is None else _opened(name, parent, attributes, links, at_s)
-
-
-def _opened(
-    name: str,
-    parent: Mapping[str, str] | None,
-    attributes: Mapping[str, Attribute],
-    links: Sequence[str] = (),
-    at_s: float | None = None,
-) -> Span:
-    from opentelemetry.context import Context, get_current
-    from opentelemetry.trace import Link
-
-    inside = get_current() if parent is None else _extracted(parent) if parent else Context()
+    if _tracer is None:
+        return OFF
+    inside = _extracted(parent) if parent else context.Context() if parent is not None else None
     return Span(
         _tracer.start_span(
             name,
             context=inside,
             attributes=_named(attributes),
-            links=[Link(context) for link in links if (context := _context_of(link))],
+            links=[trace.Link(one) for link in links if (one := _context_of(link)).is_valid],
             start_time=None if at_s is None else int(at_s * _NS),
         )
     )
@@ -205,11 +181,8 @@ def span(
     if _tracer is None:
         yield OFF
         return
-    from opentelemetry import context
-    from opentelemetry.trace import set_span_in_context
-
-    opened = _opened(name, parent, attributes)
-    token = context.attach(set_span_in_context(opened._span))
+    opened = begin(name, parent, **attributes)
+    token = context.attach(trace.set_span_in_context(opened._span))
     try:
         yield opened
     except BaseException as error:
@@ -229,22 +202,9 @@ def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
     return {f"millrace.{name}": value for name, value in attributes.items()}
 
 
-def _extracted(headers: Mapping[str, str]) -> Any:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract(headers)
+def _extracted(headers: Mapping[str, str]) -> context.Context:
+    return _PROPAGATOR.extract(headers)
 
 
-def _carried(inside: Any) -> dict[str, str]:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carried: dict[str, str] = {}
-    TraceContextTextMapPropagator().inject(carried, context=inside)
-    return carried
-
-
-def _context_of(traceparent: str) -> Any:
-    from opentelemetry.trace import get_current_span
-
-    found = get_current_span(_extracted(of(traceparent))).get_span_context()
-    return found if found.is_valid else None
+def _context_of(traceparent: str) -> trace.SpanContext:
+    return trace.get_current_span(_extracted(of(traceparent))).get_span_context()

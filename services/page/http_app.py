@@ -13,13 +13,13 @@ from fastapi.responses import FileResponse, Response, StreamingResponse
 from pydantic import Field
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.http.error_answer import answer_invalid_input, error_answer
 from services.http.json_body import AsciiJson
 from services.http.openapi import ERRORS
 from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
-from services.page.guarded_app import GuardedApp
 from services.page.reading.timeline_reading import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import NoSuchRun, RunGone, RunStore
@@ -27,6 +27,18 @@ from services.protocol.strict import StrictModel
 from services.side_by_side import running
 
 STATIC = FilePath(__file__).parent / "static"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; "
+    "connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 _Number = Annotated[int, Path(ge=0, le=LARGEST)]
 _Time = Annotated[float, Field(ge=0, le=LATEST)]
 
@@ -189,6 +201,29 @@ def _add_timeline(app: FastAPI, store: RunStore) -> None:
     def pushes(run_id: str, asked: Annotated[PushesQuery, Query()]) -> Any:
         """Pushes of weights with their phases, newest first."""
         return {"pushes": store.open(run_id).pushes(asked.limit)}
+
+
+class GuardedApp:
+    """Adds headers to every answer that keep a browser from running or sending text of a model.
+
+    With `trusted-types 'none'` the browser refuses to make HTML or scripts from any text at all.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers: list[Any] = list(message.get("headers", []))
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-cache"))
+                message = {**message, "headers": headers + _HEADERS}
+            await send(message)
+
+        await self._app(scope, receive, guarded if scope["type"] == "http" else send)
 
 
 def _invalid_question(_: Request, error: Exception) -> AsciiJson:

@@ -55,7 +55,7 @@ def test_off_means_no_span_no_header_and_no_sdk() -> None:
     assert span is tracing.OFF
     assert tracing.begin("other", {}, links=("nonsense",)).headers == {}
     assert not tracing.is_on()
-    code = "import sys, services.observability.tracing; print('opentelemetry' in sys.modules)"
+    code = "import sys, services.observability.tracing; print('opentelemetry.sdk' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False", done.stderr
 

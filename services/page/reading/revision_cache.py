@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from cachetools import LRUCache
 
 T = TypeVar("T")
 
@@ -20,10 +22,10 @@ class RevisionCache:
     """
 
     def __init__(self, revision: Callable[[], object], *, most: int = _MOST) -> None:
-        self._revision, self._most = revision, most
+        self._revision = revision
         self._turn = Lock()
         self._of: object = None
-        self._known: dict[Hashable, object] = {}
+        self._known: LRUCache[Hashable, Any] = LRUCache(most)
 
     def get(self, question: Hashable, find: Callable[[], T]) -> T:
         """The answer to a question; an error is not kept.
@@ -37,8 +39,6 @@ class RevisionCache:
                 self._known.clear()
                 self._of = revision
             if question not in self._known:
-                answer = find()
-                while len(self._known) >= self._most:
-                    del self._known[next(iter(self._known))]
-                self._known[question] = answer
-            return self._known[question]  # type: ignore[return-value]  # `find` gave it
+                self._known[question] = find()
+            answer: T = self._known[question]
+            return answer
