@@ -36,9 +36,7 @@ def http_api(runs: Runs) -> FastAPI:
     describe_bodies(app, RunRequest)
     answer_invalid_input(app)
     answer_refused_bodies(app, fix="A run file is a few kilobytes.")
-    app.add_exception_handler(RunActive, _run_active)
-    app.add_exception_handler(NoSuchRun, _no_such_run)
-    app.add_exception_handler(NotReady, _not_ready)
+    _answer_errors(app)
 
     @app.post("", status_code=201, openapi_extra=json_body(component(RunRequest), required=True))
     async def start(request: Request) -> RunStatus:
@@ -109,16 +107,17 @@ def _limit(text: str) -> int:
     return int(text)
 
 
-def _run_active(_: Request, error: Exception) -> AsciiJson:
-    assert isinstance(error, RunActive)
-    return error_answer(409, "run", error.run_id, str(error), message=str(error))
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(RunActive)
+    def run_active(_: Request, error: RunActive) -> AsciiJson:
+        return error_answer(409, "run", error.run_id, str(error), message=str(error))
 
+    @app.exception_handler(NoSuchRun)
+    def no_such_run(_: Request, error: NoSuchRun) -> AsciiJson:
+        run_id = error.args[0]
+        fix = "No such run. `millrace status` lists the runs since the orchestrator started."
+        return error_answer(404, "run_id", run_id, fix, message=f"{run_id!r}: {fix}")
 
-def _no_such_run(_: Request, error: Exception) -> AsciiJson:
-    run_id = error.args[0]
-    fix = "No such run. `millrace status` lists the runs since the orchestrator started."
-    return error_answer(404, "run_id", run_id, fix, message=f"{run_id!r}: {fix}")
-
-
-def _not_ready(_: Request, error: Exception) -> AsciiJson:
-    return error_answer(503, "run", "(not ready)", f"Try again: {error}.", message=str(error))
+    @app.exception_handler(NotReady)
+    def not_ready(_: Request, error: NotReady) -> AsciiJson:
+        return error_answer(503, "run", "(not ready)", f"Try again: {error}.", message=str(error))

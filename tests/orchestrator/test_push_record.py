@@ -1,8 +1,7 @@
 import json
 from pathlib import Path
 
-from services.orchestrator.observers.push_record import PushRecord
-from services.orchestrator.observers.timeline import Timeline
+from services.orchestrator.observers.timeline import PushRecord, Timeline
 from services.protocol.weights.version_ledger import VersionOutcome, VersionRecord
 
 

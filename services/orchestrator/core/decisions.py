@@ -5,10 +5,11 @@ to another schedule.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar, cast
+
+import msgspec
 
 BEGIN = "begin"
 FULL = "full"
@@ -41,9 +42,5 @@ def decision(method: F) -> F:
 
 
 def plain(answer: Any) -> Any:
-    """An answer as plain JSON data."""
-    if is_dataclass(answer) and not isinstance(answer, type):
-        return {name: plain(value) for name, value in asdict(answer).items()}
-    if isinstance(answer, frozenset):
-        return sorted(answer)
-    return list(answer) if isinstance(answer, tuple) else answer
+    """An answer as it is read from JSON; sets are sorted."""
+    return msgspec.json.decode(msgspec.json.encode(answer, order="deterministic"))

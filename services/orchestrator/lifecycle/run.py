@@ -30,9 +30,9 @@ from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.loop.training import TrainingLoop, TrainSteps
 from services.orchestrator.observers.decision_log import DecisionLog
 from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupTraces
-from services.orchestrator.observers.push_record import follow_pushes
 from services.orchestrator.observers.replica_demand import follow_demand
 from services.orchestrator.observers.run_record import RunRecord
+from services.orchestrator.observers.timeline import follow_pushes
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
 from services.orchestrator.tasks.curriculum import PassRates

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.ledger.sample_group import LedgerGroup
 from services.observability import tracing
@@ -23,34 +23,28 @@ from services.protocol.trajectory import Trajectory
 _log = Log("orchestrator")
 
 
+@dataclass(kw_only=True)
 class Answers:
     """The trajectories of an attempt, each sent to be scored as it arrives.
 
-    Args:
-        trace: headers of the group's span.
-
     Attributes:
+        name: of the attempt, for jobs and log lines.
+        barrier: score none before all are asked for.
+        trace: headers of the group's span.
+        arrived: choice, trajectory and, once it was sent, its score.
         tokens: sampled tokens so far.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        *,
-        run_id: str,
-        name: str,
-        scorer: Scorer,
-        barrier: bool,
-        trace: Mapping[str, str],
-    ) -> None:
-        self._task = task
-        self._trace = trace
-        self._run_id = run_id
-        self._name = name
-        self._scorer = scorer
-        self._barrier = barrier
-        self._arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = []
-        self.tokens = 0
+    task: Task
+    run_id: str
+    name: str
+    scorer: Scorer
+    barrier: bool
+    trace: Mapping[str, str]
+    arrived: list[tuple[int, Trajectory, asyncio.Future[Score] | None]] = field(
+        default_factory=list
+    )
+    tokens: int = 0
 
     def add(self, index: int, trajectory: Trajectory, score: Score | None = None) -> int:
         """Take choice `index`; without a score, and without a barrier, it is sent to be graded.
@@ -60,9 +54,9 @@ class Answers:
         future = None
         if score is not None:
             future = known(score)
-        elif not self._barrier:
+        elif not self.barrier:
             future = self._submit(index, trajectory)
-        self._arrived.append((index, trajectory, future))
+        self.arrived.append((index, trajectory, future))
         sampled = sum(trajectory.loss_mask)
         self.tokens += sampled
         return sampled
@@ -70,19 +64,19 @@ class Answers:
     @property
     def lengths(self) -> list[int]:
         """Sampled tokens of each trajectory."""
-        return [sum(trajectory.loss_mask) for _, trajectory, _ in self._arrived]
+        return [sum(trajectory.loss_mask) for _, trajectory, _ in self.arrived]
 
     @property
     def oldest_version(self) -> int:
         """The smallest policy version in any of them."""
-        return min(trajectory.oldest_version for _, trajectory, _ in self._arrived)
+        return min(trajectory.oldest_version for _, trajectory, _ in self.arrived)
 
     async def scores(self) -> tuple[list[Graded], list[Score]]:
         """Wait for all scores: those with a reward, in choice order, and those without."""
         graded, ungraded = [], []
         waiting = [
             (index, trajectory, future or self._submit(index, trajectory))
-            for index, trajectory, future in sorted(self._arrived, key=lambda item: item[0])
+            for index, trajectory, future in sorted(self.arrived, key=lambda item: item[0])
         ]
         for index, trajectory, future in waiting:
             score = await future
@@ -90,27 +84,27 @@ class Answers:
                 graded.append(Graded(trajectory=trajectory, score=score))
                 continue
             ungraded.append(score)
-            RunMetrics.ungraded.inc(1, {"run": self._run_id})
+            RunMetrics.ungraded.inc(1, {"run": self.run_id})
             _log.warning(
                 "trajectory_not_graded",
-                run=self._run_id,
-                group=self._name,
+                run=self.run_id,
+                group=self.name,
                 trajectory=index,
                 error=score.detail,
             )
         return graded, ungraded
 
     def _submit(self, index: int, trajectory: Trajectory) -> asyncio.Future[Score]:
-        assert self._task.grader is not None, "checked when the tasks were read"
-        name = f"{self._run_id}/{self._name}/{index}"
-        span = tracing.begin("score", self._trace, trajectory=index)
+        assert self.task.grader is not None, "checked when the tasks were read"
+        name = f"{self.run_id}/{self.name}/{index}"
+        span = tracing.begin("score", self.trace, trajectory=index)
         job = ScoreJob(
             job_id=name,
             completion=trajectory.text,
-            grader=self._task.grader,
+            grader=self.task.grader,
             trace=span.traceparent,
         )
-        scored = self._scorer.submit(job)
+        scored = self.scorer.submit(job)
         if tracing.is_on():
             scored.add_done_callback(lambda future: _scored(span, future))
         return scored
@@ -176,7 +170,7 @@ class Attempts:
         started, started_at = time.monotonic(), time.time()
         arrivals: list[tuple[float, Trajectory]] = []
         answers = rolling.answers = Answers(
-            task,
+            task=task,
             run_id=self._context.run_id,
             name=f"{group.group_id}/{group.attempt}",
             scorer=self._scorer,

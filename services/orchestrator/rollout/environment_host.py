@@ -31,19 +31,11 @@ class EnvironmentHost:
     def __init__(self, rollout: Rollout, replies: BinaryIO) -> None:
         self._rollout = rollout
         # It takes seconds to import, which an environment that cannot be used shall not.
-        from services.orchestrator.rollout.policy_client import (
-            PolicyCalls,
-            connections,
-            policy_client,
-        )
+        from services.orchestrator.rollout import policy_client as policy
 
         self._replies = replies
-        http = connections()
-
-        def client(episode: dict[str, Any]) -> Any:
-            return policy_client(http, PolicyCalls(**episode))
-
-        self._client = client
+        http = policy.connections()
+        self._client = lambda **calls: policy.policy_client(http, policy.PolicyCalls(**calls))
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
 
@@ -66,8 +58,7 @@ class EnvironmentHost:
         outcome: dict[str, Any]
         task = Task.model_validate(episode.pop("task"))
         try:
-            client = self._client(episode)
-            outcome = _outcome(await self._rollout(client, task))
+            outcome = _outcome(await self._rollout(self._client(**episode), task))
         except BaseException as error:  # noqa: BLE001  a user's code may raise anything
             ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)
             reason = "cancelled" if ended else "environment_raised"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.orchestrator.run_folder.journal import Journal
@@ -36,6 +37,7 @@ class PassRates:
         return self._rates.get(task_id)
 
 
+@dataclass(frozen=True)
 class Curriculum:
     """An order of prompts that passes over tasks outside of a band of pass rates.
 
@@ -44,33 +46,24 @@ class Curriculum:
     resumed run needs to know besides the rates.
     """
 
-    def __init__(
-        self,
-        config: CurriculumConfig,
-        *,
-        order: Mixture,
-        task_ids: Sequence[str],
-        rates: PassRates,
-        seed: int,
-    ) -> None:
-        self._config = config
-        self._order = order
-        self._task_ids = task_ids
-        self._rates = rates
-        self._seed = seed
+    config: CurriculumConfig
+    order: Mixture
+    task_ids: Sequence[str]
+    rates: PassRates
+    seed: int
 
     def next(self, position: int) -> Place:
         """The first place at or after a position that is taken."""
         for at in range(position, position + _LONGEST_SEARCH):
-            place = self._order.next(at)
+            place = self.order.next(at)
             if self._takes(place):
                 return place
-        return self._order.next(position + _LONGEST_SEARCH)
+        return self.order.next(position + _LONGEST_SEARCH)
 
     def _takes(self, place: Place) -> bool:
-        rate = self._rates.of(self._task_ids[place.index])
-        if rate is None or self._config.low <= rate <= self._config.high:
+        rate = self.rates.of(self.task_ids[place.index])
+        if rate is None or self.config.low <= rate <= self.config.high:
             return True
-        return random.Random(f"{self._seed}:curriculum:{place.position}").random() < (
-            self._config.floor
+        return random.Random(f"{self.seed}:curriculum:{place.position}").random() < (
+            self.config.floor
         )

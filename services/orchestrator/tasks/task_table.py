@@ -5,7 +5,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 from services.orchestrator.tasks.curriculum import Curriculum, PassRates
 from services.orchestrator.tasks.prompts import Mixture, Order
@@ -19,11 +19,7 @@ from services.protocol.run.task import NOT_SHOWN, Task, TaskSource
 class _Ids(Sequence[str]):
     """Ids that are made when they are asked for."""
 
-    @overload
-    def __getitem__(self, place: int) -> str: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[str]: ...
-    def __getitem__(self, place: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
             return [self._at(number) for number in range(*place.indices(len(self)))]
         if not 0 <= place < len(self):

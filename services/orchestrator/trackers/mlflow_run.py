@@ -2,15 +2,14 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
-from services.orchestrator.trackers.tracker import TrackedRun
+from services.orchestrator.trackers.tracker import TrackedRun, flattened
 from services.protocol.run.orchestrator import RunState
 from services.protocol.run.tracker import MlflowTracker
 
@@ -54,7 +53,11 @@ def open_run(config: MlflowTracker, run: TrackedRun) -> MlflowRun:
         return MlflowRun(client, run_id)
     tags = {_ID_TAG: run.run_id}
     run_id = client.create_run(experiment, run_name=run.run_id, tags=tags).info.run_id
-    parameters = iter(Param(name, text[:_LONGEST]) for name, text in _flat(run.config, ""))
+    parameters = (
+        Param(name, str(value)[:_LONGEST])
+        for name, value in flattened(run.config, ".")
+        if value is not None
+    )
     while some := list(islice(parameters, _BATCH)):
         client.log_batch(run_id, params=some)
     client.log_batch(run_id, tags=[RunTag("millrace.run_dir", str(run.run_dir))])
@@ -72,11 +75,3 @@ def _experiment(client: MlflowClient, name: str) -> str:
         if known is None:
             raise
         return str(known.experiment_id)
-
-
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}", str(value)

@@ -175,7 +175,9 @@ def _feed(config: TrackerConfig, run: TrackedRun, open_it: Open) -> TrackerFeed:
 
 def of_step(line: Mapping[str, Any]) -> dict[str, float]:
     """Every number of a line of `metrics.jsonl`; those below a key are named `key/name`."""
-    return dict(_flat({key: value for key, value in line.items() if key not in _ELSEWHERE}, ""))
+    shown = {key: value for key, value in line.items() if key not in _ELSEWHERE}
+    numbers = flattened(shown, "/")
+    return {name: float(value) for name, value in numbers if isinstance(value, int | float)}
 
 
 def of_evaluation(evaluation: Evaluation) -> dict[str, float]:
@@ -187,9 +189,12 @@ def of_evaluation(evaluation: Evaluation) -> dict[str, float]:
     return figures | {f"{prefix}graded": evaluation.graded, f"{prefix}seconds": evaluation.seconds}
 
 
-def _flat(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
+def flattened(
+    values: Mapping[str, Any], separator: str, prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """The values of mappings within mappings, each with the keys that lead to it."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float):
-            yield f"{prefix}{key}", float(value)
+            yield from flattened(value, separator, f"{prefix}{key}{separator}")
+        else:
+            yield f"{prefix}{key}", value
