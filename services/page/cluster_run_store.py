@@ -9,8 +9,7 @@ import aiohttp
 from services.http.api_key import key_header, key_in
 from services.observability.log import Log
 from services.page.config import PageConfig
-from services.page.reading.run_folder import RunFolder
-from services.page.run_store import MOST_RUNS, NoSuchRun, OpenFolders, RunStore
+from services.page.run_store import MOST_RUNS, NoSuchRun, RunStore
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 
@@ -28,11 +27,13 @@ class ClusterRunStore(RunStore):
         InvalidInput: the variable that shall hold the API key is not set.
     """
 
+    field = "run_dir"
+
     def __init__(self, config: PageConfig, url: str, bus: WeightBus) -> None:
+        super().__init__()
         self._config, self._url, self._bus = config, url, bus
         self._headers = key_header(key_in(config.router_key_env, field="page.router_key_env"))
         self._statuses: dict[str, dict[str, Any]] = {}
-        self._folders = OpenFolders()
         self._load: dict[str, Any] | None = None
         self._table: MemberTable | None = None
         self._problem = "nothing was heard yet"
@@ -81,16 +82,11 @@ class ClusterRunStore(RunStore):
         newest_first = reversed(list(self._statuses.values()))
         return [{"run_id": one["run_id"], "state": one["state"]} for one in newest_first]
 
-    def open(self, run_id: str) -> RunFolder:
-        """One of them.
-
-        Raises:
-            NoSuchRun: there is none of that id.
-            InvalidInput: its directory cannot be seen from here.
-        """
+    def path_of(self, run_id: str) -> str:
+        """See `RunStore`: the orchestrator knows it."""
         if run_id not in self._statuses:
             raise NoSuchRun(run_id)
-        return self._folders.get(run_id, lambda: self._statuses[run_id]["run_dir"], field="run_dir")
+        return str(self._statuses[run_id]["run_dir"])
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """The newest status from the orchestrator."""

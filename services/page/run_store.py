@@ -1,7 +1,6 @@
 """The runs that the page can show."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,42 +21,42 @@ class RunGone(NoSuchRun):
     """The directory of a run is not there any more."""
 
 
-class OpenFolders:
-    """The folders opened last, by run id; each holds indexes of its files in memory."""
-
-    def __init__(self, most: int = _MOST_OPEN) -> None:
-        self._open: LRUCache[str, RunFolder] = LRUCache(most)
-        self._turn = Lock()
-
-    def get(self, run_id: str, find: Callable[[], str | Path], *, field: str) -> RunFolder:
-        """The folder of a run; `find` returns its path if it is not open.
-
-        Raises:
-            RunGone: it was there before.
-            InvalidInput: there is none at the path, which `field` names; and what `find` raises.
-        """
-        with self._turn:
-            folder = self._open.get(run_id) or RunFolder.open(find(), field=field)
-            if not folder.is_there:
-                raise RunGone(run_id)
-            self._open[run_id] = folder
-            return folder
-
-
 class RunStore(ABC):
-    """A source of runs."""
+    """A source of runs; the folders opened last hold indexes of their files in memory."""
+
+    field = "RUN_DIR"
+    """The name that errors have for a run's path."""
+
+    def __init__(self) -> None:
+        self._open: LRUCache[str, RunFolder] = LRUCache(_MOST_OPEN)
+        self._turn = Lock()
 
     @abstractmethod
     def runs(self) -> list[dict[str, Any]]:
         """A line about each, newest first."""
 
     @abstractmethod
-    def open(self, run_id: str) -> RunFolder:
-        """One of them.
+    def path_of(self, run_id: str) -> str | Path:
+        """The directory of a run.
 
         Raises:
             NoSuchRun: there is none of that id.
         """
+
+    def open(self, run_id: str) -> RunFolder:
+        """A run's folder.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+            RunGone: it was there before.
+            InvalidInput: its directory cannot be seen from here.
+        """
+        with self._turn:
+            folder = self._open.get(run_id) or RunFolder.open(self.path_of(run_id), self.field)
+            if not folder.is_there:
+                raise RunGone(run_id)
+            self._open[run_id] = folder
+            return folder
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """The run's status; None if only its files can be read."""
@@ -76,7 +75,7 @@ class FolderRunStore(RunStore):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._folders = OpenFolders()
+        super().__init__()
         self._place = Path(path)
         self._holds_several = not (self._place / "config.yaml").exists() and bool(
             _inside(self._place)
@@ -89,16 +88,8 @@ class FolderRunStore(RunStore):
         found = sorted(self._paths().items(), key=lambda run: _made_at(run[1]), reverse=True)
         return [{"run_id": name, "made_at": _made_at(path)} for name, path in found[:MOST_RUNS]]
 
-    def open(self, run_id: str) -> RunFolder:
-        """One of them.
-
-        Raises:
-            NoSuchRun: there is none of that id.
-        """
-        return self._folders.get(run_id, lambda: self._path_of(run_id), field="RUN_DIR")
-
-    def _path_of(self, run_id: str) -> Path:
-        # A name that is listed cannot lead out of the folder.
+    def path_of(self, run_id: str) -> Path:
+        """See `RunStore`: a name that is listed cannot lead out of the folder."""
         path = self._paths().get(run_id)
         if path is None:
             raise NoSuchRun(run_id)

@@ -12,10 +12,11 @@ from fastapi.testclient import TestClient
 from services.ledger import ledger_file
 from services.ledger.ledger import Ledger, reading
 from services.ledger.sample_group import Prompt
+from services.page import run_store
 from services.page.http_app import open_paths, page_app
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
-from services.page.run_store import FolderRunStore, OpenFolders
+from services.page.run_store import FolderRunStore
 from services.protocol.errors import InvalidInput
 
 
@@ -164,14 +165,17 @@ def test_of_a_folder_every_run_opens_under_the_name_that_is_listed(run_dir: Path
     assert store.open("test-1") is store.open("test-1")
 
 
-def test_only_so_many_runs_are_held_open(run_dir: Path) -> None:
-    folders = OpenFolders(most=2)
-    first = folders.get("a", lambda: run_dir, field="RUN_DIR")
-    second = folders.get("b", lambda: run_dir, field="RUN_DIR")
-    assert folders.get("a", lambda: run_dir, field="RUN_DIR") is first
-    folders.get("c", lambda: run_dir, field="RUN_DIR")
-    assert folders.get("a", lambda: run_dir, field="RUN_DIR") is first
-    assert folders.get("b", lambda: run_dir, field="RUN_DIR") is not second
+def test_only_so_many_runs_are_held_open(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_store, "_MOST_OPEN", 2)
+    store = FolderRunStore(run_dir)
+    monkeypatch.setattr(store, "path_of", lambda _: run_dir)
+    first, second = store.open("a"), store.open("b")
+    assert store.open("a") is first
+    store.open("c")
+    assert store.open("a") is first
+    assert store.open("b") is not second
 
 
 def test_a_run_that_a_kill_left_half_written_opens(run_dir: Path) -> None:

@@ -155,7 +155,7 @@ class Attempts:
         traces: GroupTraces,
     ) -> None:
         self._context, self._run, self._tasks, self._book = context, context.run, tasks, book
-        self._sampler, self._scorer, self._traces = sampler, scorer, traces
+        self.sampler, self._scorer, self._traces = sampler, scorer, traces
         self._barrier = BatchBarrier(
             batch_groups=context.run.batch_groups, enabled=context.run.schedule.batch_barrier
         )
@@ -191,7 +191,7 @@ class Attempts:
         try:
             with tracing.span("rollout", self._traces.of(group.group_id)) as rollout:
                 rolling.request = self._request(group, task, rollout.headers)
-                await self._sampler.sample(rolling.request, arrived)
+                await self.sampler.sample(rolling.request, arrived)
                 rollout.set(tokens=answers.tokens)
         finally:
             rolling.request = None
@@ -211,10 +211,6 @@ class Attempts:
             rollout_s=rolled_out - started,
             score_s=time.monotonic() - rolled_out,
         )
-
-    async def interrupt(self, request: RolloutRequest, min_version: int) -> int:
-        """See `Sampler.interrupt`."""
-        return await self._sampler.interrupt(request, min_version)
 
     def _request(self, group: LedgerGroup, task: Task, trace: Mapping[str, str]) -> RolloutRequest:
         prompt = group.prompt

@@ -112,7 +112,7 @@ class Groups:
             task.add_done_callback(self._interrupting.discard)
 
     async def _interrupt(self, requests: list[RolloutRequest], min_version: int) -> None:
-        calls = (self._attempts.interrupt(request, min_version) for request in requests)
+        calls = (self._attempts.sampler.interrupt(request, min_version) for request in requests)
         missed = sum(await asyncio.gather(*calls))
         RunMetrics.interruptions.inc(len(requests), self._tags)
         RunMetrics.interruptions_missed.inc(missed, self._tags)

@@ -13,10 +13,10 @@ and its tasks are written by
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -26,11 +26,8 @@ from services.protocol.run.task import Task
 _KEPT = ("answer", "info", "task")
 
 
-class Rollout(Protocol):
-    """A rollout function, as a run file names one."""
-
-    async def __call__(self, client: AsyncOpenAI, task: Task) -> float:
-        """One episode's reward."""
+Rollout = Callable[[AsyncOpenAI, Task], Awaitable[float]]
+"""A rollout function, as a run file names one: it returns one episode's reward."""
 
 
 def load(name: str, **arguments: Any) -> Any:

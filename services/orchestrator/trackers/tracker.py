@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,7 +143,10 @@ class Trackers:
         tracked = TrackedRun(
             run_id=run_id, run_dir=run_dir, config=run.model_dump(mode="json", exclude={"trackers"})
         )
-        self._feeds = [_feed(config, tracked, open_it) for config in run.trackers]
+        self._feeds = [
+            TrackerFeed(config.kind, partial(open_it, config, tracked), run_id)
+            for config in run.trackers
+        ]
 
     def step(self, line: Mapping[str, Any]) -> None:
         """One line of `metrics.jsonl`."""
@@ -167,10 +171,6 @@ class Trackers:
     def _put(self, send: _Send) -> None:
         for feed in self._feeds:
             feed.put(send)
-
-
-def _feed(config: TrackerConfig, run: TrackedRun, open_it: Open) -> TrackerFeed:
-    return TrackerFeed(config.kind, lambda: open_it(config, run), run.run_id)
 
 
 def of_step(line: Mapping[str, Any]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class RunFolder:
         self._answers = RevisionCache(self.revision)
 
     @classmethod
-    def open(cls, path: str | Path, *, field: str = "RUN_DIR") -> "RunFolder":
+    def open(cls, path: str | Path, field: str = "RUN_DIR") -> "RunFolder":
         """Find a run's folder.
 
         Raises:
