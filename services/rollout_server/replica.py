@@ -11,8 +11,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from services.observability.log import Log
 from services.protocol.errors import portable_errors
+from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import Hold
-from services.protocol.weights.weight_bus import ReplicaHello, WeightBus
+from services.protocol.weights.weight_bus import WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.control.bus_member import BusMember

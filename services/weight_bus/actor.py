@@ -4,7 +4,7 @@ import ray
 
 from services.observability import tracing
 from services.open_files import raise_open_files
-from services.protocol.weights.weight_bus import ReplicaHello, TrainerHello
+from services.protocol.weights.hello import ReplicaHello, TrainerHello
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.rendezvous import Rendezvous

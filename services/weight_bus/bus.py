@@ -15,17 +15,10 @@ from cachetools import FIFOCache
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
+from services.protocol.weights.hello import ReplicaHello, TrainerHello
 from services.protocol.weights.replica_control import ControlOutcome
 from services.protocol.weights.version_ledger import VersionRecord
-from services.protocol.weights.weight_bus import (
-    MemberTable,
-    Order,
-    Orders,
-    Phase,
-    ReplicaHello,
-    Report,
-    TrainerHello,
-)
+from services.protocol.weights.weight_bus import MemberTable, Order, Orders, Phase, Report
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from aiohttp import web
 
 from services.protocol.errors import NotReady
-from services.protocol.weights.weight_bus import Member, ReplicaHello
+from services.protocol.weights.hello import ReplicaHello
+from services.protocol.weights.weight_bus import Member
 from services.weight_bus.changes import Changes
 from tests.chaos.calls import BusOverSocket
 

@@ -12,13 +12,14 @@ import ray
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.peers import bus_peer
 from services.protocol.errors import InvalidInput, NotReady
+from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
     ControlReplica,
     Hold,
 )
-from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, ReplicaHello, WeightBus
+from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.actor import WeightBusActor
 from services.weight_bus.config import WeightBusConfig

@@ -165,9 +165,7 @@ def test_of_a_folder_every_run_opens_under_the_name_that_is_listed(run_dir: Path
     assert store.open("test-1") is store.open("test-1")
 
 
-def test_only_so_many_runs_are_held_open(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_runs_are_held_open(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_store, "_MOST_OPEN", 2)
     store = FolderRunStore(run_dir)
     monkeypatch.setattr(store, "path_of", lambda _: run_dir)

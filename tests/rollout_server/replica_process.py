@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.observability.garbage import heavy_imports
-from services.protocol.weights.weight_bus import Orders, ReplicaHello, WeightBus
+from services.protocol.weights.hello import ReplicaHello
+from services.protocol.weights.weight_bus import Orders, WeightBus
 from services.rollout_server.config import RolloutServerConfig
 from services.rollout_server.engine.engine_environment import engine_sockets, environment
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import NotReady
+from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import (
     ControlAction,
     ControlOutcome,
@@ -21,7 +22,6 @@ from services.protocol.weights.weight_bus import (
     Order,
     Orders,
     Phase,
-    ReplicaHello,
     Report,
     SendWeights,
     StageWeights,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.protocol.errors import NotReady
+from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import (
     DropLinks,
     Link,
@@ -17,7 +18,6 @@ from services.protocol.weights.weight_bus import (
     Phase,
     Report,
     SendWeights,
-    TrainerHello,
 )
 from services.trainer.snapshot.bus_member import SUPERSEDED, BusMember
 from services.trainer.snapshot.snapshot import Snapshot, SnapshotSource, SnapshotStore

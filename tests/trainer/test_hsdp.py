@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weights.weight_bus import TrainerHello
+from services.protocol.weights.hello import TrainerHello
 from services.trainer.config import LoraConfig, TrainerConfig
 from services.trainer.rank import rank as rank_module
 from services.trainer.rank.rank import TrainerRank

@@ -7,15 +7,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from services.protocol.weights.weight_bus import (
-    MemberTable,
-    Order,
-    Phase,
-    ReplicaHello,
-    Report,
-    StageWeights,
-    TrainerHello,
-)
+from services.protocol.weights.hello import ReplicaHello, TrainerHello
+from services.protocol.weights.weight_bus import MemberTable, Order, Phase, Report, StageWeights
 from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from services.protocol.errors import InvalidInput
+from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     ReplicaState,
     SendWeights,
     StageWeights,
-    TrainerHello,
 )
 from services.weight_bus import bus as bus_module
 from services.weight_bus.config import WeightBusConfig

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from services.protocol.errors import InvalidInput
+from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import (
     CommitWeights,
     DropLinks,
@@ -12,7 +13,6 @@ from services.protocol.weights.weight_bus import (
     ReplicaState,
     SendWeights,
     StageWeights,
-    TrainerHello,
 )
 
 from .conftest import DEADLINE_S, Replica, World, manifest

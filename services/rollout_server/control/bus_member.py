@@ -10,6 +10,7 @@ from typing import Any
 from services.observability.log import Log
 from services.observability.metrics import RolloutMetrics
 from services.protocol.errors import NotReady
+from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import ControlReplica
 from services.protocol.weights.weight_bus import (
     CommitWeights,
@@ -17,7 +18,6 @@ from services.protocol.weights.weight_bus import (
     DropLinks,
     Order,
     Phase,
-    ReplicaHello,
     Report,
     SendWeights,
     StageWeights,

@@ -16,7 +16,8 @@ from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
 from services.protocol.errors import NotReady, portable_errors
-from services.protocol.weights.weight_bus import Link, TrainerHello
+from services.protocol.weights.hello import TrainerHello
+from services.protocol.weights.weight_bus import Link
 from services.trainer.config import TrainerConfig
 from services.trainer.rank.rank_messages import RankModel
 

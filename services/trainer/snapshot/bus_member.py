@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.observability.log import Log
 from services.protocol.errors import NotReady
+from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import (
     DropLinks,
     Link,
@@ -14,7 +15,6 @@ from services.protocol.weights.weight_bus import (
     Phase,
     Report,
     SendWeights,
-    TrainerHello,
     WeightBus,
 )
 from services.retry import retrying

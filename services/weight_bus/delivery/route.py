@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from services.protocol.weights.weight_bus import Link, Phase, ReplicaHello, Transport
+from services.protocol.weights.hello import ReplicaHello
+from services.protocol.weights.weight_bus import Link, Phase, Transport
 from services.protocol.weights.weights import WeightManifest
 from services.weight_bus.delivery.delivery_context import DeliveryContext
 from services.weight_bus.delivery.reports import UpdateFailed

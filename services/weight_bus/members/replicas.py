@@ -4,8 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.protocol.errors import InvalidInput
+from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.replica_control import ControlOutcome, Hold
-from services.protocol.weights.weight_bus import Member, ReplicaHello, ReplicaState
+from services.protocol.weights.weight_bus import Member, ReplicaState
 from services.protocol.weights.weights import WeightManifest, first_difference
 from services.weight_bus.config import WeightBusConfig
 

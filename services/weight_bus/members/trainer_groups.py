@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.protocol.errors import InvalidInput
-from services.protocol.weights.weight_bus import TrainerHello
+from services.protocol.weights.hello import TrainerHello
 
 
 @dataclass

@@ -1,0 +1,66 @@
+"""How rollout servers and trainer ranks introduce themselves to the weight bus."""
+
+from dataclasses import dataclass
+
+from services.protocol.weights.replica_control import Hold
+from services.protocol.weights.weights import WeightManifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaHello:
+    """A rollout server introduces itself.
+
+    Attributes:
+        replica_id: unique name; a restarted server has a new one.
+        address: `http://host:port` of its own OpenAI-compatible server.
+        tensor_parallel_size: engine workers that each open a connection of every link.
+        committed_version: version it serves now, None while it has no real weights.
+        model: served model name.
+        max_model_len: longest prompt plus response in tokens.
+        pid: process id of the replica on its node.
+        commit_timeout_s: longest from an order to commit to the report of how it ended.
+        keeps_copy: it keeps the bytes of what it serves in host memory: the base of changes,
+            and what a late joiner can be given.
+        copy: manifest of that copy, None while there is none.
+        memory_domain: see `TrainerHello`; of all its engine workers.
+        has_gpu: see `TrainerHello`; true of every engine worker.
+        held: what an operator keeps it from.
+    """
+
+    replica_id: str
+    address: str
+    tensor_parallel_size: int
+    committed_version: int | None
+    model: str
+    max_model_len: int
+    pid: int
+    commit_timeout_s: float
+    keeps_copy: bool = False
+    copy: WeightManifest | None = None
+    memory_domain: str = ""
+    has_gpu: bool = False
+    held: Hold = Hold.NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerHello:
+    """One trainer rank introduces itself.
+
+    Attributes:
+        member_id: unique name of this rank in this incarnation of the group.
+        group: name of the incarnation; ranks of an older group are forgotten when all
+            ranks of a newer one have registered.
+        rank: 0-based.
+        world_size: ranks of the group that send; where a trainer holds several copies of
+            the model, those of the first copy.
+        memory_domain: processes with the same name here can read each other's memory; empty:
+            nobody can.
+        has_gpu: the process owns a GPU.
+    """
+
+    member_id: str
+    group: str
+    rank: int
+    world_size: int
+    memory_domain: str = ""
+    has_gpu: bool = False
