@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from benchmarks.soak.engine import Findings
 from benchmarks.soak.load import Load
+from services.changes import Changes
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable
-from services.weight_bus.changes import Changes
 from tests.chaos.answers import Judge
 from tests.chaos.scene import READY_S, Scene
 
@@ -59,7 +59,7 @@ class Delivery:
             assert not self.published or version > max(self.published), "versions go backwards"
             self.published[version] = now
             self._judge.forget(version - KEPT)
-            self._changes.announce()
+            self._changes.notify()
             late = max(0, int((now - due) / every_s))
             self.skipped += late
             due += (late + 1) * every_s

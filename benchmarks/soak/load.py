@@ -8,10 +8,10 @@ from enum import StrEnum
 import aiohttp
 
 from benchmarks.soak.engine import Findings
+from services.changes import Changes
 from services.protocol.weights.weight_bus import Member, MemberTable
 from services.router.answering.journal import ChoiceJournal
 from services.router.errors import UpstreamBroken
-from services.weight_bus.changes import Changes
 from tests.chaos.answers import STREAMS, Judge
 from tests.chaos.request import TOKENS, open_session, stream
 from tests.chaos.scene import Scene
@@ -69,7 +69,7 @@ class Load:
                 self._streams[replica_id] = [
                     asyncio.create_task(self._keep_asking(replica_id)) for _ in range(STREAMS)
                 ]
-        self._changes.announce()
+        self._changes.notify()
 
     def raise_failure(self) -> None:
         """Raise what ended a stream that should have gone on."""
@@ -88,11 +88,11 @@ class Load:
     async def finish(self) -> None:
         """Let all requests end, each within its deadline."""
         self._over = True
-        self._changes.announce()
+        self._changes.notify()
         tasks = [task for tasks in self._streams.values() for task in tasks]
         _, pending = await asyncio.wait(tasks, timeout=REQUEST_S + 10) if tasks else ((), ())
         self._ended_all = True
-        self._changes.announce()
+        self._changes.notify()
         assert not pending, f"{len(pending)} requests missed their deadline unnoticed"
 
     async def close(self) -> None:
@@ -168,7 +168,7 @@ class Load:
             self._findings.wrong("request", f"{replica_id}: {len(journal.token_ids)} tokens")
         if journal.token_ids:
             self._ended[replica_id] = journal
-        self._changes.announce()
+        self._changes.notify()
 
     def _look_at(self, journal: ChoiceJournal, replica_id: str, floor: int) -> None:
         """Labels never go back, neither in an answer nor in one that is asked for later."""
@@ -182,4 +182,4 @@ class Load:
             self._newest[replica_id] = labels[-1]
             if not (self._scene.weights / f"{labels[-1]}.pt").exists():
                 self._findings.wrong("label", f"{replica_id} serves {labels[-1]}, made by nobody")
-        self._changes.announce()
+        self._changes.notify()

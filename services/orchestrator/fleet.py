@@ -3,8 +3,8 @@
 import asyncio
 import time
 
+from services.changes import Changes
 from services.observability.log import Log
-from services.orchestrator.changes import Changes
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState, WeightBus
 from services.retry import retrying

@@ -9,6 +9,7 @@ from pathlib import Path
 from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from services.changes import Changes
 from services.http.error_answer import error_answer
 from services.page.reading.run_folder import RunFolder
 
@@ -68,7 +69,7 @@ class _Watch:
     def __init__(self, run: RunFolder, look_s: float) -> None:
         self._run, self._look_s = run, look_s
         self._revision: list[list[float]] | None = []
-        self._news = asyncio.Event()
+        self._news = Changes()
         self._task = asyncio.create_task(self._look(), name="run_watch")
         self.followers = 0
 
@@ -82,14 +83,10 @@ class _Watch:
                 revision = await asyncio.to_thread(self._run.revision)
                 if revision != self._revision:
                     self._revision = revision
-                    self._notify()
+                    self._news.notify()
                 await asyncio.sleep(self._look_s)
         finally:
-            self._notify()
-
-    def _notify(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+            self._news.notify()
 
     async def other_than(
         self, sent: list[list[float]] | None, wait_s: float
@@ -98,12 +95,9 @@ class _Watch:
 
         None once the run is gone; an error of the watch is raised.
         """
-        if self._revision == sent and not self._task.done():
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            except TimeoutError:
-                return sent
+        waits = self._revision == sent and not self._task.done()
+        if waits and not await self._news.after(self._news.count, wait_s):
+            return sent
         if self._task.done():
             self._task.result()
         return self._revision

@@ -1,6 +1,6 @@
 """A barrier, so that all replicas commit a version together."""
 
-from services.weight_bus.changes import Changes
+from services.changes import Changes
 from services.weight_bus.members.replicas import Replicas
 
 
@@ -20,7 +20,7 @@ class Barrier:
         self._staged = {name: held for name, held in self._staged.items() if name in known}
         # It stays after the wait: replicas that look later must see that this one had staged.
         self._staged[replica_id] = version
-        self._changes.announce()
+        self._changes.notify()
         return await self._changes.until(lambda: self._open(version), timeout_s=timeout_s)
 
     def _open(self, version: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from cachetools import FIFOCache
 
+from services.changes import Changes
 from services.observability.log import Log
 from services.observability.metrics import BusMetrics
 from services.protocol.errors import InvalidInput
@@ -22,7 +23,6 @@ from services.protocol.weights.weight_bus import MemberTable, Order, Orders, Pha
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.side_by_side import cancel
 from services.weight_bus.barrier import Barrier
-from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.control import Control
 from services.weight_bus.delivery.delivery import Delivery
@@ -254,7 +254,7 @@ class Bus:
 
     def _post(self, member_id: str, order: Order) -> None:
         self._mailboxes[member_id].post(order)
-        self._changes.announce()
+        self._changes.notify()
 
     async def _end_delivery(self, replica_id: str) -> None:
         delivery = self._deliveries.pop(replica_id, None)
@@ -265,7 +265,7 @@ class Bus:
     def _update(self) -> None:
         """Wake all waiters, so that they look again."""
         self._look()
-        self._changes.announce()
+        self._changes.notify()
 
     def _look(self) -> MemberTable:
         """The table as it is now, under a new revision if it is not as it was."""

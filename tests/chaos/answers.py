@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from services.changes import Changes
 from services.protocol.weights.weight_bus import Member
 from services.router.answering.journal import ChoiceJournal
-from services.weight_bus.changes import Changes
 from tests.chaos.request import PROMPT, open_session, stream
 
 STREAMS = 2
@@ -73,7 +73,7 @@ class Client:
             journal.begin_segment(member.replica_id)
             self.journals[member.replica_id].append(journal)
             request_id = f"chaos-{next(self._numbers)}"
-            await stream(self._session, member, request_id, journal, self._changes.announce)
+            await stream(self._session, member, request_id, journal, self._changes.notify)
 
 
 class Judge:

@@ -8,11 +8,11 @@ from typing import Any
 
 import aiohttp
 
+from services.changes import Changes
 from services.protocol.router import REPLICA_HEADER, SESSION_HEADER
 from services.router.config import RouterConfig
 from services.router.placement.probes import read_pressure
 from services.router.sharing.sharing import SharedTable, SyncRequest, SyncResponse
-from services.weight_bus.changes import Changes
 from tests.chaos.answered import Answer, check_same, read
 from tests.chaos.calls import serve
 from tests.chaos.mixture import STOPS, Ask, asks
@@ -55,7 +55,7 @@ class Table:
 
     async def exchange(self, request: SyncRequest) -> SyncResponse:
         self.words[request.router_id] = request
-        self._changes.announce()
+        self._changes.notify()
         return self._table.exchange(request)
 
 
@@ -140,7 +140,7 @@ class Front:
         self._table.words.clear()
         calls = [(ask, asyncio.create_task(self._call(ask))) for ask in asks()[among]]
         for _, call in calls:
-            call.add_done_callback(lambda _: self._changes.announce())
+            call.add_done_callback(lambda _: self._changes.notify())
         self._calls += calls
 
     async def in_the_middle_on(self, replica_id: str) -> None:
@@ -181,7 +181,7 @@ class Front:
                 events += 1
                 if events == BEGUN:
                     self._begun.add(response.headers[REPLICA_HEADER])
-                    self._changes.announce()
+                    self._changes.notify()
             return answer
 
     async def same_answers(self) -> int:

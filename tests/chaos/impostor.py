@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, suppress
 
 from aiohttp import web
 
+from services.changes import Changes
 from services.protocol.errors import NotReady
 from services.protocol.weights.hello import ReplicaHello
 from services.protocol.weights.weight_bus import Member
-from services.weight_bus.changes import Changes
 from tests.chaos.calls import BusOverSocket
 
 
@@ -68,7 +68,7 @@ class Impostor:
 
     async def _refuse(self, _: web.Request) -> web.Response:
         self.refused += 1
-        self._changes.announce()
+        self._changes.notify()
         return web.json_response({"error": {"message": "broken on purpose"}}, status=500)
 
 

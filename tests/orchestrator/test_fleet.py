@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from services.changes import Changes
 from services.orchestrator import fleet as fleet_module
-from services.orchestrator.changes import Changes
 from services.orchestrator.fleet import Fleet
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable

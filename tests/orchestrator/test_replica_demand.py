@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.orchestrator.changes import Changes
+from services.changes import Changes
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.core.schedule import Slots

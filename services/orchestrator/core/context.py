@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from services.orchestrator.changes import Changes
+from services.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.fleet import Fleet

@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from services.changes import Changes
 from services.cluster_kv import ClusterValue
 from services.ledger.ledger import ledger_of
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
-from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.loop.disk_guard import LEDGER, DiskGuard

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+from services.changes import Changes
 from services.ledger.ledger import Ledger
 from services.observability.metrics import RunMetrics
-from services.orchestrator.changes import Changes
 from services.orchestrator.checks.run_check import deployment_facts, refuse
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.book import GroupBook

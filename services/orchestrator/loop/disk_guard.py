@@ -5,11 +5,11 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from services.changes import Changes
 from services.disk import free_bytes, has_space
 from services.ledger.ledger import Ledger
 from services.observability.log import Log
 from services.observability.metrics import RunMetrics
-from services.orchestrator.changes import Changes
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.progress import Progress
 from services.orchestrator.loop.recovery import RunFailed

@@ -82,7 +82,7 @@ class Delivery:
         if not self._canary.take(report):
             return False
         self.look_at_canary()
-        self._context.changes.announce()
+        self._context.changes.notify()
         return True
 
     def look_at_canary(self) -> None:
@@ -160,7 +160,7 @@ class Delivery:
             seconds=round(self._context.clock() - started, 3),
             paused_s=round(committed.paused_s, 4),
         )
-        self._context.changes.announce()
+        self._context.changes.notify()
 
     def _span(self, name: str, manifest: WeightManifest) -> AbstractContextManager[Span]:
         """A part of the update, below the span of who published the version."""
@@ -233,7 +233,7 @@ class Delivery:
         BusMetrics.failures.inc(tags={"replica": self._replica_id, "phase": Phase.CANARY})
         log.warning("canary died", replica=self._replica_id, why=problem)
         self._context.replicas.fail(self._replica_id, ReplicaState.SUSPECT, problem)
-        self._context.changes.announce()
+        self._context.changes.notify()
 
     def _commit_timeout_s(self) -> float:
         """The replica gives up by itself first, and says what went wrong."""
@@ -266,7 +266,7 @@ class Delivery:
             state = ReplicaState.SUSPECT
         if self._replica is not None:
             self._context.replicas.fail(self._replica_id, state, str(failed))
-        self._context.changes.announce()
+        self._context.changes.notify()
 
     async def _back_off(self, version: int) -> None:
         """Pause until a newer version or a new trainer comes, or the pause is over."""
@@ -303,7 +303,7 @@ class Delivery:
         if self._replica is None:
             raise UpdateFailed(Phase.STAGE, "the replica left")
         self._context.replicas.begin(self._replica_id, state)
-        self._context.changes.announce()
+        self._context.changes.notify()
 
     @property
     def _in_service(self) -> bool:

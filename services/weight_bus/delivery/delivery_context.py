@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from services.changes import Changes
 from services.protocol.weights.weight_bus import Order
 from services.protocol.weights.weights import CanaryLogprobs, WeightManifest
 from services.weight_bus.barrier import Barrier
-from services.weight_bus.changes import Changes
 from services.weight_bus.config import WeightBusConfig
 from services.weight_bus.members.replicas import Replicas
 from services.weight_bus.members.trainer_groups import TrainerGroups
@@ -24,7 +24,7 @@ class DeliveryContext:
         trainers: who sends.
         canaries: the trainer's scores of the canary, by version.
         ledger: records outcomes.
-        changes: announces every change of the first four above and of `newest`.
+        changes: notifies of every change of the first four above and of `newest`.
         clock: monotonic seconds, the same as that of `replicas`.
         newest: the newest manifest and when it was published by `clock`.
         post: put an order into a member's mailbox.

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from services.orchestrator.changes import Changes
+from services.changes import Changes
 
 
 async def test_every_waiter_hears_of_a_change_and_of_one_that_it_had_not_seen() -> None:
@@ -22,5 +22,5 @@ async def test_who_waits_no_more_is_forgotten() -> None:
     await asyncio.wait({cancelled}, timeout=0.01)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
-    assert changes._waiters == []
+    assert not changes._event._waiters
     changes.notify()
