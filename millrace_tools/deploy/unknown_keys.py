@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from services.protocol.spelling import models_in, no_such_key
+from services.protocol.strict import models_in, no_such_key
 
 
 def unknown_keys(

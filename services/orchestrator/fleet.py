@@ -1,7 +1,6 @@
 """The rollout servers as the weight bus shows them, updated by one long poll."""
 
 import asyncio
-import time
 
 from services.changes import Changes
 from services.observability.log import Log
@@ -103,15 +102,8 @@ class Fleet:
         Raises:
             NotReady: they have not after `timeout_s`; says what they hold.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            seen = self._changes.count
-            if self.settled(version):
-                return
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise NotReady(f"no full set of rollout servers holds version {version}: {self}")
-            await self._changes.after(seen, left)
+        if not await self._changes.until(lambda: self.settled(version), timeout_s=timeout_s):
+            raise NotReady(f"no full set of rollout servers holds version {version}: {self}")
 
     def __str__(self) -> str:
         """One line for people: each replica, its state and version."""

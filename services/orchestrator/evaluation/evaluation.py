@@ -66,22 +66,33 @@ class Evaluator:
 
         No token is older than `min_version`; newer ones come while training goes on.
         """
-        began = time.monotonic()
+        began, run = time.monotonic(), self._run
+        requests = [
+            RolloutRequest(
+                session=f"{self._run_id}-evaluation-{name}-{step}-{place}",
+                messages=task.chat,
+                n=plan.samples,
+                temperature=plan.temperature,
+                max_tokens=run.sampling.max_tokens,
+                seed=sampling_seed(run.seed, "evaluation", task.task_id),
+                timeout_s=run.rollout_timeout_s,
+                task=task,
+                min_version=min_version,
+                priority=_PRIORITY,
+            )
+            for place, task in enumerate(tasks)
+        ]
         async with asyncio.TaskGroup() as group:
-            asking = [
-                group.create_task(
-                    self._ask(task, self._request(task, name, place, step, plan, min_version))
-                )
-                for place, task in enumerate(tasks)
-            ]
+            asking = [group.create_task(self._ask(request)) for request in requests]
         asked = [one.result() for one in asking]
         result = _evaluation(name, asked, plan=plan, step=step, seconds=time.monotonic() - began)
         if result.problem:
             _log.warning("evaluation_failures", run=self._run_id, set=name, first=result.problem)
         return result
 
-    async def _ask(self, task: Task, request: RolloutRequest) -> _Asked:
-        asked = _Asked(task=task)
+    async def _ask(self, request: RolloutRequest) -> _Asked:
+        assert request.task is not None
+        asked = _Asked(task=request.task)
 
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             asked.tokens += sum(trajectory.loss_mask)
@@ -111,29 +122,6 @@ class Evaluator:
         place = request.session.removeprefix(f"{self._run_id}-")
         name, grader = f"{self._run_id}/{place}/{index}", request.task.grader
         return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
-
-    def _request(
-        self,
-        task: Task,
-        name: str,
-        place: int,
-        step: int,
-        plan: EvaluationConfig,
-        min_version: int | None,
-    ) -> RolloutRequest:
-        run = self._run
-        return RolloutRequest(
-            session=f"{self._run_id}-evaluation-{name}-{step}-{place}",
-            messages=task.chat,
-            n=plan.samples,
-            temperature=plan.temperature,
-            max_tokens=run.sampling.max_tokens,
-            seed=sampling_seed(run.seed, "evaluation", task.task_id),
-            timeout_s=run.rollout_timeout_s,
-            task=task,
-            min_version=min_version,
-            priority=_PRIORITY,
-        )
 
 
 def _evaluation(
