@@ -16,7 +16,7 @@ from millrace_tools.demo.demo import (
     model_maker,
     resolved,
 )
-from millrace_tools.deploy.bring_up import wait_until_leased
+from millrace_tools.deploy.wait import wait_until_leased
 from services.protocol.yaml_text import load_yaml
 
 

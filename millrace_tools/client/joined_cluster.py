@@ -75,8 +75,9 @@ def node_actors(actor: type) -> list[tuple[str, Any]]:
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["Alive"]:
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            remote = ray.remote(actor).options(num_cpus=0, scheduling_strategy=here)
-            found.append((node["NodeManagerAddress"], remote.remote()))
+            remote: Any = ray.remote(actor)
+            handle = remote.options(num_cpus=0, scheduling_strategy=here).remote()
+            found.append((node["NodeManagerAddress"], handle))
     return sorted(found, key=lambda one: one[0])
 
 

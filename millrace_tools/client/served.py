@@ -6,17 +6,38 @@ is one, knows the applications behind them.
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 import httpx
 
-from millrace_tools.client.application_status import ApplicationStatus
 from millrace_tools.client.runs_client import RUNS
 from millrace_tools.client.services_url import http_client
 
 _TIMEOUT_S = 2.0  # Serve holds requests back for applications that are still starting
 _DASHBOARD = "http://127.0.0.1:8265"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationStatus:
+    """An application as Serve reports it, or as it looks over HTTP.
+
+    Attributes:
+        status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
+        running: replicas that are up.
+        message: why it is not running.
+    """
+
+    name: str
+    status: str
+    running: int = 0
+    message: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """It will not come up by itself."""
+        return self.status in ("DEPLOY_FAILED", "DELETING")
 
 
 class Served:

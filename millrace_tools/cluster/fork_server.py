@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from millrace_tools.cluster import forked_worker
-from millrace_tools.cluster.fork_randomness import fork_safe_imports, refuse_shared_randomness
+from millrace_tools.cluster.ray_patches import fork_safe_imports, refuse_shared_randomness
 from services.observability.garbage import heavy_imports
 from services.warm_workers import STAGES_VARIABLE, Stage
 

@@ -26,9 +26,9 @@ from millrace_tools.cluster.leftovers import (
     shared_memory_segments,
 )
 from millrace_tools.cluster.orphan_reaper import OrphanReaper
-from millrace_tools.cluster.ray_parameters import ray_parameters
-from millrace_tools.deploy.bring_up import wait_until_running
+from millrace_tools.cluster.ray_patches import ray_parameters
 from millrace_tools.deploy.deployment import Deployment, shut_down_serve
+from millrace_tools.deploy.wait import wait_until_running
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import NAMESPACE
 

@@ -21,10 +21,9 @@ from rich.console import Console
 from millrace_tools.capacity.machine import check_folder, check_memory, check_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.command import command, option
-from millrace_tools.demo.phases import Phases
-from millrace_tools.demo.starter import is_clone, workplace, write_starter
-from millrace_tools.deploy.bring_up import wait_until_leased
+from millrace_tools.demo.init import is_clone, workplace, write_starter
 from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wait import wait_until_leased
 from millrace_tools.deploy.wiring import arguments_of, move_to
 from millrace_tools.run.follow import follow
 from millrace_tools.run.run_summary import near, show_summary
@@ -70,6 +69,28 @@ class DemoOptions:
     def model(self) -> Path:
         """Where the example's model is."""
         return ROOT / "models" / f"tiny_code-seed{self.seed}"
+
+
+class Phases:
+    """Prints a line per finished phase."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this object was made."""
+        return time.monotonic() - self._began
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time what happens inside; a phase that fails prints nothing."""
+        began = time.monotonic()
+        self._console.print(f"[dim]{self.elapsed_s:6.1f} s[/]  {name}", highlight=False)
+        yield
+        took = time.monotonic() - began
+        self._console.print(f"[dim]{self.elapsed_s:6.1f} s[/]  [green]done[/] in {took:.1f} s")
 
 
 @command(

@@ -36,8 +36,8 @@ def read_run_file(
         )
         for source in config.tasks
     ]
-    loss = config.algorithm.loss
-    if loss.rpartition(":")[0].endswith(".py"):  # other losses are built in
+    loss: str | None = config.algorithm.loss
+    if config.algorithm.loss.rpartition(":")[0].endswith(".py"):  # other losses are built in
         loss = files.definition(loss, "algorithm.loss")
     return config.model_copy(
         update={

@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, Self
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 from millrace_tools.capacity.model_shape import parameters_of
 from services.disk import free_bytes
 from services.orchestrator.checks.run_check import DeploymentFacts, problems, trajectories
@@ -146,3 +150,25 @@ class RunPlan:
                 checkpoints_kept=trainer.checkpoints_kept,
             )
         return problems(self.run, self.tasks, facts)
+
+
+def explain(config: RunConfig, deployment: str | None, console: Console) -> list[InvalidInput]:
+    """Print the plan of a run; returns the problems that it would have.
+
+    Raises:
+        InvalidInput: the deployment file cannot be used.
+    """
+    cluster = None
+    if deployment is not None:
+        # Ray Serve takes seconds to import; only a deployment file needs it.
+        from millrace_tools.deploy.deployment import Deployment
+
+        cluster = Cluster.of(Deployment.read(deployment).configs, deployment)
+    plan = RunPlan(run=config, tasks=TaskTable(config), cluster=cluster)
+    table = Table.grid(padding=(0, 2))
+    for name, value in plan.figures():
+        table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
+    console.print(table)
+    if cluster is None:
+        console.print("--deployment FILE also checks the run against the services of that file.")
+    return list(plan.problems())

@@ -1,7 +1,7 @@
 """Checks that compare the nodes of a cluster."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from millrace_tools.doctor.facts import Node
 from millrace_tools.doctor.finding import Finding, fault, good, note
@@ -62,9 +62,5 @@ def clocks(nodes: Sequence[Node]) -> Finding:
     return good(f"within {skew:.3f} s of each other")
 
 
-CHECKS: dict[str, Callable[[Sequence[Node]], Finding]] = {
-    "nodes": answers,
-    "versions": versions,
-    "clocks": clocks,
-}
+CHECKS = {"nodes": answers, "versions": versions, "clocks": clocks}
 """Every check of a whole cluster."""

@@ -1,7 +1,5 @@
 """One function a check: from facts about a machine to a finding. Nothing is looked up here."""
 
-from collections.abc import Callable
-
 from packaging.specifiers import SpecifierSet
 
 from millrace_tools.doctor.facts import Disk, Machine
@@ -266,20 +264,9 @@ def leftovers(machine: Machine) -> Finding:
     return note(shown, "`rm -r " + " ".join(paths[:4]) + (" ...`" if len(paths) > 4 else "`"))
 
 
-CHECKS: dict[str, Callable[[Machine], Finding]] = {
-    "python": python,
-    "packages": packages,
-    "sandbox": sandbox,
-    "compilers": compilers,
-    "gpus": gpus,
-    "interconnect": interconnect,
-    "cores": cores,
-    "memory": memory,
-    "shared memory": shared_memory,
-    "disks": disks,
-    "limits": limits,
-    "ports": ports,
-    "clock": clock,
-    "leftovers": leftovers,
-}
+_ALL = (
+    *(python, packages, sandbox, compilers, gpus, interconnect, cores, memory, shared_memory),
+    *(disks, limits, ports, clock, leftovers),
+)
+CHECKS = {check.__name__.replace("_", " "): check for check in _ALL}
 """Every check of one machine, in the order in which they are shown."""

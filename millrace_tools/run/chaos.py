@@ -3,10 +3,12 @@
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -15,13 +17,12 @@ from rich.console import Console
 
 from millrace_tools.chaos.control_connections import ControlConnections
 from millrace_tools.chaos.observation import InjectedFault, Observation
-from millrace_tools.chaos.report import make_report
+from millrace_tools.chaos.report import Report, make_report
 from millrace_tools.chaos.script import Script
 from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.client.services_url import API_KEY
 from millrace_tools.command import ACTIVE_RUN, FAILED, RAY_ADDRESS, SERVICES_URL, command, option
-from millrace_tools.output import print_line
-from millrace_tools.run.chaos_report import show_report, write_report
+from millrace_tools.output import print_line, print_rows
 from services.ledger.ledger import ledger_of
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunStatus
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_PAUSE_S = 0.5
+_COLUMNS = ("at s", "fault", "target", "leased again s", "next step s", "next answer s")
+_SHOWN_LOSSES = 20
 
 
 @command(
@@ -67,9 +70,10 @@ def chaos(arguments: argparse.Namespace, console: Console) -> int:
             seen = Observation(expected=sum(member.leased for member in members))
             interrupted = asyncio.run(_campaign(arguments, runs, run, agents, seen, console))
     report = make_report(seen)
-    show_report(report, console)
-    if arguments.json:
-        write_report(report, arguments.json)
+    _show(report, console)
+    if arguments.json:  # with figures that the table leaves out
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     if interrupted:
         raise KeyboardInterrupt
     return FAILED if report.lost else 0
@@ -172,3 +176,32 @@ def _print(injected: InjectedFault, console: Console) -> None:
     result = f"not done: {injected.refused}" if injected.refused else injected.victim
     line = f"{injected.at_s:7.1f} s  {fault:28} {result}"
     print_line(line, console)
+
+
+def _show(report: Report, console: Console) -> None:
+    """Print a line for every fault, and what was lost."""
+    rows: list[tuple[str, ...]] = [_COLUMNS]
+    for one in report.recoveries:
+        if not one.refused:
+            times = map(_seconds, (one.leased_s, one.stepped_s, one.answered_s))
+            rows.append((f"{one.at_s:.1f}", one.fault, one.target, *times))
+    console.print()
+    print_rows(rows, console)
+    totals = report.totals
+    retried = totals["calls_retried"]
+    print_line(
+        f"\n{totals['faults']} faults in {totals['seconds']:.0f} s; {totals['calls']} client calls,"
+        f" {retried} retried; {totals['ledger_audits']} audits of the ledger; train step"
+        f" {totals['train_step']}",
+        console,
+    )
+    for loss in report.lost[:_SHOWN_LOSSES]:
+        print_line(f"LOST  {loss}", console)
+    if len(report.lost) > _SHOWN_LOSSES:
+        print_line(f"LOST  and {len(report.lost) - _SHOWN_LOSSES} more losses", console)
+    if not report.lost:
+        print_line("Nothing was lost.", console)
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f}"

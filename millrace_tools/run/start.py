@@ -6,8 +6,8 @@ from rich.console import Console
 
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, SERVICES_URL, command, option
-from millrace_tools.deploy.dry_run import explain
 from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.run_plan import explain
 from millrace_tools.output import print_problem
 from millrace_tools.run.follow import follow_or_stop
 from millrace_tools.run.run_summary import near, show_how_to_resume, show_summary

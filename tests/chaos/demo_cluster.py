@@ -17,8 +17,8 @@ from rich.console import Console
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.cluster.private_cluster import PrivateCluster
-from millrace_tools.deploy.bring_up import wait_until_leased
 from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.wait import wait_until_leased
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunConfig, RunStatus

@@ -11,7 +11,7 @@ import pytest
 from millrace_tools.cluster import forked_worker
 from millrace_tools.cluster.fork_server import before_imports
 from millrace_tools.cluster.forked_worker import JOB, NO_JOB, asked
-from millrace_tools.cluster.ray_parameters import ray_parameters
+from millrace_tools.cluster.ray_patches import ray_parameters
 from services.warm_workers import STAGE_VARIABLE, STAGES_VARIABLE, Stage, warmed
 
 SCRIPT = forked_worker.__file__
@@ -22,7 +22,7 @@ import json, os, sys
 from pathlib import Path
 import ray
 from millrace_tools.cluster.fork_server import ForkServers
-from millrace_tools.cluster.ray_parameters import ray_parameters
+from millrace_tools.cluster.ray_patches import ray_parameters
 from services.warm_workers import Stage
 
 folder = Path(sys.argv[1])
@@ -61,7 +61,7 @@ _DRAWING = """
 from contextlib import nullcontext
 import sys
 import ray
-from millrace_tools.cluster.fork_randomness import fork_safe_imports, refuse_shared_randomness
+from millrace_tools.cluster.ray_patches import fork_safe_imports, refuse_shared_randomness
 with fork_safe_imports() if sys.argv[1] == "safe" else nullcontext():
     ray.remote(type("Actor", (), {}))
 refuse_shared_randomness()

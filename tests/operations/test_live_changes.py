@@ -15,7 +15,7 @@ from rich.console import Console
 
 from millrace_tools.capacity.machine import free_port
 from millrace_tools.cluster.private_cluster import PrivateCluster
-from millrace_tools.deploy.bring_up import wait_until_leased
+from millrace_tools.deploy.wait import wait_until_leased
 from millrace_tools.deploy.wiring import move_to
 from services.protocol.errors import NotReady
 from services.protocol.reward.grader import ExactGrader
