@@ -99,7 +99,7 @@ def start_fault_process(command: list[str], connection: socket.socket) -> str:
             connection.shutdown(socket.SHUT_RDWR)  # which undoes a fault that began meanwhile
             return f"its process has not begun in {_ANSWER_S:g} s"
         answer = started.stdout.readline().decode().strip()
-    started.wait(_ANSWER_S)  # its child goes on
+    started.wait(_ANSWER_S)  # its child continues
     return answer
 
 

@@ -89,7 +89,7 @@ class ForkServers:
         Returns:
             Variables for the environment of the cluster.
         """
-        self._folder.mkdir(mode=0o700)  # whoever may connect has code run
+        self._folder.mkdir(mode=0o700)  # a process that may connect may run code
         variables = {
             forked_worker.FOLDER_VARIABLE: str(self._folder),
             STAGES_VARIABLE: ",".join(self._stages),
@@ -116,7 +116,7 @@ class ForkServers:
         return variables
 
     def stop(self) -> None:
-        """End them; workers that they started go on."""
+        """End them; their workers continue."""
         if self._process is not None:
             self._process.communicate()
             self._process = None
@@ -132,10 +132,10 @@ def _listener(path: Path) -> socket.socket:
 def main() -> None:
     """Import stage after stage, each in a child of the one before, and serve."""
     job = json.loads(sys.argv[1])
-    # Ray reads both when it is imported. Workers end when the process is gone that they are told
-    # is the raylet; that this raylet is gone they learn from their connection to it.
+    # Ray reads both when it is imported. Workers end with the process that has the raylet's id:
+    # here it is this one; their connection tells them the end of the real raylet.
     os.environ.update(RAY_JOB_ID=forked_worker.JOB, RAY_RAYLET_PID=str(os.getpid()))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a worker
     listeners = {stage: socket.socket(fileno=number) for stage, number in job["listeners"].items()}
     for stage in list(listeners):
         os.environ.update(before_imports(stage, job["engine"]))

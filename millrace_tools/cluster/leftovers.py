@@ -151,8 +151,8 @@ def _inode(path: Path) -> int | None:
 def _mapped_inodes() -> set[int]:
     """Inodes of /dev/shm that a process maps.
 
-    Names would not do: a semaphore is mapped under a name that the C library gave it first
-    and took away, and the kernel goes on calling it that.
+    Names are not enough: the C library maps a semaphore under a temporary name, and the kernel
+    keeps that name.
     """
     mapped: set[int] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):

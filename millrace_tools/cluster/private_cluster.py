@@ -144,10 +144,9 @@ class PrivateCluster:
 
         Args:
             content: of the file.
-            console: shows how far it is.
+            console: shows the status of each application.
             timeout_s: to wait.
-            changing: whether it will be deployed again with changes; Serve then changes only
-                those.
+            changing: see `Deployment.start`.
 
         Returns:
             How many rollout servers it has.
@@ -157,7 +156,7 @@ class PrivateCluster:
             NotReady: an application does not come up in time.
         """
         deployment = Deployment.check(content, source="deployment")
-        deployment.start() if changing else deployment.start_built()
+        deployment.start(changing=changing)
         wait_until_running(deployment.states, console, timeout_s=timeout_s)
         self._serves = True
         return deployment.replicas_of("rollout_server")

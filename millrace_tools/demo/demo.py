@@ -109,7 +109,7 @@ def demo(options: DemoOptions, console: Console) -> int:
     """Run the example on a private cluster; returns the exit status.
 
     Raises:
-        InvalidInput: something about the machine or the arguments is in the way.
+        InvalidInput: the machine or an argument does not fit.
         NotReady: a service does not come up.
     """
     _check(options)
@@ -148,7 +148,7 @@ def resolved(data: Any, options: DemoOptions) -> Any:
 
 
 def _check(options: DemoOptions) -> None:
-    """Everything that can be known before anything is started."""
+    """Checks before anything is started."""
     if options.seed < 0:
         raise InvalidInput("--seed", options.seed, "Give 0 or more.")
     if not is_clone():
@@ -219,11 +219,11 @@ def finish_model(maker: subprocess.Popen[str]) -> None:
         NotReady: not in time, or it cannot be made.
     """
     try:
-        said, _ = maker.communicate(timeout=MODEL_S)
+        output, _ = maker.communicate(timeout=MODEL_S)
     except subprocess.TimeoutExpired:
         raise NotReady(f"the model is not made after {MODEL_S:g} s") from None
     if maker.returncode != 0:
-        lines = said.strip().splitlines() or [f"exit status {maker.returncode}"]
+        lines = output.strip().splitlines() or [f"exit status {maker.returncode}"]
         raise NotReady(f"the model cannot be made: {lines[-1]}")
 
 

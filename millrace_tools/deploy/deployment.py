@@ -1,8 +1,7 @@
-"""A deployment file: checked without a cluster, then given to Serve.
+"""A deployment file: checked without a cluster, then deployed by Serve.
 
-All of Serve's private interfaces that the command line needs are here, but for what a built
-deployment asks of Ray, which is in `serve_demands.py`. Serve itself lets
-unknown keys pass at every level and finds bad arguments only on the cluster.
+The command line uses private interfaces of Serve only here and in `serve_demands.py`. Serve itself
+ignores unknown keys at every level, and finds invalid arguments only on the cluster.
 """
 
 import inspect
@@ -34,7 +33,7 @@ from services.protocol.yaml_text import load_yaml
 
 Builder = Callable[[Any], Any]
 _BUILT_IN = {"name", "route_prefix", "import_path", "args"}
-"""Keys of an application that are in it once it is built; others are laid over it by Serve."""
+"""Keys of an application that are part of a built one; Serve applies other keys later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,34 +134,27 @@ class Deployment:
             check_several_nodes(self.configs, self.schema, source=self.source)
         return check_capacity(self.demands, nodes, source=self.source)
 
-    def start(self) -> None:
-        """Start Serve on the connected cluster if need be and hand the file over.
+    def start(self, *, changing: bool) -> None:
+        """Start Serve on the connected cluster if need be, and deploy the applications.
 
-        What differs from it in a later one is all that Serve changes then.
+        Args:
+            changing: whether another version of the file will be deployed later: Serve then
+                builds each application itself, in a process of its own, and changes only what
+                differs. Otherwise the applications are deployed as they were built here.
         """
-        self._serve().deploy_apps(self.schema, _blocking=False)
-
-    def start_built(self) -> None:
-        """Do so with the applications as they were built here, if the file changes none of them.
-
-        For a cluster whose deployment nobody changes. Serve itself builds each application in a
-        process that ends with that: as much work as to start another service.
-        """
-        if any(one.model_fields_set - _BUILT_IN for one in self.schema.applications):
-            self.start()
-        else:
-            self._serve().deploy_applications(
-                self.built,
-                wait_for_ingress_deployment_creation=False,
-                wait_for_applications_running=False,
-            )
-
-    def _serve(self) -> Any:
-        return serve_start(
+        client: Any = serve_start(
             http_options=self.schema.http_options.model_dump(),
             proxy_location=self.schema.proxy_location,
             global_logging_config=self.schema.logging_config,
         )
+        if changing or any(one.model_fields_set - _BUILT_IN for one in self.schema.applications):
+            client.deploy_apps(self.schema, _blocking=False)
+        else:
+            client.deploy_applications(
+                self.built,
+                wait_for_ingress_deployment_creation=False,
+                wait_for_applications_running=False,
+            )
 
     def states(self) -> list[ApplicationStatus]:
         """The status of each application on the cluster."""
@@ -196,13 +188,20 @@ def _state(name: str, overview: Any) -> ApplicationStatus:
 
 def _configured(application: ServeApplicationSchema, source: str) -> tuple[Builder, BaseModel]:
     """The application's builder and its argument."""
-    field = f"{source}: {application.name}"
-    builder = _builder(application, field)
-    (parameter,) = inspect.signature(builder).parameters.values()
-    config = parameter.annotation
+    field, path = f"{source}: {application.name}", application.import_path
+    module_name, _, name = path.replace(":", ".").rpartition(".")
+    try:
+        builder = getattr(import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidInput(f"{field}.import_path", path, f"Importing it fails: {error}.") from None
+    signature = inspect.signature(builder) if inspect.isfunction(builder) else None
+    if signature is None or len(signature.parameters) != 1:
+        fix = "Name a function of one parameter that returns a Serve application."
+        raise InvalidInput(f"{field}.import_path", path, fix)
+    config = next(iter(signature.parameters.values())).annotation
     if not (inspect.isclass(config) and issubclass(config, BaseModel)):
         fix = "Its parameter must be annotated with a configuration class."
-        raise InvalidInput(f"{field}.import_path", application.import_path, fix)
+        raise InvalidInput(f"{field}.import_path", path, fix)
     try:
         return builder, config.model_validate(application.args)
     except ValidationError as error:
@@ -251,16 +250,3 @@ def _build(
             fix = f"{application.import_path} makes {', '.join(sorted(made))}."
             raise InvalidInput(f"{field}.deployments", deployment.name, fix)
     return built
-
-
-def _builder(application: ServeApplicationSchema, field: str) -> Builder:
-    path = application.import_path
-    module_name, _, name = path.replace(":", ".").rpartition(".")
-    try:
-        builder = getattr(import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidInput(f"{field}.import_path", path, f"Importing it fails: {error}.") from None
-    if not inspect.isfunction(builder) or len(inspect.signature(builder).parameters) != 1:
-        fix = "Name a function of one parameter that returns a Serve application."
-        raise InvalidInput(f"{field}.import_path", path, fix)
-    return builder

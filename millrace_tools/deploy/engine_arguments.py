@@ -1,6 +1,6 @@
-"""Whether vLLM takes the `engine_args` of a deployment file.
+"""Checks with vLLM the `engine_args` of a deployment file.
 
-Asked of a process of its own, which loads vLLM: the command line itself never does.
+Another process does it, because the command line never loads vLLM.
 """
 
 import json
@@ -43,18 +43,18 @@ def check_engine_arguments(configs: Mapping[str, BaseModel], *, source: str) -> 
         done = subprocess.run(
             [sys.executable, "-m", _CHECK],
             env=os.environ | environment(config),
-            # Nothing that an engine is told: the file's `deployments` may have changed them.
+            # Engines do not read these two, which the file's `deployments` may have changed.
             input=config.model_dump_json(exclude={"replicas", "max_replicas"}),
             capture_output=True,
             text=True,
             timeout=_ANSWER_S,
         )
     except subprocess.TimeoutExpired:
-        fix = f"vLLM did not say within {_ANSWER_S:g} s whether it takes them: try again."
+        fix = f"vLLM did not check them within {_ANSWER_S:g} s: try again."
         raise InvalidInput(f"{place}.engine_args", config.engine_args, fix) from None
     if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2] or "nothing"
-        fix = f"vLLM could not be asked about them: exit status {done.returncode}; it said: {said}"
+        error = done.stderr.strip().rpartition("\n")[2] or "nothing"
+        fix = f"vLLM could not check them: exit status {done.returncode}, {error}"
         raise InvalidInput(f"{place}.engine_args", config.engine_args, fix)
     if refused := json.loads(done.stdout.splitlines()[-1]):
         field, value, fix = refused

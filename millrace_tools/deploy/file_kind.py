@@ -1,4 +1,4 @@
-"""Which of the project's YAML files a file is, so that a mix-up is said and not guessed at."""
+"""The kinds of YAML files in a project, to name a mix-up of two."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def refuse_other_kind(data: Any, wanted: str, path: str) -> None:
 
 
 def kind_of(data: Any) -> str | None:
-    """The kind of a file's content, None where it is known by none of its keys."""
+    """The kind of a file's content, None if no key tells it."""
     if not isinstance(data, dict):
         return None
     for kind, (keys, *_) in _KINDS.items():

@@ -1,4 +1,4 @@
-"""One function a check: from facts about a machine to a finding. Nothing is looked up here."""
+"""One function a check: from facts about a machine to a finding."""
 
 from packaging.specifiers import SpecifierSet
 
@@ -80,7 +80,7 @@ def compilers(machine: Machine) -> Finding:
 
 
 def gpus(machine: Machine) -> Finding:
-    """Devices, their driver, and whether somebody else uses them."""
+    """Devices, their driver, and whether another process uses them."""
     found = machine.gpus
     if not found.devices and not found.seen:
         return good("none: engines and trainer run on the CPU")
@@ -161,28 +161,29 @@ def _is_ours(owner: str) -> bool:
 
 
 def clock(machine: Machine) -> Finding:
-    """Whether somebody keeps the clock right."""
+    """Whether a time service synchronises the clock."""
     found = machine.clock
     fix = "`apt-get install chrony`, or on a virtual machine the provider's time service."
     if found.synchronised is False:
         return note("the clock is not synchronised", fix)
     if found.error_s > _CLOCK_ERROR_S:
         return note(f"the clock may be off by {found.error_s:.1f} s", fix)
-    return good("synchronised" if found.synchronised else "the kernel says nothing of it")
+    return good("synchronised" if found.synchronised else "the kernel does not report its state")
 
 
 def disks(machine: Machine) -> Finding:
-    """Room for Ray's session, runs and models."""
+    """Free space for Ray's session, runs and models."""
     full = [disk for disk in machine.disks if disk.free < _FREE_GIB * GIB]
     stopped = [disk for disk in machine.disks if _filled(disk) > _RAY_STOPS_AT]
     for disk in (*full, *stopped):
         fix = f"Free some, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
-        return fault(f"{disk.path} ({disk.purpose}): {_room(disk)}", fix)
+        return fault(f"{disk.path} ({disk.purpose}): {_free_text(disk)}", fix)
     for disk in machine.disks:
         if disk.problem:
             fix = f"Make it writable, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
             return fault(f"{disk.path} ({disk.purpose}): {disk.problem}", fix)
-    return good("; ".join(f"{disk.path} ({disk.purpose}) {_room(disk)}" for disk in machine.disks))
+    shown = [f"{disk.path} ({disk.purpose}) {_free_text(disk)}" for disk in machine.disks]
+    return good("; ".join(shown))
 
 
 _ELSEWHERE = {
@@ -196,7 +197,7 @@ def _filled(disk: Disk) -> float:
     return 1 - disk.free / disk.size if disk.size else 0.0
 
 
-def _room(disk: Disk) -> str:
+def _free_text(disk: Disk) -> str:
     return f"{disk.free / GIB:.1f} of {disk.size / GIB:.1f} GiB free"
 
 
@@ -208,12 +209,12 @@ def shared_memory(machine: Machine) -> Finding:
             "Start the container with `--shm-size=8g`, on Kubernetes mount an emptyDir with "
             "`medium: Memory`; else `mount -o remount,size=8g /dev/shm`."
         )
-        return fault(f"/dev/shm: {_room(disk)}", fix)
-    return good(f"/dev/shm: {_room(disk)}")
+        return fault(f"/dev/shm: {_free_text(disk)}", fix)
+    return good(f"/dev/shm: {_free_text(disk)}")
 
 
 def memory(machine: Machine) -> Finding:
-    """What can be had now."""
+    """Memory that is available now."""
     free = machine.memory_free / GIB
     if free < _MEMORY_GIB:
         fix = "Close something, or raise the container's limit: the demo needs 4 GiB."
@@ -230,7 +231,7 @@ def cores(machine: Machine) -> Finding:
 
 
 def limits(machine: Machine) -> Finding:
-    """Limits of this shell, which what it starts inherits."""
+    """Limits of this shell, which its programs inherit."""
     found = machine.limits
     connections = f"{most_connections(found.most_open_files)} connections of clients to a router"
     shown = f"{found.most_open_files} open files, for {connections}"
@@ -252,7 +253,7 @@ def limits(machine: Machine) -> Finding:
 
 
 def leftovers(machine: Machine) -> Finding:
-    """What clusters that are gone left behind."""
+    """Files that earlier clusters left."""
     found = machine.leftovers
     size = found.folder_bytes + found.segment_bytes
     paths = (*found.folders, *found.segments)

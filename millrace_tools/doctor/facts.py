@@ -1,16 +1,16 @@
-"""What was observed of a machine. Only facts: whether they are faults is for `checks`."""
+"""Facts about a machine; `checks` decides which of them are faults."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
-    """What the start-up test of the reward service's sandbox found.
+    """The result of the sandbox's start-up test in the reward service.
 
     Attributes:
-        tier: `A` with namespaces, `B` without, empty: untrusted code cannot be held.
+        tier: `A` with namespaces, `B` without, empty: none works.
         complaints: why a stronger one, or any, does not work.
-        bubblewrap: the `bwrap` that can be used, in words; empty: none can.
+        bubblewrap: the `bwrap` that can be used, with its version; empty: none.
     """
 
     tier: str
@@ -49,7 +49,7 @@ class Gpus:
     Attributes:
         devices: kernel device files of NVIDIA GPUs, such as `/dev/nvidia0`.
         seen: by `nvidia-smi`.
-        problem: what `nvidia-smi` complained of; empty: nothing.
+        problem: the error of `nvidia-smi`, else empty.
         links: how pairs of GPUs are connected, as in `nvidia-smi topo -m`: `NV18`, `PIX`,
             `SYS`, ...
         rdma: active ports of RDMA devices, such as `mlx5_0/1`.
@@ -74,7 +74,7 @@ class Port:
 
     Attributes:
         owner: name of the listening process, `another user's process` where it cannot be
-            seen; empty: nobody listens.
+            seen; empty: the port is free.
     """
 
     number: int
@@ -126,7 +126,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """What earlier clusters left that no living process uses.
+    """Files of earlier clusters that no living process uses.
 
     Attributes:
         folders: of private clusters and Ray sessions.
@@ -143,12 +143,12 @@ class Leftovers:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Everything observed of one machine.
+    """All facts about one machine.
 
     Attributes:
         cores: processors that this process may use.
-        load: threads that ran or waited to, on average over the last minute; of the host's, as
-            large a share as those processors have.
+        load: the host's load average of the last minute, scaled by the share of its processors
+            that this process may use.
         memory_free: bytes that can be had without swapping, within a container's limit.
         compilers: path of each wanted compiler, empty where it is absent.
         shared_memory: `/dev/shm`.
@@ -177,10 +177,10 @@ class Node:
 
     Attributes:
         address: of the node.
-        machine: what it observed of itself; None: it could not.
-        problem: why it could not.
+        machine: its facts; None: it did not answer.
+        problem: why it did not answer.
         clock_ahead_s: its clock minus the asking machine's, seconds.
-        clock_doubt_s: half of the time that asking took: the error of the above.
+        clock_doubt_s: error of `clock_ahead_s`: half of the time that the call took.
     """
 
     address: str

