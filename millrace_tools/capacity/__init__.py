@@ -1,1 +1,1 @@
-"""What a deployment asks for beside what the machines have."""
+"""Resources: those that a deployment asks for, and those of the nodes."""

@@ -1,1 +1,1 @@
-"""Faults on purpose in a running cluster, and what they cost."""
+"""Fault injection into a running cluster, and the report of its losses."""

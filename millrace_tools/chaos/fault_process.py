@@ -1,6 +1,6 @@
 """A process that begins one fault on its node, waits, and undoes it.
 
-It gets the order as JSON in its only argument. Standard input is the connection to the command
+It gets the fault as JSON in its only argument. Standard input is the connection to the command
 that asked for the fault: the fault is undone when its time is over or when that connection
 ends, whichever is first. The process detaches from its parent, because Ray ends the children of
 a worker.
@@ -22,18 +22,11 @@ from millrace_tools.chaos.faults.signals import Freeze, Kill, Slow
 from millrace_tools.chaos.faults.skew import Skew
 
 DONE = "done"
-_ACTIONS: dict[str, type[FaultAction]] = {
-    "kill": Kill,
-    "freeze": Freeze,
-    "slow": Slow,
-    "fill": Fill,
-    "skew": Skew,
-    "cut": Cut,
-}
+_ACTIONS = {one.__name__.lower(): one for one in (Kill, Freeze, Slow, Fill, Skew, Cut)}
 
 
 def main() -> None:
-    """Play the order of the command line; prints `done`, or the error, when it has begun."""
+    """Inject the fault of the command line; prints `done`, or the error, when it has begun."""
     order: dict[str, Any] = json.loads(sys.argv[1])
     os.setsid()
     if os.fork():

@@ -1,1 +1,1 @@
-"""`millrace doctor`: what this machine or cluster can do, with the fix for each fault."""
+"""`millrace doctor`: what a machine or cluster can do, with the fix for each fault."""

@@ -1,1 +1,1 @@
-"""Faults of one node, and how each is undone. Standard library only."""
+"""Faults of one node, each with its undoing. Standard library only."""
