@@ -26,7 +26,7 @@ COMMANDS = (
     *(ledger.ledger, replay.replay, logs.logs),
     *(versions.versions, replica.replica),
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
-    *(init.init, demo.demo_command),
+    *(init.init, demo.demo),
 )
 
 

@@ -99,19 +99,14 @@ class Phases:
     option("--port", type=int, default=8000, help="of the HTTP API (8000)"),
     option("--steps", type=int, help="train steps instead of the run file's"),
 )
-def demo_command(arguments: argparse.Namespace, console: Console) -> int:
-    """Train the example on a private local cluster, which ends with the command."""
-    options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
-    return demo(options, console)
-
-
-def demo(options: DemoOptions, console: Console) -> int:
-    """Run the example on a private cluster; returns the exit status.
+def demo(arguments: argparse.Namespace, console: Console) -> int:
+    """Train the example on a private local cluster, which ends with the command.
 
     Raises:
         InvalidInput: the machine or an argument does not fit.
         NotReady: a service does not come up.
     """
+    options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
     _check(options)
     content = resolved(load_yaml(DEPLOY_FILE), options)
     phases = Phases(console)

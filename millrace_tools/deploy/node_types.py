@@ -11,7 +11,7 @@ import ray
 
 from millrace_tools.capacity.capacity import Nodes, NodeType
 from millrace_tools.deploy.file_kind import KUBERNETES, RAY_UP, kind_of
-from millrace_tools.deploy.ray_service import HeadGroup, RayServiceFile, WorkerGroup
+from millrace_tools.deploy.ray_service import PodGroup, RayServiceFile
 from services.protocol.errors import InvalidInput
 from services.protocol.yaml_text import load_yaml
 
@@ -88,7 +88,7 @@ def _of_ray_up(data: Any, source: str) -> Nodes:
     return Nodes(types=tuple(types), max_count=workers + 1)
 
 
-def _of_pods(name: str, count: int, group: HeadGroup | WorkerGroup, source: str) -> NodeType:
+def _of_pods(name: str, count: int, group: PodGroup, source: str) -> NodeType:
     """The resources that KubeRay gives Ray: `rayStartParams`, else the container's limits."""
     field = f"{source}: {name}"
     try:

@@ -26,20 +26,25 @@ class AuthOptions(_Camel):
     secret_name: str | None = None
 
 
-class HeadGroup(_Camel):
-    """The pod of the head node."""
+class PodGroup(_Camel):
+    """Equal pods."""
 
     ray_start_params: dict[str, str] = Field(default_factory=dict)
     template: dict[str, Any]
-    service_type: str | None = None
-    head_service: dict[str, Any] | None = None
-    enable_ingress: bool | None = None
     resources: dict[str, str] = Field(default_factory=dict)
     labels: dict[str, str] = Field(default_factory=dict)
 
 
-class WorkerGroup(_Camel):
-    """Equal pods."""
+class HeadGroup(PodGroup):
+    """The pod of the head node."""
+
+    service_type: str | None = None
+    head_service: dict[str, Any] | None = None
+    enable_ingress: bool | None = None
+
+
+class WorkerGroup(PodGroup):
+    """Pods of worker nodes."""
 
     group_name: str
     replicas: int = Field(default=0, ge=0)
@@ -47,10 +52,6 @@ class WorkerGroup(_Camel):
     max_replicas: int | None = Field(default=None, ge=0)
     num_of_hosts: int = Field(default=1, ge=1)
     idle_timeout_seconds: int | None = None
-    ray_start_params: dict[str, str] = Field(default_factory=dict)
-    template: dict[str, Any]
-    resources: dict[str, str] = Field(default_factory=dict)
-    labels: dict[str, str] = Field(default_factory=dict)
     scale_strategy: dict[str, Any] | None = None
     suspend: bool | None = None
 

@@ -10,7 +10,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millrace_tools.client.served import ApplicationStatus, Served
+from millrace_tools.client.application_status import (
+    ApplicationStatus,
+    application_states,
+    leased_replicas,
+)
 from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import NotReady
@@ -25,11 +29,11 @@ _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 @command("wait", SERVICES_URL, option("--timeout", type=float, default=300.0, help="seconds (300)"))
 def wait(arguments: argparse.Namespace, console: Console) -> int:
     """Wait until the services are up."""
-    with Served(arguments.url) as served:
-        wait_until_running(served.states, console, timeout_s=arguments.timeout)
-        leased = served.leased()
+    url = arguments.url.rstrip("/")
+    wait_until_running(lambda: application_states(url), console, timeout_s=arguments.timeout)
+    leased = leased_replicas(url)
     replicas = f"{leased} replica{'s' if leased != 1 else ''}"
-    print_line(f"Ready at {served.url}, {replicas} leased.", console)
+    print_line(f"Ready at {url}, {replicas} leased.", console)
     return 0
 
 
@@ -73,11 +77,10 @@ def wait_until_leased(url: str, replicas: int, *, timeout_s: float) -> None:
         NotReady: the time is over.
     """
     deadline = time.monotonic() + timeout_s
-    with Served(url) as served:
-        while (leased := served.leased()) < replicas:
-            if time.monotonic() > deadline:
-                raise NotReady(f"{leased} of {replicas} replicas have weights and a lease in time")
-            time.sleep(_LEASES_S)
+    while (leased := leased_replicas(url)) < replicas:
+        if time.monotonic() > deadline:
+            raise NotReady(f"{leased} of {replicas} replicas have weights and a lease in time")
+        time.sleep(_LEASES_S)
 
 
 def reason(message: str) -> str:

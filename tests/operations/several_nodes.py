@@ -17,7 +17,6 @@ import psutil
 import yaml
 
 from millrace_tools.client.runs_client import RunsClient
-from millrace_tools.client.served import Served
 from millrace_tools.client.services_url import API_KEY
 from tests.operations.agent import Agent
 from tests.operations.network import Machine, Network, wait_for
@@ -263,8 +262,8 @@ class RayNodes:
             *("serve", "run", "--non-blocking", address, f"{self.disk}/deploy.yaml"),
             timeout_s=DEPLOYED_S,
         )
-        with self._head.network(), Served(self.url) as served:
-            wait_for(lambda: served.leased() == replicas, "leases", DEPLOYED_S)
+        with self._head.network():
+            wait_for(lambda: leased_replicas(self.url) == replicas, "leases", DEPLOYED_S)
         watch = [sys.executable, "-m", "tests.operations.member_watch"]
         with (self._logs / "members.jsonl").open("wb") as tables:
             self._processes.append(self._spawn(self._head, *watch, address[10:], said=tables))
