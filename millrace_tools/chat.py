@@ -102,10 +102,11 @@ class _Conversation:
                 return self._answer(history)
             except _TooLong as error:
                 if len(history) == 1:
-                    self._note(f"This message is too long: {error}")
+                    print_line(f"This message is too long: {error}", self._console, "dim")
                     history.clear()
                 else:
-                    self._note("The conversation is too long for the model; it starts afresh.")
+                    note = "The conversation is too long for the model; it starts afresh."
+                    print_line(note, self._console, "dim")
                     del history[:-1]
         return None
 
@@ -132,9 +133,6 @@ class _Conversation:
                 self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
         self._console.print()
         return "".join(parts)
-
-    def _note(self, text: str) -> None:
-        print_line(text, self._console, style="dim")
 
 
 def _served(client: "OpenAI", url: str) -> list[str]:

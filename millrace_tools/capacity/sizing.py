@@ -129,14 +129,11 @@ class Sizing:
         )
         cores = self.reward.replicas * self.reward.slots
         yield "sandboxes", f"{self.reward.replicas} x {self.reward.slots} = {cores} cores"
-        yield "GPUs", f"{self._gpus()} of them"
+        training = int(self.trainer.world_size * self.trainer.gpus_per_rank)
+        serving = rollout.replicas * rollout.gpus
+        yield "GPUs", f"{training} to train + {serving} to sample = {training + serving} of them"
         if self.run is not None:
             yield from self._of_run(self.run)
-
-    def _gpus(self) -> str:
-        training = int(self.trainer.world_size * self.trainer.gpus_per_rank)
-        serving = self.rollout.replicas * self.rollout.gpus
-        return f"{training} to train + {serving} to sample = {training + serving}"
 
     def _of_run(self, run: RunConfig) -> Iterator[tuple[str, str]]:
         slots = run.schedule.groups_in_flight(run.batch_groups)

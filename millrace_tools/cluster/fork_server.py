@@ -1,12 +1,10 @@
-"""Processes that import what a private cluster's workers need, once, and are forked for each.
+"""Processes that import the modules of a private cluster's workers once, and fork each worker.
 
 A worker of Ray spends seconds of CPU on imports, and a laptop's cluster has fifteen workers. Here
-one process imports what all of them need and answers `forked_worker.py` on a socket; a child of
-it imports what trainer ranks need besides, and a child of that what engines need. Such a process
-only imports: it has no thread at work, no connection and has drawn nothing random, so that a copy
-of it is as good as a process of its own.
-
-The end of its standard input is the end of such a process.
+one process imports the modules of all workers and answers `forked_worker.py` on a socket. A child
+of it imports those of trainer ranks, too, and a child of that those of engines. Such a process
+only imports: it has no working thread, no connection and has drawn no random number, so that a
+copy of it equals a new process. It ends with its standard input.
 """
 
 import json
@@ -18,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -184,24 +183,17 @@ def serve(listener: socket.socket, others: list[socket.socket]) -> NoReturn:
                     listener.close()
                     connection.close()
                     _become(job, files)
-                _answer(connection)
+                with suppress(OSError):  # the process that asked has ended
+                    connection.sendall(b"started")
             for file in files:
                 os.close(file)
 
 
-def _answer(connection: socket.socket) -> None:
-    """Say that the worker is started, unless the one that asked has ended."""
-    try:
-        connection.sendall(b"started")
-    except OSError:
-        return
-
-
 def _received(connection: socket.socket, files: list[int]) -> dict[str, Any]:
-    """The worker that is asked for; its files are added to `files`.
+    """The worker to fork; its files are added to `files`.
 
     Raises:
-        OSError: the one that asked has given up.
+        OSError: the process that asked has given up.
     """
     connection.settimeout(_RECEIVE_S)
     _, sent, _, _ = socket.recv_fds(connection, 1, 3, socket.MSG_CMSG_CLOEXEC)
@@ -212,13 +204,13 @@ def _received(connection: socket.socket, files: list[int]) -> dict[str, Any]:
     asking = select.poll()
     asking.register(connection, 0)
     if any(event & select.POLLHUP for _, event in asking.poll(0)):
-        raise ConnectionAbortedError("the one that asked has given up")
+        raise ConnectionAbortedError("the process that asked has given up")
     job: dict[str, Any] = json.loads(b"".join(parts))
     return job
 
 
 def _become(job: dict[str, Any], files: list[int]) -> NoReturn:
-    """Be the worker that was asked for: its environment, folder, files and script."""
+    """Become the worker: with its environment, folder, files and script."""
     os.setpgid(0, 0)  # when a worker is gone the raylet ends its group
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.clear()

@@ -16,6 +16,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _SHARED_MEMORY = Path("/dev/shm")
 _POLL_S = 0.05
 _SETTLE_S = 0.5
+_KILL_S = 10.0
 
 
 def adopt_orphans(adopt: bool = True) -> bool:
@@ -60,9 +61,7 @@ def is_over(process: psutil.Process) -> bool:
         return True
 
 
-def end_descendants(
-    *, grace_s: float, kill_s: float = 10.0, spare: frozenset[int] = frozenset()
-) -> list[int]:
+def end_descendants(*, grace_s: float, spare: frozenset[int] = frozenset()) -> list[int]:
     """Wait for all descendants but the spared ones to end, then kill and reap them.
 
     Returns:
@@ -70,7 +69,7 @@ def end_descendants(
     """
     left = _wait_for_none(grace_s, spare)
     killed: set[int] = set()
-    deadline = time.monotonic() + kill_s
+    deadline = time.monotonic() + _KILL_S
     while left and time.monotonic() < deadline:
         for process in left:
             killed.add(process.pid)

@@ -1,8 +1,7 @@
 """`millrace check`: whether a deployment file can work, before anything starts."""
 
 import argparse
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -58,8 +57,7 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
         own = nodes_of_ray_service(manifest)
     else:
         deployment = Deployment.read(arguments.file)
-    nodes = _nodes(arguments)
-    nodes = own if nodes is None else nodes
+    nodes = _nodes(arguments) or own
     later = deployment.check_nodes(nodes) if nodes is not None else []
     run = None
     if arguments.run is not None:
@@ -75,7 +73,11 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     if not asked:
         print_line("note: engine_args are unchecked, for there is no vLLM on this machine", console)
     if arguments.figures:
-        _show_figures(deployment.configs, run, arguments.gpu_gib, console)
+        sizing = sizing_of(deployment.configs, run, arguments.gpu_gib)
+        for name, value in sizing.figures():
+            print_line(f"{name}: {value}", console)
+        for problem in sizing.problems():
+            print_line(f"note: {problem}", console)
     return 0
 
 
@@ -96,16 +98,6 @@ def _checked_run(path: str, cluster: Cluster) -> RunConfig:
     for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=cluster).problems():
         raise InvalidInput(f"{path}: {problem.field}", problem.value, problem.fix)
     return run
-
-
-def _show_figures(
-    configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float, console: Console
-) -> None:
-    sizing = sizing_of(configs, run, gpu_gib)
-    for name, value in sizing.figures():
-        print_line(f"{name}: {value}", console)
-    for problem in sizing.problems():
-        print_line(f"note: {problem}", console)
 
 
 def _nodes(arguments: argparse.Namespace) -> Nodes | None:

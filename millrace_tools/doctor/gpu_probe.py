@@ -14,15 +14,15 @@ _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # nvidia-smi underlines headings, piped or not
 
 
-def gpus(dev: Path = Path("/dev"), infiniband: Path = Path("/sys/class/infiniband")) -> Gpus:
+def gpus() -> Gpus:
     """The GPUs of this machine; without any the probe is fast."""
-    devices = tuple(sorted(str(path) for path in dev.glob("nvidia[0-9]*")))
+    devices = tuple(sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*")))
     seen: tuple[Gpu, ...] = ()
     text, problem = _smi(_QUERY, "--format=csv,noheader,nounits")
     if not problem:
         seen = read_gpus(text)
     topology = _smi("topo", "-m")[0] if len(seen) > 1 else ""
-    active, inactive = rdma_ports(infiniband)
+    active, inactive = rdma_ports(Path("/sys/class/infiniband"))
     return Gpus(
         devices=devices,
         seen=seen,

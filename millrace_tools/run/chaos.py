@@ -19,6 +19,7 @@ from millrace_tools.chaos.control_connections import ControlConnections
 from millrace_tools.chaos.observation import InjectedFault, Observation
 from millrace_tools.chaos.report import Report, make_report
 from millrace_tools.chaos.script import Script
+from millrace_tools.client.application_status import LOOPBACK
 from millrace_tools.client.runs_client import ENDED, RunsClient
 from millrace_tools.client.services_url import API_KEY
 from millrace_tools.command import ACTIVE_RUN, FAILED, RAY_ADDRESS, SERVICES_URL, command, option
@@ -30,7 +31,6 @@ from services.protocol.run.orchestrator import RunStatus
 if TYPE_CHECKING:
     from millrace_tools.chaos.node_agent import Node
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CLIENT_PAUSE_S = 0.5
 _COLUMNS = ("at s", "fault", "target", "leased again s", "next step s", "next answer s")
 _SHOWN_LOSSES = 20
@@ -160,7 +160,7 @@ def _confirm(arguments: argparse.Namespace, agents: "list[Node]") -> None:
         InvalidInput: the answer is no, or standard input is no terminal.
     """
     host = urlsplit(arguments.url).hostname
-    if arguments.yes or (host in _LOOPBACK and len(agents) == 1):
+    if arguments.yes or (host in LOOPBACK and len(agents) == 1):
         return
     where = ", ".join(node.address for node in agents)
     question = f"Kill and freeze processes of {arguments.url} on {where}? [y/N] "

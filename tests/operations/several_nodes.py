@@ -16,6 +16,7 @@ from typing import Any, Self
 import psutil
 import yaml
 
+from millrace_tools.client.application_status import leased_replicas
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.client.services_url import API_KEY
 from tests.operations.agent import Agent
