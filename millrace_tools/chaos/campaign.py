@@ -88,9 +88,8 @@ class Campaign:
         at_s, victim, refused = self._clock(), "", "there is none"
         if targets:
             index = self._random.choose(len(targets)) if spec.which is None else spec.which
-            target = targets[min(index, len(targets) - 1)]
-            answer = await answer_of(target.inject())
-            victim = target.name
+            victim, inject = targets[min(index, len(targets) - 1)]
+            answer = await answer_of(inject())
             refused = "" if answer == DONE else answer or "its node does not answer"
             if spec.fault is Fault.KILL and spec.target in STEPS_FIRST and not refused:
                 self._killed_at_step[spec.target] = self._seen.step_at(at_s)

@@ -9,7 +9,6 @@ from typing import Any
 import ray
 
 from millrace_tools.chaos.fault_process import DONE
-from millrace_tools.chaos.node_agent import Node
 from millrace_tools.chaos.script import PROCESSES, FaultSpec, Target
 from services.protocol.errors import NotReady
 from services.protocol.trainer import RANK_PREFIX
@@ -17,18 +16,9 @@ from services.protocol.weights.weight_bus import NAMESPACE
 
 _ANSWER_S = 30.0
 
-
-@dataclass(frozen=True, kw_only=True)
-class FaultTarget:
-    """One target of a fault.
-
-    Attributes:
-        name: for people.
-        inject: begins the fault; its awaited result is `fault_process.DONE`, or an error.
-    """
-
-    name: str
-    inject: Callable[[], Any]
+FaultTarget = tuple[str, Callable[[], Any]]
+"""Its name, for people, and a function that begins the fault: the awaited result is
+`fault_process.DONE`, or an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +26,13 @@ class FaultTargets:
     """Finds targets: processes by the agents on the nodes, ranks by their names.
 
     Attributes:
-        nodes: all of the cluster.
+        agents: address and `NodeAgent` of every node of the cluster.
         run_dir: of the run, whose disk may be filled.
         ledger: path of the run's ledger, which its orchestrator has open.
         control_address: where the command listens, see `control_connections`.
     """
 
-    nodes: Sequence[Node]
+    agents: Sequence[tuple[str, Any]]
     run_dir: str
     ledger: str
     control_address: tuple[str, int]
@@ -51,35 +41,29 @@ class FaultTargets:
         """Every target that the fault can hit."""
         if spec.target is Target.PUSH:
             return await asyncio.to_thread(_ranks, spec)
-        nodes = [node for node in self.nodes if spec.node in (None, node.address)]
         found: list[FaultTarget] = []
-        for node in nodes:
+        for address, agent in self.agents:
+            if spec.node not in (None, address):
+                continue
+            inject = partial(agent.inject.remote, spec, control_address=self.control_address)
             if spec.target in PROCESSES:
-                for process in await answer_of(node.agent.target_processes.remote()) or ():
+                for process in await answer_of(agent.target_processes.remote()) or ():
                     if process.target is spec.target:
-                        name = f"{process.id.pid} on {node.address}"
-                        found.append(self._target(name, node, spec, process))
+                        name = f"{process.id.pid} on {address}"
+                        found.append((name, partial(inject, process)))
             elif spec.target is Target.DISK:
-                if await answer_of(node.agent.has_open.remote(self.ledger)):
-                    found.append(self._target(node.address, node, spec, None, self.run_dir))
-            elif len(self.nodes) > 1:
-                found.append(self._target(node.address, node, spec))
+                if await answer_of(agent.has_open.remote(self.ledger)):
+                    found.append((address, partial(inject, None, self.run_dir)))
+            elif len(self.agents) > 1:
+                found.append((address, inject))
         return found
-
-    def _target(self, name: str, node: Node, *order: Any) -> FaultTarget:
-        inject = partial(node.agent.inject.remote, *order, control_address=self.control_address)
-        return FaultTarget(name=name, inject=inject)
 
 
 def _ranks(spec: FaultSpec) -> list[FaultTarget]:
     """Ranks that allow fault injection into their sends."""
     actors = ray.util.list_named_actors(all_namespaces=True)
-    names = [one["name"] for one in actors if one["namespace"] == NAMESPACE]
-    return [
-        FaultTarget(name=name, inject=partial(_spoil, name, spec))
-        for name in sorted(names)
-        if name.startswith(RANK_PREFIX)
-    ]
+    names = sorted(one["name"] for one in actors if one["namespace"] == NAMESPACE)
+    return [(name, partial(_spoil, name, spec)) for name in names if name.startswith(RANK_PREFIX)]
 
 
 async def _spoil(name: str, spec: FaultSpec) -> str:

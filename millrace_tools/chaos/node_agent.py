@@ -6,31 +6,15 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from millrace_tools.chaos import fault_process
 from millrace_tools.chaos.processes import TargetProcess, own_raylet, target_processes
 from millrace_tools.chaos.script import FaultSpec
-from millrace_tools.client.joined_cluster import node_actors
 
 _ANSWER_S = 20.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A node and the agent on it.
-
-    Attributes:
-        address: its IP address.
-        agent: handle of the `NodeAgent` there.
-    """
-
-    address: str
-    agent: Any
 
 
 class NodeAgent:
@@ -101,8 +85,3 @@ def start_fault_process(command: list[str], connection: socket.socket) -> str:
         answer = started.stdout.readline().decode().strip()
     started.wait(_ANSWER_S)  # its child continues
     return answer
-
-
-def nodes() -> list[Node]:
-    """Start an agent on every living node of the joined cluster; sorted by address."""
-    return [Node(address=address, agent=agent) for address, agent in node_actors(NodeAgent)]

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from rich.console import Console
@@ -28,8 +28,8 @@ from services.ledger.ledger import ledger_of
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunStatus
 
-if TYPE_CHECKING:
-    from millrace_tools.chaos.node_agent import Node
+Agents = Sequence[tuple[str, Any]]
+"""Address and `NodeAgent` of each node."""
 
 _CLIENT_PAUSE_S = 0.5
 _COLUMNS = ("at s", "fault", "target", "leased again s", "next step s", "next answer s")
@@ -54,8 +54,8 @@ def chaos(arguments: argparse.Namespace, console: Console) -> int:
     """Inject faults into a run's cluster; status 1 if anything was lost."""
     arguments.script = Script.from_yaml(arguments.script) if arguments.script else None
     # Ray and openai take seconds to import; only this command needs both.
-    from millrace_tools.chaos.node_agent import nodes
-    from millrace_tools.client.joined_cluster import joined_cluster
+    from millrace_tools.chaos.node_agent import NodeAgent
+    from millrace_tools.client.joined_cluster import joined_cluster, node_actors
     from services.peers import bus_peer
 
     with RunsClient(arguments.url) as runs:
@@ -63,7 +63,7 @@ def chaos(arguments: argparse.Namespace, console: Console) -> int:
         if run.state in ENDED:
             raise InvalidInput("run_id", run.run_id, f"The run is {run.state} already.")
         with joined_cluster(arguments.address):
-            agents = nodes()
+            agents = node_actors(NodeAgent)
             _check_cluster(agents, run)
             _confirm(arguments, agents)
             members = asyncio.run(bus_peer().watch(-1, 0.0)).members
@@ -83,7 +83,7 @@ async def _campaign(
     arguments: argparse.Namespace,
     runs: RunsClient,
     run: RunStatus,
-    agents: "list[Node]",
+    agents: Agents,
     seen: Observation,
     console: Console,
 ) -> bool:
@@ -109,7 +109,7 @@ async def _campaign(
     with contextlib.suppress(asyncio.CancelledError):
         async with monitored(monitor, clients, _CLIENT_PAUSE_S), _undoing(seen) as address:
             targets = FaultTargets(
-                nodes=agents, run_dir=run.run_dir, ledger=ledger, control_address=address
+                agents=agents, run_dir=run.run_dir, ledger=ledger, control_address=address
             )
             campaign = Campaign(targets, monitor, lambda injected: _print(injected, console))
             if arguments.script is not None:
@@ -142,18 +142,18 @@ def _audit(run_dir: str) -> tuple[int, int]:
         return ledger.imbalance(), ledger.next_position() - ledger.counts().admitted
 
 
-def _check_cluster(agents: "list[Node]", run: RunStatus) -> None:
+def _check_cluster(agents: Agents, run: RunStatus) -> None:
     """Refuse another cluster than the run's, whose process has the run's ledger open."""
     import ray
 
     ledger = str(Path(run.run_dir) / "ledger.sqlite")
-    asked: list[Any] = [node.agent.has_open.remote(ledger) for node in agents]
+    asked: list[Any] = [agent.has_open.remote(ledger) for _, agent in agents]
     if not any(ray.get(asked, timeout=60)):
         fix = f"No process of this Ray cluster has {ledger} open: the run is of another one."
         raise InvalidInput("--address", run.run_id, fix)
 
 
-def _confirm(arguments: argparse.Namespace, agents: "list[Node]") -> None:
+def _confirm(arguments: argparse.Namespace, agents: Agents) -> None:
     """Ask before processes of other machines are hit.
 
     Raises:
@@ -162,7 +162,7 @@ def _confirm(arguments: argparse.Namespace, agents: "list[Node]") -> None:
     host = urlsplit(arguments.url).hostname
     if arguments.yes or (host in LOOPBACK and len(agents) == 1):
         return
-    where = ", ".join(node.address for node in agents)
+    where = ", ".join(address for address, _ in agents)
     question = f"Kill and freeze processes of {arguments.url} on {where}? [y/N] "
     if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
         fix = "Nothing was done. Show that you mean these hosts: give --yes."
