@@ -24,7 +24,6 @@ from millrace_tools.capacity.serve_demands import rank_demands, replica_demands
 from millrace_tools.client.application_status import ApplicationStatus
 from millrace_tools.deploy.compatibility import check_compatibility
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
-from millrace_tools.deploy.unknown_keys import unknown_keys
 from millrace_tools.deploy.wiring import check_addresses, check_place, check_several_nodes
 from services.access.config import AccessConfig
 from services.protocol.errors import InvalidInput
@@ -77,12 +76,12 @@ class Deployment:
         """
         if not isinstance(data, dict):
             raise InvalidInput(source, data, "Write a mapping with a list `applications`.")
-        for path, value, fix in unknown_keys(data, ServeDeploySchema):
-            raise InvalidInput(f"{source}: {path}", value, f"{fix}.")
         try:
-            schema = ServeDeploySchema.model_validate(data)
+            schema = ServeDeploySchema.model_validate(data, extra="forbid")
         except ValidationError as error:
-            raise first_problem(error, source, ServeDeploySchema) from None
+            problem = first_problem(error, "", ServeDeploySchema)
+            field = _with_names(problem.field.removeprefix(": ").split("."), data)
+            raise InvalidInput(f"{source}: {field}", problem.value, problem.fix) from None
         configs: dict[str, BaseModel] = {}
         built = []
         demands: list[ResourceDemand] = []
@@ -184,6 +183,19 @@ def _state(name: str, overview: Any) -> ApplicationStatus:
         running=sum(states.get("RUNNING", 0) for states in replicas),
         message="\n".join(filter(None, [overview.message, *details])),
     )
+
+
+def _with_names(path: Sequence[str], data: Any) -> str:
+    """A path in which applications and deployments have their names, not their list indices."""
+    shown = ""
+    for part in path:
+        if isinstance(data, list):
+            data = data[int(part)]
+            shown += f"[{data.get('name', part)}]" if isinstance(data, dict) else f"[{part}]"
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
+            shown += f".{part}"
+    return shown.removeprefix(".")
 
 
 def _configured(application: ServeApplicationSchema, source: str) -> tuple[Builder, BaseModel]:
