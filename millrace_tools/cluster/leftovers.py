@@ -90,34 +90,28 @@ def kill_those_with(argument: str) -> None:
 def shared_memory_segments() -> set[Path]:
     """The segments in /dev/shm that belong to this user."""
     found = set()
-    for path in _SHARED_MEMORY.iterdir() if _SHARED_MEMORY.is_dir() else ():
-        try:
+    for path in _SHARED_MEMORY.glob("*"):
+        with suppress(OSError):  # it went meanwhile
             if path.is_file() and path.stat().st_uid == os.getuid():
                 found.add(path)
-        except OSError:
-            continue  # it went meanwhile
     return found
 
 
 def forgotten_segments(before: set[Path]) -> set[Path]:
     """The segments that are newer than `before` and that no living process maps."""
-    new = shared_memory_segments() - before
-    if not new:
-        return set()
-    # Looked up first: what is mapped in between is then known to be in use.
-    inodes = {path: _inode(path) for path in new}
-    in_use = _mapped_inodes()
-    return {path for path, inode in inodes.items() if inode is not None and inode not in in_use}
+    inodes = {}
+    for path in shared_memory_segments() - before:
+        with suppress(OSError):  # it went meanwhile
+            inodes[path] = path.stat().st_ino
+    # Read after the inodes: a segment that is mapped in between counts as in use.
+    in_use = _mapped_inodes() if inodes else set()
+    return {path for path, inode in inodes.items() if inode not in in_use}
 
 
 def remove_segments_since(before: set[Path]) -> set[Path]:
-    """Unlink the segments newer than `before` that are still forgotten after a moment.
+    """Unlink the segments newer than `before` that no process maps, and return them.
 
-    The moment is for other programs of this user, which may just be between making a
-    segment and mapping it.
-
-    Returns:
-        Those that were removed.
+    Looks twice: another program of this user may be between making a segment and mapping it.
     """
     forgotten = forgotten_segments(before)
     if forgotten:
@@ -140,13 +134,6 @@ def _wait_for_none(seconds: float, spare: frozenset[int]) -> list[psutil.Process
         time.sleep(_POLL_S)
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None  # it went meanwhile
-
-
 def _mapped_inodes() -> set[int]:
     """Inodes of /dev/shm that a process maps.
 
@@ -154,12 +141,10 @@ def _mapped_inodes() -> set[int]:
     keeps that name.
     """
     mapped: set[int] = set()
+    prefix = f" {_SHARED_MEMORY}/"
     for maps in Path("/proc").glob("[0-9]*/maps"):
-        try:
-            text = maps.read_text()
-        except OSError:
-            continue  # it ended, or belongs to another user
-        prefix = f" {_SHARED_MEMORY}/"
-        # The fields are address, permissions, offset, device, inode, path.
-        mapped.update(int(line.split()[4]) for line in text.splitlines() if prefix in line)
+        with suppress(OSError):  # the process ended, or belongs to another user
+            lines = maps.read_text().splitlines()
+            # The fields are address, permissions, offset, device, inode, path.
+            mapped.update(int(line.split()[4]) for line in lines if prefix in line)
     return mapped

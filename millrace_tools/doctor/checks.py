@@ -25,10 +25,9 @@ _OURS = ("raylet", "gcs_server", "ray", "haproxy")
 
 def python(machine: Machine) -> Finding:
     """The interpreter."""
-    if machine.python not in _PYTHONS:
-        fix = "Use Python 3.11 or 3.12: `make PYTHON=/path/to/python3.11`."
-        return fault(f"Python {machine.python}", fix)
-    return good(f"Python {machine.python}")
+    found = f"Python {machine.python}"
+    fix = "Use Python 3.11 or 3.12: `make PYTHON=/path/to/python3.11`."
+    return good(found) if machine.python in _PYTHONS else fault(found, fix)
 
 
 def packages(machine: Machine) -> Finding:
@@ -142,7 +141,7 @@ def _missing_interfaces(setting: str, interfaces: tuple[str, ...]) -> str:
 
 def ports(machine: Machine) -> Finding:
     """Ports that a cluster wants."""
-    taken = [port for port in machine.ports if port.owner and not _is_ours(port.owner)]
+    taken = [port for port in machine.ports if port.owner and not port.owner.startswith(_OURS)]
     if taken:
         shown = "; ".join(f"{port.number} ({port.purpose}) by {port.owner}" for port in taken)
         fix = (
@@ -154,10 +153,6 @@ def ports(machine: Machine) -> Finding:
     if used:
         return good(f"a cluster has {', '.join(used)}")
     return good("free: " + ", ".join(f"{port.number} ({port.purpose})" for port in machine.ports))
-
-
-def _is_ours(owner: str) -> bool:
-    return owner.startswith(_OURS)
 
 
 def clock(machine: Machine) -> Finding:
@@ -173,15 +168,14 @@ def clock(machine: Machine) -> Finding:
 
 def disks(machine: Machine) -> Finding:
     """Free space for Ray's session, runs and models."""
-    full = [disk for disk in machine.disks if disk.free < _FREE_GIB * GIB]
-    stopped = [disk for disk in machine.disks if _filled(disk) > _RAY_STOPS_AT]
-    for disk in (*full, *stopped):
-        fix = f"Free some, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
-        return fault(f"{disk.path} ({disk.purpose}): {_free_text(disk)}", fix)
     for disk in machine.disks:
+        where = f"{disk.path} ({disk.purpose})"
+        elsewhere = f"or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
+        filled = 1 - disk.free / disk.size if disk.size else 0.0
+        if disk.free < _FREE_GIB * GIB or filled > _RAY_STOPS_AT:
+            return fault(f"{where}: {_free_text(disk)}", f"Free some, {elsewhere}")
         if disk.problem:
-            fix = f"Make it writable, or put it elsewhere: {_ELSEWHERE[disk.purpose]}."
-            return fault(f"{disk.path} ({disk.purpose}): {disk.problem}", fix)
+            return fault(f"{where}: {disk.problem}", f"Make it writable, {elsewhere}")
     shown = [f"{disk.path} ({disk.purpose}) {_free_text(disk)}" for disk in machine.disks]
     return good("; ".join(shown))
 
@@ -193,41 +187,32 @@ _ELSEWHERE = {
 }
 
 
-def _filled(disk: Disk) -> float:
-    return 1 - disk.free / disk.size if disk.size else 0.0
-
-
 def _free_text(disk: Disk) -> str:
     return f"{disk.free / GIB:.1f} of {disk.size / GIB:.1f} GiB free"
 
 
 def shared_memory(machine: Machine) -> Finding:
     """Ray's object store and weights within a node lie there."""
-    disk = machine.shared_memory
-    if disk.free < _SHM_GIB * GIB:
-        fix = (
-            "Start the container with `--shm-size=8g`, on Kubernetes mount an emptyDir with "
-            "`medium: Memory`; else `mount -o remount,size=8g /dev/shm`."
-        )
-        return fault(f"/dev/shm: {_free_text(disk)}", fix)
-    return good(f"/dev/shm: {_free_text(disk)}")
+    found = f"/dev/shm: {_free_text(machine.shared_memory)}"
+    fix = (
+        "Start the container with `--shm-size=8g`, on Kubernetes mount an emptyDir with "
+        "`medium: Memory`; else `mount -o remount,size=8g /dev/shm`."
+    )
+    return fault(found, fix) if machine.shared_memory.free < _SHM_GIB * GIB else good(found)
 
 
 def memory(machine: Machine) -> Finding:
     """Memory that is available now."""
-    free = machine.memory_free / GIB
-    if free < _MEMORY_GIB:
-        fix = "Close something, or raise the container's limit: the demo needs 4 GiB."
-        return fault(f"{free:.1f} GiB free", fix)
-    return good(f"{free:.1f} GiB free")
+    free = f"{machine.memory_free / GIB:.1f} GiB free"
+    fix = "Close something, or raise the container's limit: the demo needs 4 GiB."
+    return fault(free, fix) if machine.memory_free < _MEMORY_GIB * GIB else good(free)
 
 
 def cores(machine: Machine) -> Finding:
     """Whether they are free enough for services to start in time."""
     shown = f"{machine.cores} cores, load {machine.load:.1f}"
-    if machine.load > _BUSY * machine.cores:
-        return note(shown, "`top` shows what runs: services start slowly, and Ray may give up.")
-    return good(shown)
+    fix = "`top` shows what runs: services start slowly, and Ray may give up."
+    return note(shown, fix) if machine.load > _BUSY * machine.cores else good(shown)
 
 
 def limits(machine: Machine) -> Finding:

@@ -7,6 +7,7 @@ import platform
 import resource
 import shutil
 import socket
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -119,17 +120,13 @@ async def sandbox() -> Sandbox:
 
 def ports() -> list[Port]:
     """The listeners on the ports that Millrace and Ray want."""
-    listening = {
-        connection.laddr.port: connection.pid
+    owners = {
+        connection.laddr.port: _process(connection.pid)
         for connection in psutil.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in PORTS
     }
     return [
-        Port(
-            number=number,
-            purpose=purpose,
-            owner=_process(listening[number]) if number in listening else "",
-        )
+        Port(number=number, purpose=purpose, owner=owners.get(number, ""))
         for number, purpose in PORTS.items()
     ]
 
@@ -167,9 +164,8 @@ def disks(runs: str) -> tuple[Disk, ...]:
 
 def disk(path: str, purpose: str) -> Disk:
     """The file system on which `path` is, or would be."""
-    place = Path(path).absolute()
-    while not place.exists():
-        place = place.parent
+    absolute = Path(path).absolute()
+    place = next(one for one in (absolute, *absolute.parents) if one.exists())
     usage = shutil.disk_usage(place)
     return Disk(
         path=str(place),
@@ -215,10 +211,9 @@ def leftovers() -> Leftovers:
 
 
 def _ours(folder: Path) -> bool:
-    try:
+    with suppress(OSError):  # it went meanwhile
         return folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.getuid()
-    except OSError:
-        return False  # it went meanwhile
+    return False
 
 
 def of_a_cluster(folder: Path) -> bool:
@@ -236,10 +231,7 @@ def _commands() -> str:
 def _size(path: Path) -> int:
     """Bytes on disk of a file, or of all files below a folder."""
     total = 0
-    try:
-        entries = [path, *path.rglob("*")] if path.is_dir() else [path]
-        for entry in entries:
+    with suppress(OSError):  # it goes meanwhile
+        for entry in (path, *(path.rglob("*") if path.is_dir() else ())):
             total += entry.lstat().st_blocks * 512
-    except OSError:
-        return total  # it goes while we look
     return total
