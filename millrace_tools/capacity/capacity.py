@@ -39,7 +39,7 @@ class Nodes:
 
     @property
     def count(self) -> int:
-        """How many may run at a time."""
+        """The most nodes that run at a time."""
         together = sum(node.count for node in self.types)
         return together if self.max_count is None else min(together, self.max_count)
 
@@ -60,7 +60,7 @@ class Nodes:
 
 @dataclass(eq=False)
 class _Node:
-    """One node while it is filled; `runs`: an autoscaler need not start it any more."""
+    """A node that is being filled; `runs`: an autoscaler need not start it."""
 
     free: dict[str, float]
     runs: bool

@@ -8,7 +8,7 @@ from services.protocol.strict import StrictModel
 
 
 class Fault(StrEnum):
-    """What is done to a target."""
+    """A kind of fault."""
 
     KILL = "kill"
     FREEZE = "freeze"
@@ -59,8 +59,8 @@ class FaultSpec(StrictModel):
 
     Attributes:
         at: seconds after the start.
-        fault: what is done.
-        target: to what kind of process.
+        fault: the kind of fault.
+        target: the part of the cluster that it hits.
         node: address of the node that has the target; None: any.
         which: 0-based index among the targets by node and process id; None: a random one.
         seconds: duration, `for` in a file; only of faults that are undone.

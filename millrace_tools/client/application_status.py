@@ -100,7 +100,7 @@ def _from_dashboard(url: str) -> list[ApplicationStatus]:
 
 
 def _ports(details: Mapping[str, Any]) -> set[int | None]:
-    """Where these services answer: Serve's proxy, and the router's own listener."""
+    """Ports of these services: of Serve's proxy, and of the router's own listener."""
     router = details["applications"].get("router", {}).get("deployed_app_config") or {}
     listen = router.get("args", {}).get("listen") or {}
     return {details["http_options"]["port"], listen.get("port")}

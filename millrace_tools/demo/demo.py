@@ -1,4 +1,4 @@
-"""`millrace demo`: everything on one machine, from nothing to a model that has learned."""
+"""`millrace demo`: trains the example's model with all services on one machine."""
 
 import argparse
 import contextlib
@@ -48,7 +48,7 @@ MODEL_S = SERVICES_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What the command line chose.
+    """Options of a demo.
 
     Attributes:
         seed: of the model, the engines and the run.
@@ -62,12 +62,12 @@ class DemoOptions:
 
     @property
     def url(self) -> str:
-        """Where the router answers."""
+        """The URL of the router."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def model(self) -> Path:
-        """Where the example's model is."""
+        """The folder of the example's model."""
         return ROOT / "models" / f"tiny_code-seed{self.seed}"
 
 

@@ -31,7 +31,7 @@ def is_clone() -> bool:
 
 
 def workplace() -> Path:
-    """Where the files are, or will be: the clone, else the folder `millrace` below this one."""
+    """The folder of the files: the clone, else `millrace` below the current folder."""
     return _CLONE if is_clone() else Path.cwd() / "millrace"
 
 

@@ -1,4 +1,4 @@
-"""The nodes of a cluster: one that runs, or the one that a file would make."""
+"""The nodes of a running cluster, or of the cluster that a file would make."""
 
 import json
 import shlex
@@ -24,7 +24,7 @@ _DETECTED = (
 
 
 def live_nodes() -> Nodes:
-    """Those of the cluster that this process has joined, by equal resources."""
+    """The nodes of the cluster that this process has joined, by equal resources."""
     counts: Counter[frozenset[tuple[str, float]]] = Counter(
         frozenset((k, v) for k, v in node["Resources"].items() if not k.startswith("node:"))
         for node in ray.nodes()  # type: ignore[no-untyped-call]
@@ -39,7 +39,7 @@ def live_nodes() -> Nodes:
 
 
 def nodes_of_file(path: str | Path) -> Nodes:
-    """Those that a `ray up` file or a RayService file would make, at most.
+    """The most nodes that a `ray up` file or a RayService file would make.
 
     Raises:
         InvalidInput: it is another file, or does not say what its nodes have.
@@ -61,7 +61,7 @@ def nodes_of_file(path: str | Path) -> Nodes:
 
 
 def nodes_of_ray_service(file: RayServiceFile) -> Nodes:
-    """Those that the file's own Ray cluster has at most."""
+    """The most nodes that the file's own Ray cluster has."""
     cluster = file.manifest.spec.ray_cluster_config
     types = [_of_pods("head", 1, cluster.head_group_spec, file.source)]
     for group in cluster.worker_group_specs:

@@ -6,7 +6,7 @@ from functools import partial
 
 
 class Grade(StrEnum):
-    """How bad it is: a fault keeps something from working, a note costs speed or comfort."""
+    """The severity: a fault keeps something from working, a note costs speed or comfort."""
 
     GOOD = "good"
     NOTE = "note"

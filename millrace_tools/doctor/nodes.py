@@ -60,7 +60,7 @@ def _node(address: str, doctor: Any, look: Any) -> Node:
 
 
 def clock_of(now: Callable[[], float]) -> tuple[float, float]:
-    """How far a clock is ahead of ours, and the error of that, both in seconds.
+    """Seconds by which a clock is ahead of this one, and their error.
 
     The quickest of several calls counts: its answer was read in the middle of the call, give or
     take half of its time (Cristian, "Probabilistic clock synchronization", 1989).

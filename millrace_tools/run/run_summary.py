@@ -88,7 +88,7 @@ def _before_after(summary: RunSummary) -> str:
 
 
 def _problems(run: RunStatus | RunSummary) -> list[tuple[str, str]]:
-    """Why held-out tasks are missing and sample groups failed, if so."""
+    """Reasons of missing held-out tasks and failed sample groups."""
     rows = []
     if run.heldout_problem:
         rows.append(("held-out tasks", run.heldout_problem))

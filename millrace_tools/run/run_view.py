@@ -106,7 +106,7 @@ def ledger_text(counts: LedgerCounts) -> str:
 
 
 def failures_text(reasons: Mapping[str, int]) -> str:
-    """Why sample groups failed, in one line, the most frequent reason first."""
+    """Reasons of failed sample groups in one line, the most frequent first."""
     often = sorted(reasons.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} x {reason}" for reason, count in often)
 
@@ -118,7 +118,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
 
 
 def _phases(seconds: Mapping[str, float]) -> str:
-    """Where the time of a step went; `wait` is the trainer's idle time until a batch is ready."""
+    """Wall time of a step by use; `wait` is the trainer's idle time until a batch is ready."""
     whole = sum(seconds.values()) or 1.0
     parts = (f"{name} {took / whole:.0%}" for name, took in seconds.items() if took)
     return f"{whole:.1f} s: " + ", ".join(parts)

@@ -1,4 +1,4 @@
-"""A few metrics from the pages that Prometheus would read."""
+"""A few metrics from the pages that Prometheus scrapes."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class MetricPages:
         self._pool = ThreadPoolExecutor(_PAGES_AT_ONCE, thread_name_prefix="metrics")
 
     def close(self) -> None:
-        """Let connections go."""
+        """Close the connections."""
         self._pool.shutdown(cancel_futures=True)
         self._http.close()
 
@@ -35,7 +35,7 @@ class MetricPages:
         try:
             answer = self._http.get(url)
             return series(answer.text, names) if answer.is_success else {}
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # the last: it is no such page
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # the last: not a page of metrics
             return {}
 
 
@@ -66,10 +66,10 @@ def by_label(found: Iterable[Series], name: str, label: str) -> dict[str, float]
 
 
 class Rates:
-    """What counters grow by in a second, from look to look.
+    """Growth of counters in a second.
 
-    Ray writes its pages every ten seconds, so a look at which nothing grew says nothing: the
-    last growth counts until the next one, or for two such intervals.
+    Ray writes its pages every ten seconds, so a counter that did not grow may not be new: its
+    last rate counts until it grows again, or for two such intervals.
     """
 
     _FORGET_S = 25.0
@@ -79,7 +79,7 @@ class Rates:
         self._rates: dict[str, float] = {}
 
     def of(self, counts: Mapping[str, float], now: float | None = None) -> dict[str, float]:
-        """Rates of those that have grown lately."""
+        """Rates of the counters that have grown lately."""
         now = time.monotonic() if now is None else now
         for name, count in counts.items():
             then, before = self._seen.get(name, (now, count))
