@@ -77,7 +77,7 @@ def chat(arguments: argparse.Namespace, console: Console) -> int:
 class _Conversation:
     def __init__(self, client: "OpenAI", arguments: argparse.Namespace, console: Console) -> None:
         self._client, self._console = client, console
-        self._model = _chosen(arguments.model, _served(client, arguments.url))
+        self._model = _model(client, arguments)
         sampling = {"temperature": arguments.temperature, "max_tokens": arguments.max_tokens}
         self._sampling = {name: value for name, value in sampling.items() if value is not None}
 
@@ -135,20 +135,17 @@ class _Conversation:
         return "".join(parts)
 
 
-def _served(client: "OpenAI", url: str) -> list[str]:
+def _model(client: "OpenAI", arguments: argparse.Namespace) -> str:
+    """The model of the command line, or the first one that is served."""
     import openai
 
     try:
-        return [entry.id for entry in client.models.list()]
+        served = [entry.id for entry in client.models.list()]
     except openai.NotFoundError:
-        raise unknown_path(url, "/v1/models", "router") from None
-
-
-def _chosen(model: str | None, served: list[str]) -> str:
+        raise unknown_path(arguments.url, "/v1/models", "router") from None
     if not served:
         raise NotReady(f"no replica holds a lease, so no model is served yet: {STARTING}")
-    if model is None:
-        return served[0]
+    model: str = arguments.model or served[0]
     if model not in served:
         raise InvalidInput("--model", model, f"Served now: {', '.join(served)}.")
     return model
