@@ -1,8 +1,10 @@
 """Checks of the machine that the demo runs on: its ports, memory and disks."""
 
 import errno
+import os
 import random
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -24,17 +26,14 @@ def check_port(port: int) -> None:
     """
     if not 1 <= port <= 65535:
         raise InvalidInput("--port", port, "Give a number from 1 to 65535.")
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-            listener.listen()
-        except OSError as error:
-            if error.errno in _NO_IPV4:
-                fix = "This machine lacks it: `ip address add 127.0.0.1/8 dev lo`."
-                raise InvalidInput("loopback address", "127.0.0.1", fix) from None
-            fix = f"{error.strerror}. Give a free one: `make demo PORT=8010`."
-            raise InvalidInput("--port", port, fix) from None
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        if error.errno in _NO_IPV4:
+            fix = "This machine lacks it: `ip address add 127.0.0.1/8 dev lo`."
+            raise InvalidInput("loopback address", "127.0.0.1", fix) from None
+        fix = f"{os.strerror(error.errno or 0)}. Give a free one: `make demo PORT=8010`."
+        raise InvalidInput("--port", port, fix) from None
 
 
 def free_port() -> int:
@@ -49,12 +48,8 @@ def free_port() -> int:
     below = int(_EPHEMERAL.read_text().split()[0])
     highest = max(below, 2 * _LOWEST_PORT)  # on some machines that range is nearly all ports
     for port in random.sample(range(_LOWEST_PORT, highest), 100):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue  # it is in use
+        with suppress(OSError):  # it is in use
+            socket.create_server(("127.0.0.1", port)).close()
             return port
     raise NotReady(f"no free port of a hundred from {_LOWEST_PORT} to {highest}")
 

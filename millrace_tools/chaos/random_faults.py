@@ -35,7 +35,11 @@ class RandomFaults:
             for drawn in self._queue:
                 if allowed(*drawn):
                     self._queue.remove(drawn)
-                    return self._spec(at_s, *drawn)
+                    fault, target = drawn
+                    given = {"at": at_s, "fault": fault, "target": target}
+                    seconds = self._random.choice(DURATIONS_S)  # drawn for every fault
+                    lasts = {"for": seconds} if fault in LASTING else {}
+                    return FaultSpec.model_validate(given | lasts)
             if len(self._queue) >= len(CANDIDATES):
                 return None
             # Those that were not allowed come first in the next round.
@@ -44,8 +48,3 @@ class RandomFaults:
     def choose(self, count: int) -> int:
         """A random index below `count`."""
         return self._random.randrange(count)
-
-    def _spec(self, at_s: float, fault: Fault, target: Target) -> FaultSpec:
-        seconds = self._random.choice(DURATIONS_S)
-        given = {"for": seconds} if fault in LASTING else {}
-        return FaultSpec.model_validate({"at": at_s, "fault": fault, "target": target} | given)

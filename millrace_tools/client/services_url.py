@@ -1,6 +1,7 @@
 """The URL of the services: its API key, and the errors where they do not answer."""
 
 import os
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import httpx
@@ -42,15 +43,9 @@ def nothing_answers(url: str) -> InvalidInput:
 
 def unknown_path(url: str, path: str, service: str) -> InvalidInput | NotReady:
     """The error where a server answers that does not know the path of `service`."""
-    if _is_serve(url):
-        return NotReady(f"{url} has no {path} yet: {STARTING}")
+    with suppress(httpx.HTTPError):
+        answer = httpx.get(url.rstrip("/") + _ROUTES, timeout=_TIMEOUT_S, trust_env=False)
+        if answer.status_code in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE):
+            return NotReady(f"{url} has no {path} yet: {STARTING}")
     fix = f"Something answers there, but it has no {path}: is the {service} deployed?"
     return InvalidInput("--url", url, fix)
-
-
-def _is_serve(url: str) -> bool:
-    try:
-        answer = httpx.get(url.rstrip("/") + _ROUTES, timeout=_TIMEOUT_S, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE)

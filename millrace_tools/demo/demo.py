@@ -196,15 +196,14 @@ def model_maker(options: DemoOptions) -> Iterator[subprocess.Popen[str]]:
     """The example's own command, in a process of its own."""
     command = [sys.executable, "-m", "examples.tiny_code.make_model"]
     command += ["--seed", str(options.seed), "--out", str(options.model)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()  # does nothing where it has ended
 
 
 def finish_model(maker: subprocess.Popen[str]) -> None:

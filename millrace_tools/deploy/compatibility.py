@@ -64,13 +64,15 @@ def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> Non
 def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
     trainer, rollout = configs.get("trainer"), configs.get("rollout_server")
     reward, router = configs.get("reward_service"), configs.get("router")
-    if trainer is not None:
-        yield from _of_device(trainer)
+    if trainer is not None and (trainer.device == "cuda") != (trainer.gpus_per_rank > 0):
+        fix = f"Write {int(trainer.device == 'cuda')}: the device is {trainer.device}."
+        yield InvalidInput("trainer.args.gpus_per_rank", trainer.gpus_per_rank, fix)
     if trainer is not None and rollout is not None:
         yield from _of_model(trainer, rollout)
         yield from _of_adapter(trainer, rollout)
-    if reward is not None:
-        yield from _of_tier(reward)
+    if reward is not None and reward.require_tier == "A" and not reward.use_bubblewrap:
+        fix = "Leave it out, or require tier B: tier A is bubblewrap's namespaces."
+        yield InvalidInput("reward_service.args.use_bubblewrap", False, fix)
     if router is not None and router.access.has_keys:
         for name in ("orchestrator", "page"):
             if name in configs and configs[name].router_key_env is None:
@@ -89,12 +91,6 @@ def _of_timeouts(settings: list[list[str]], configs: Mapping[str, Any]) -> Itera
         which = " and ".join(limits) + (" together" if len(limits) > 1 else "")
         fix = f"More than {sum(others):g}, which is {which}: a caller must wait longer."
         yield InvalidInput(field, waits, fix)
-
-
-def _of_device(trainer: TrainerConfig) -> Iterator[InvalidInput]:
-    if (trainer.device == "cuda") != (trainer.gpus_per_rank > 0):
-        fix = f"Write {1 if trainer.device == 'cuda' else 0}: the device is {trainer.device}."
-        yield InvalidInput("trainer.args.gpus_per_rank", trainer.gpus_per_rank, fix)
 
 
 def _of_model(trainer: TrainerConfig, rollout: RolloutServerConfig) -> Iterator[InvalidInput]:
@@ -123,9 +119,3 @@ def _of_adapter(trainer: TrainerConfig, rollout: RolloutServerConfig) -> Iterato
         yield InvalidInput(field, allowed, fix)
     if sent is not None and (allowed is None or allowed < sent):
         yield InvalidInput(field, allowed, f"Write {sent}, the rank of trainer.args.lora.")
-
-
-def _of_tier(reward: RewardServiceConfig) -> Iterator[InvalidInput]:
-    if reward.require_tier == "A" and not reward.use_bubblewrap:
-        fix = "Leave it out, or require tier B: tier A is bubblewrap's namespaces."
-        yield InvalidInput("reward_service.args.use_bubblewrap", False, fix)

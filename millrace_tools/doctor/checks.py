@@ -110,12 +110,10 @@ def interconnect(machine: Machine) -> Finding:
         fix = f"Unset it, or name one of {', '.join(found.interfaces)}."
         return fault(f"NCCL_SOCKET_IFNAME names {missing}, which is not here", fix)
     nvlink = any(link.startswith("NV") for link in found.links)
-    if nvlink and settings.get("NCCL_P2P_DISABLE") == "1":
-        fix = "Unset NCCL_P2P_DISABLE."
-        return note("NVLink is there, NCCL_P2P_DISABLE=1 keeps NCCL from it", fix)
-    if found.rdma and settings.get("NCCL_IB_DISABLE") == "1":
-        fix = "Unset NCCL_IB_DISABLE."
-        return note("RDMA is there, NCCL_IB_DISABLE=1 keeps NCCL from it", fix)
+    links = (("NVLink", nvlink, "NCCL_P2P_DISABLE"), ("RDMA", found.rdma, "NCCL_IB_DISABLE"))
+    for link, there, setting in links:
+        if there and settings.get(setting) == "1":
+            return note(f"{link} is there, {setting}=1 keeps NCCL from it", f"Unset {setting}.")
     if found.inactive_rdma and not found.rdma:
         fix = "Look at `ibstat`: cable, switch port, subnet manager."
         return note(f"no RDMA port is active: {', '.join(found.inactive_rdma)}", fix)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -41,20 +42,16 @@ def top(arguments: argparse.Namespace, console: Console) -> int:
             else:
                 print(json.dumps(as_json(look), indent=2))
             return 0
-        _watch(observer, history, console, arguments.every)
-    return 0
-
-
-def _watch(observer: Observer, history: RewardHistory, console: Console, every_s: float) -> None:
-    try:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
+        with (
+            suppress(KeyboardInterrupt),  # the way to end it
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
             while True:
                 look = observer.look()
                 history.add(look.runs)
                 live.update(draw(look, history), refresh=True)
-                time.sleep(every_s)
-    except KeyboardInterrupt:
-        return  # the way to end it
+                time.sleep(arguments.every)
+    return 0
 
 
 def as_json(look: Snapshot) -> Any:
