@@ -67,36 +67,41 @@ class PrivateCluster:
     """
 
     def __init__(self, *, num_cpus: int, engine: Mapping[str, str] | None = None) -> None:
-        self._engine = engine
+        self._num_cpus, self._engine = num_cpus, engine
         self._forks: ForkServers | None = None
-        self._num_cpus = num_cpus
-        self._segments: set[Path] = set()
-        self._environment: dict[str, str] = {}
-        self.folder = Path()
-        self.metrics_url = ""
-        self._guardian: subprocess.Popen[bytes] | None = None
-        self._reaper = OrphanReaper()
-        self._serves = self._adopted_before = False
+        self._undo = contextlib.ExitStack()
+        self._serves = False
+        self.folder, self.metrics_url = Path(), ""
 
     def __enter__(self) -> Self:
-        self._adopted_before = adopt_orphans()
+        adopted = adopt_orphans()
         tempfile.gettempdir()  # which remembers its first answer: this process's own files stay
-        self._segments = shared_memory_segments()
+        segments, environment = shared_memory_segments(), dict(os.environ)
         self.folder = Path(tempfile.mkdtemp(prefix="millrace-", dir="/tmp"))
         self.folder.chmod(0o755)  # sandboxes run as another user and pass through it
         # By its path and without site packages: it starts in milliseconds.
         command = [sys.executable, "-I", "-S", guardian.__file__, str(self.folder)]
-        self._guardian = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         scratch = self.folder / "tmp"
         scratch.mkdir()
         scratch.chmod(0o1777)
-        self._environment = dict(os.environ)
+        undo = self._undo.callback  # from the last to the first
+        undo(watcher.communicate)
+        undo(os.environ.update, environment)
+        undo(os.environ.clear)
+        undo(shutil.rmtree, self.folder, ignore_errors=True)
+        undo(remove_segments_since, segments)
+        undo(adopt_orphans, adopted)
+        undo(self._end_processes, watcher.pid)
         os.environ.update(_ENVIRONMENT, TMPDIR=str(scratch))
         os.environ.pop("RAY_ADDRESS", None)
         if self._engine is not None:
             self._forks = ForkServers(self.folder / "forks", self._engine)
+            undo(self._forks.stop)
             os.environ.update(self._forks.start())
-        self._reaper.start()
+        reaper = OrphanReaper()
+        undo(reaper.stop)
+        reaper.start()
         return self
 
     def start(self) -> None:
@@ -181,22 +186,12 @@ class PrivateCluster:
                     shut_down_serve(timeout_s=_SERVE_S)
             finally:
                 ray.shutdown()
-                self._remove_everything()
+                self._undo.close()
+                self.folder = Path()
 
-    def _remove_everything(self) -> None:
-        assert self._guardian is not None
+    def _end_processes(self, guardian_pid: int) -> None:
         grace_s = _GRACE_S if self._serves else 0.0
-        self._reaper.stop()
-        if self._forks is not None:
-            self._forks.stop()
-        end_descendants(grace_s=grace_s, spare=frozenset({self._guardian.pid}))
-        adopt_orphans(self._adopted_before)
-        remove_segments_since(self._segments)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder = Path()
-        os.environ.clear()
-        os.environ.update(self._environment)
-        self._guardian.communicate()
+        end_descendants(grace_s=grace_s, spare=frozenset({guardian_pid}))
 
     def __exit__(self, *_: object) -> None:
         self.close()

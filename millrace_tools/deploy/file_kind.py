@@ -34,9 +34,5 @@ def refuse_other_kind(data: Any, wanted: str, path: str) -> None:
 
 def kind_of(data: Any) -> str | None:
     """The kind of a file's content, None if no key tells it."""
-    if not isinstance(data, dict):
-        return None
-    for kind, (keys, *_) in _KINDS.items():
-        if any(key in data for key in keys):
-            return kind
-    return None
+    found = data.keys() if isinstance(data, dict) else ()
+    return next((kind for kind, (keys, *_) in _KINDS.items() if {*keys} & {*found}), None)
