@@ -58,14 +58,6 @@ class Nodes:
         return "; ".join(kinds)
 
 
-@dataclass(eq=False)
-class _Node:
-    """A node that is being filled; `runs`: an autoscaler need not start it."""
-
-    free: dict[str, float]
-    runs: bool
-
-
 class _Placement:
     """Places one demand after another on nodes, as Ray does.
 
@@ -74,37 +66,33 @@ class _Placement:
     """
 
     def __init__(self, nodes: Nodes) -> None:
-        self._nodes = [
-            _Node(dict(one.resources), number < one.min_count)
-            for one in nodes.types
-            for number in range(one.count)
-        ]
-        self._nodes.sort(key=lambda node: node.free.get("GPU", 0.0))
-        self._startable = nodes.count - sum(node.runs for node in self._nodes)
+        every = [(one, index) for one in nodes.types for index in range(one.count)]
+        every.sort(key=lambda one: one[0].resources.get("GPU", 0.0))
+        self._free = [one.resources for one, _ in every]
+        self._runs = [index < one.min_count for one, index in every]
+        self._max_count = nodes.count
 
     def place(self, demand: ResourceDemand, count: int) -> int:
         """Place as many as fit of `count` equal replicas or actors; returns their number."""
         return sum(self._place_one(demand) for _ in range(count))
 
     def _place_one(self, demand: ResourceDemand) -> bool:
-        before = [(node, dict(node.free), node.runs) for node in self._nodes]
-        startable, used = self._startable, list[_Node]()
+        free, runs, taken = [*self._free], [*self._runs], set[int]()
         for bundle in demand.indivisible:
-            node = self._first(bundle, used if demand.strategy == "STRICT_SPREAD" else [])
-            if node is None:
-                for each, free, runs in before:
-                    each.free, each.runs = free, runs
-                self._startable = startable
+            startable = sum(runs) < self._max_count  # another node
+            fitting = (
+                index
+                for index, node in enumerate(free)
+                if _holds(node, bundle) and (runs[index] or startable) and index not in taken
+            )
+            if (index := next(fitting, None)) is None:
                 return False
-            self._startable -= not node.runs
-            node.runs = True
-            node.free |= {name: node.free.get(name, 0.0) - need for name, need in bundle.items()}
-            used.append(node)
+            rest = {name: free[index].get(name, 0.0) - need for name, need in bundle.items()}
+            free[index], runs[index] = {**free[index], **rest}, True
+            if demand.strategy == "STRICT_SPREAD":
+                taken.add(index)
+        self._free, self._runs = free, runs
         return True
-
-    def _first(self, bundle: Bundle, taken: list[_Node]) -> _Node | None:
-        fitting = (node for node in self._nodes if _holds(node.free, bundle) and node not in taken)
-        return next((node for node in fitting if node.runs or self._startable > 0), None)
 
 
 def check_capacity(demands: Sequence[ResourceDemand], nodes: Nodes, *, source: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import psutil
 
-from millrace_tools.chaos.faults.process_handles import start_time
+from millrace_tools.chaos.faults.signals import start_time
 from millrace_tools.chaos.script import Target
 
 _SERVE = "ray::ServeReplica:"

@@ -80,14 +80,10 @@ class FaultSpec(StrictModel):
     by: float = 60.0
 
     @model_validator(mode="after")
-    def _check_duration(self) -> "FaultSpec":
+    def _check(self) -> "FaultSpec":
         if (self.fault in LASTING) != (self.seconds is not None):
             wants = "needs `for`" if self.fault in LASTING else "has no end: leave `for` out"
             raise ValueError(f"for: {self.fault} {wants}")
-        return self
-
-    @model_validator(mode="after")
-    def _check_target(self) -> "FaultSpec":
         fits = _TARGETS.get(self.fault, PROCESSES)
         if self.target not in fits:
             raise ValueError(f"target: {self.fault} is of {', '.join(sorted(fits))}")

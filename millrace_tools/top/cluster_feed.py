@@ -4,7 +4,6 @@ A process joined to a cluster ends with it. The view must not, so another proces
 started again whenever it has ended.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -35,8 +34,7 @@ class ClusterFeed:
     """
 
     def __init__(self, address: str | None) -> None:
-        self._command = [sys.executable, "-m", __name__]
-        self._command += ["--address", address] if address else []
+        self._command = [sys.executable, "-m", __name__, *([address] if address else [])]
         self.newest: Mapping[str, Any] | None = None
         self.problem = "joining the cluster"
         self.heard = threading.Event()
@@ -87,9 +85,7 @@ class ClusterFeed:
 
 def main() -> None:
     """The process: prints a line of JSON a second until the cluster or the reader has ended."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--address")
-    address = parser.parse_args().address
+    address = next(iter(sys.argv[1:]), None)
     threading.Thread(target=_end_with_reader, daemon=True).start()
     # In this process alone: Ray takes a second to import.
     from millrace_tools.client.joined_cluster import joined_cluster

@@ -15,7 +15,7 @@ import pytest
 
 from millrace_tools.chaos import fault_process
 from millrace_tools.chaos.faults import cut
-from millrace_tools.chaos.faults.process_handles import start_time
+from millrace_tools.chaos.faults.signals import start_time
 
 LONG_S = 600.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from millrace_tools.chaos import fault_process, node_agent
 from millrace_tools.chaos.control_connections import ControlConnections
-from millrace_tools.chaos.faults.process_handles import start_time
+from millrace_tools.chaos.faults.signals import start_time
 from millrace_tools.chaos.node_agent import NodeAgent
 from millrace_tools.chaos.processes import ProcessId, TargetProcess
 from millrace_tools.chaos.script import Fault, FaultSpec, Target
