@@ -47,7 +47,7 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     from millrace_tools.deploy.deployment import Deployment
     from millrace_tools.deploy.node_types import nodes_of_ray_service
     from millrace_tools.deploy.ray_service import RayServiceFile
-    from millrace_tools.deploy.wiring import missing
+    from millrace_tools.deploy.wiring import SERVICES
 
     data = load_yaml(arguments.file)
     own: Nodes | None = None
@@ -64,8 +64,8 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
         run = _checked_run(arguments.run, Cluster.of(deployment.configs, arguments.file))
     asked = check_engine_arguments(deployment.configs, source=arguments.file)  # slow: last
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
-    if left_out := missing(deployment.names):
-        print_line(f"not in this file: {', '.join(left_out)}", console)
+    if missing := [service for service in SERVICES if service not in deployment.names]:
+        print_line(f"not in this file: {', '.join(missing)}", console)
     if nodes is not None:
         print_line(_compared(deployment.demands, nodes), console)
     for sentence in later:

@@ -138,11 +138,6 @@ def move_to(content: Any, port: int) -> None:
     arguments["orchestrator"]["router_url"] = f"http://127.0.0.1:{port}"
 
 
-def missing(names: list[str]) -> list[str]:
-    """The services that a file leaves out, on purpose or not."""
-    return [service for service in SERVICES if service not in names]
-
-
 def _is_here(host: str) -> bool:
     if host in ("localhost", socket.gethostname()):
         return True
