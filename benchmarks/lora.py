@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.models import make_model
 from benchmarks.processes import next_message, start
-from benchmarks.random_batch import Shape, random_batch
+from benchmarks.random_batch import Shape, random_batch, run_start
 from benchmarks.report import options_of, show
 
 RANK, ALPHA = 16, 32.0
@@ -34,24 +34,17 @@ WAYS = ("full", "merged", "adapter")
 
 def train(way: str, model: str) -> dict[str, float]:
     """One rank: bytes that travel, memory above the imports, seconds of a step and a snapshot."""
-    from services.protocol.run.algorithm import AlgorithmConfig
-    from services.protocol.trainer import RunStart
     from services.trainer.config import TrainerConfig
     from services.trainer.rank.learner import Learner
     from services.trainer.rank.process_group import join_group, open_store
 
     lora = None if way == "full" else {"rank": RANK, "alpha": ALPHA, "push": way}
     config = TrainerConfig.model_validate({"model": model, "world_size": 1, "lora": lora})
-    store = open_store("127.0.0.1")
-    join_group(config, 0, store, "127.0.0.1")
+    join_group(config, 0, open_store("127.0.0.1"), "127.0.0.1")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     learner = Learner(config)
     with tempfile.TemporaryDirectory() as folder:
-        algorithm = AlgorithmConfig(learning_rate=1e-3)
-        began = RunStart(
-            run_id="bench", checkpoint_dir=folder, algorithm=algorithm, temperature=1.0, seed=0
-        )
-        learner.start_run(began, 0)
+        learner.start_run(run_start(Path(folder), learning_rate=1e-3), 0)
         batches = [
             random_batch(step, SHAPE, vocabulary=VOCABULARY, version=step - 1)
             for step in range(1, ROUNDS + 1)

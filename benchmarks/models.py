@@ -1,6 +1,7 @@
-"""Qwen3 models of random weights; also made in the environments of peers, without Millrace."""
+"""Models and trainers that peers use as well, in environments without Millrace."""
 
 from pathlib import Path
+from typing import Any
 
 Shape = tuple[int, int, int, int, int, int]
 """Hidden size, intermediate size, layers, heads, key-value heads, head size."""
@@ -9,7 +10,7 @@ Shape = tuple[int, int, int, int, int, int]
 def make_model(
     folder: Path, shape: Shape, *, vocabulary: int, tied: bool = False, seed: int = 0
 ) -> Path:
-    """Write a checkpoint in float32, with a tokenizer of bytes, into the folder, and return it."""
+    """Write a Qwen3 of random float32 weights and a tokenizer of bytes into the folder."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -36,3 +37,17 @@ def make_model(
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
     fast.save_pretrained(folder)
     return folder
+
+
+def on_cpu(folder: Path) -> dict[str, Any]:
+    """Arguments of TRL's trainers without a GPU, which keep nothing and print nothing."""
+    return {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "logging_steps": 10**9,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }

@@ -1,11 +1,16 @@
-"""Random answers to random prompts, to be trained on."""
+"""Random answers to random prompts, and the run in which they are trained on."""
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from services.protocol.trainer import ScoredTrajectory, TrainBatch, TrainGroup
+from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.trainer import RunStart, ScoredTrajectory, TrainBatch, TrainGroup
 from services.protocol.trajectory import PolicySpan, Trajectory
+
+RUN = "bench"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,4 +60,15 @@ def random_batch(step: int, shape: Shape, *, vocabulary: int, version: int = 0) 
             for _ in range(shape.size)
         ]
         made.append(TrainGroup(group_id=group, trajectories=tuple(members)))
-    return TrainBatch(run_id="bench", step=step, groups=tuple(made))
+    return TrainBatch(run_id=RUN, step=step, groups=tuple(made))
+
+
+def run_start(folder: Path, **algorithm: Any) -> RunStart:
+    """The run of the batches, with its checkpoints below a folder."""
+    return RunStart(
+        run_id=RUN,
+        checkpoint_dir=str(folder / "checkpoints"),
+        algorithm=AlgorithmConfig(**algorithm),
+        temperature=1.0,
+        seed=0,
+    )

@@ -1,7 +1,8 @@
 """Answers to grade: small programs in Python and C++, some of which never end."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from services.protocol.reward.code_tests import CodeTest, Limits
 from services.protocol.reward.grader import CodeGrader
@@ -74,7 +75,9 @@ class Sample:
 
     def job(self, name: str) -> ScoreJob:
         """The same for the reward service."""
-        return ScoreJob(job_id=name, completion=self.source, grader=_grader(self))
+        return ScoreJob(
+            job_id=name, completion=self.source, grader=_grader(self.language, self.tests)
+        )
 
 
 def shared_tests(count: int = TESTS, numbers: int = 1000) -> tuple[tuple[str, str], ...]:
@@ -112,24 +115,19 @@ def with_time_outs(found: list[Sample], part: float) -> list[Sample]:
     """The same, of which every so many never end."""
     every = round(1 / part)
     return [
-        Sample(language=one.language, source=_ENDLESS + one.source, tests=one.tests, ends=False)
+        replace(one, source=_ENDLESS + one.source, ends=False)
         if number % every == every - 1
         else one
         for number, one in enumerate(found)
     ]
 
 
-_graders: dict[tuple[str, int], CodeGrader] = {}
-
-
-def _grader(sample: Sample) -> CodeGrader:
+@cache
+def _grader(language: str, tests: tuple[tuple[str, str], ...]) -> CodeGrader:
     """One object for all samples of the same tests, as in a batch with a grader for all."""
-    key = sample.language, id(sample.tests)
-    if key not in _graders:
-        _graders[key] = CodeGrader(
-            kind="code",
-            language=sample.language,
-            tests=[CodeTest(stdin=stdin, expected=expected) for stdin, expected in sample.tests],
-            limits=Limits(cpu_s=TIME_LIMIT_S),
-        )
-    return _graders[key]
+    return CodeGrader(
+        kind="code",
+        language=language,
+        tests=[CodeTest(stdin=stdin, expected=expected) for stdin, expected in tests],
+        limits=Limits(cpu_s=TIME_LIMIT_S),
+    )

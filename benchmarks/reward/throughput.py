@@ -9,7 +9,6 @@ time that its tests need by themselves.
 """
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -19,7 +18,7 @@ import uvloop
 
 from benchmarks.report import Bar, in_turn, options_of, ratio, show, write
 from benchmarks.reward.load import TIME_LIMIT_S, samples, shared_tests, with_time_outs
-from benchmarks.reward.ways import Measured, Way, by_service, process_each, run_service, service
+from benchmarks.reward.ways import Measured, by_service, compile_all, process_each, service
 from services.reward_service.config import cores_here
 from services.reward_service.scoring import Scoring
 
@@ -40,14 +39,7 @@ def main() -> int:
         batch=(1024, "answers in the batch"),
     )
     options = parser.parse_args()
-    loop = uvloop.new_event_loop()  # as in a Serve replica
-    running = service(cores_here())
-    scoring = loop.run_until_complete(running.__aenter__())
-    try:
-        rounds = _rounds(scoring, loop, options)
-        batch = loop.run_until_complete(_batch(scoring, options.batch))
-    finally:
-        loop.run_until_complete(running.__aexit__(None, None, None))
+    rounds, batch, tier = uvloop.run(_measure(options))  # as in a Serve replica
     bars = _bars(rounds, batch)
     _print(rounds, bars, batch)
     medians = {
@@ -62,29 +54,39 @@ def main() -> int:
         "batch": batch,
         "cores": cores_here(),
         "medians": medians,
-        "tier": str(scoring.sandbox.tier),
+        "tier": tier,
     }
     write(options.json, result)
     return 0 if all(one.met for one in bars) else 1
 
 
-def _rounds(
-    scoring: Scoring, loop: asyncio.AbstractEventLoop, options: argparse.Namespace
-) -> Rounds:
+async def _measure(options: argparse.Namespace) -> tuple[Rounds, dict[str, float], str]:
+    """All rounds, the batch, and the tier of the sandbox."""
+    async with service(cores_here()) as scoring:
+        rounds = await _rounds(scoring, options)
+        return rounds, await _batch(scoring, options.batch), str(scoring.sandbox.tier)
+
+
+async def _rounds(scoring: Scoring, options: argparse.Namespace) -> Rounds:
     rounds: Rounds = {}
     shared = shared_tests()
     with (
         process_each(cores_here(), jailed=False) as each,
         process_each(cores_here(), jailed=True) as jailed,
     ):
-        ways: dict[str, Way] = {OWN: run_service(scoring, loop), EACH: each, JAILED: jailed}
-        for language in ("python", "cpp17"):
-            count = options.samples if language == "python" else max(2, options.samples // 4)
-            found = rounds.setdefault(language, {name: [] for name in ways})
+        others = {EACH: each, JAILED: jailed}
+        for language, part in {"python": 1, "cpp17": 4}.items():
+            count = max(2, options.samples // part)
+            found = rounds.setdefault(language, {name: [] for name in (OWN, *others)})
             for number in range(-1, options.rounds):  # the first warms up and is left out
-                for name in in_turn(list(ways), number):
+                for name in in_turn(list(found), number):
                     answers = samples(language, count, tests=shared, round_=number)
-                    measured = ways[name](answers[: 2 if number < 0 else None])
+                    answers = answers[: 2 if number < 0 else None]
+                    if name == OWN:
+                        await compile_all(scoring, answers)
+                        measured, _ = await by_service(scoring, answers)
+                    else:
+                        measured = others[name](answers)
                     if number >= 0:
                         found[name].append(measured)
     return rounds

@@ -1,6 +1,5 @@
 """Ways to run tests: the reward service, a subprocess a test, a bubblewrap jail a test."""
 
-import asyncio
 import contextlib
 import ctypes
 import itertools
@@ -96,14 +95,12 @@ async def by_service(scoring: Scoring, samples: Sequence[Sample]) -> tuple[Measu
     return measured, scores
 
 
-async def compile_all(scoring: Scoring, samples: Sequence[Sample]) -> list[float]:
-    """Have the service compile them, and remember the programs; CPU-seconds of each."""
-    language = languages()[samples[0].language]
-    compiler = scoring.sandbox.compiler
-    if language.toolchain is None or compiler is None:
-        return []
-    found = [await compiler.compile(sample.source, language) for sample in samples]
-    return [one.record.cpu_ms / 1000 for one in found]
+async def compile_all(scoring: Scoring, samples: Sequence[Sample]) -> None:
+    """Have the service compile them, and remember the programs."""
+    language, compiler = languages()[samples[0].language], scoring.sandbox.compiler
+    if language.toolchain is not None and compiler is not None:
+        for sample in samples:
+            await compiler.compile(sample.source, language)
 
 
 @contextmanager
@@ -193,13 +190,3 @@ def _cpu_s() -> float:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     return tree_cpu_s()
-
-
-def run_service(scoring: Scoring, loop: asyncio.AbstractEventLoop) -> Way:
-    """The service as a way among others."""
-
-    def run(samples: Sequence[Sample]) -> Measured:
-        loop.run_until_complete(compile_all(scoring, samples))
-        return loop.run_until_complete(by_service(scoring, samples))[0]
-
-    return run

@@ -43,7 +43,6 @@ class Hardware:
         replicas: rollout servers.
         slots: answers that each samples at a time.
         sandboxes: answers graded at a time.
-        score_s: mean time to grade one, seconds.
         train_s: time of a train step, seconds.
         push_s: time from a train step's end until every replica serves it, seconds.
     """
@@ -51,7 +50,6 @@ class Hardware:
     replicas: int
     slots: int
     sandboxes: int
-    score_s: float
     train_s: float
     push_s: float
 

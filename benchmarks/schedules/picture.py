@@ -30,7 +30,6 @@ HARDWARE = Hardware(
     replicas=REPLICAS,
     slots=1,
     sandboxes=8,
-    score_s=2.0,
     train_s=MEAN_TOKENS / 2,
     push_s=MEAN_TOKENS / 12,
 )
@@ -84,7 +83,7 @@ def main() -> None:
 
 
 def _played(preset: str, folder: Path) -> Cluster:
-    trace = Trace(sigma=TAILS["middling"], score_s=HARDWARE.score_s, group_size=GROUP_SIZE, seed=1)
+    trace = Trace(sigma=TAILS["middling"], score_s=2.0, group_size=GROUP_SIZE, seed=1)
     cluster = Cluster(HARDWARE, trace, WatchedRollouts)
     shape = {"steps": STEPS, "batch_groups": REPLICAS // GROUP_SIZE, "group_size": GROUP_SIZE}
     live(run_file(folder, schedule={"preset": preset}, **shape), cluster)

@@ -84,7 +84,6 @@ class Case:
             replicas=self.replicas,
             slots=self.slots,
             sandboxes=sandboxes,
-            score_s=score_s,
             train_s=MEAN_TOKENS / 3,
             push_s=MEAN_TOKENS / 60,
         )

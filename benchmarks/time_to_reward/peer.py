@@ -19,7 +19,7 @@ def reach(goal: Goal, run: RunConfig, model: Path, python: Path, **how: Any) -> 
     """Train to the goal in TRL's own environment; `how`: its `threads` and its `grading`."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        job = _job(goal, run, model, folder) | how
+        job = {"goal": vars(goal), "run": run.model_dump(mode="json"), "model": str(model), **how}
         (Path(folder) / "job.json").write_text(json.dumps(job))
         process = start("time_to_reward.trl_side", folder, python=python)
         # It stops itself in time; this is for one that hangs.
@@ -31,27 +31,6 @@ def reach(goal: Goal, run: RunConfig, model: Path, python: Path, **how: Any) -> 
             watchdog.cancel()
             process.kill()
             process.wait()
-
-
-def _job(goal: Goal, run: RunConfig, model: Path, folder: str) -> dict[str, Any]:
-    algorithm = run.algorithm
-    return {
-        "goal": vars(goal),
-        "model": str(model),
-        "folder": folder,
-        "task_file": run.task_file,
-        "heldout_tasks": run.evaluation.tasks,
-        "seed": run.seed,
-        "groups": run.batch_groups,
-        "group_size": run.group_size,
-        "minibatches": algorithm.minibatches,
-        "learning_rate": algorithm.learning_rate,
-        "clip_low": algorithm.clip_low,
-        "clip_high": algorithm.clip_high,
-        "grad_clip": algorithm.grad_clip,
-        "max_tokens": run.sampling.max_tokens,
-        "temperature": run.sampling.temperature,
-    }
 
 
 def _read(process: subprocess.Popen[str], began: float) -> Side:

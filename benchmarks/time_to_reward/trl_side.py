@@ -16,6 +16,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.models import on_cpu
 from benchmarks.time_to_reward.grading import GRADINGS, rewards
 
 
@@ -23,10 +24,11 @@ class Evaluations(TrainerCallback):
     """Measures the held-out pass rate now and then, and stops training at the goal."""
 
     def __init__(self, job: dict[str, Any], model: Any, tokenizer: Any) -> None:
-        self._goal, self._max_tokens = job["goal"], job["max_tokens"]
-        self._minibatches, self._every = job["minibatches"], job["goal"]["every"]
+        self._goal, run = job["goal"], job["run"]
+        self._max_tokens = run["sampling"]["max_tokens"]
+        self._minibatches = run["algorithm"]["minibatches"]
         self._model, self._tokenizer = model, tokenizer
-        rows = tasks(job["task_file"], "heldout")[: job["heldout_tasks"]]
+        rows = tasks(run["task_file"], "heldout")[: run["evaluation"]["tasks"]]
         self._tests = [row["tests"] for row in rows]
         self._prompts = [
             tokenizer.apply_chat_template(row["prompt"], tokenize=False, add_generation_prompt=True)
@@ -48,7 +50,7 @@ class Evaluations(TrainerCallback):
         self._cpu += now[1] - self._since[1]
         step, within = divmod(state.global_step, self._minibatches)
         late = self._wall > self._goal["seconds"] or step >= self._goal["steps"]
-        if not within and (late or step % self._every == 0):
+        if not within and (late or step % self._goal["every"] == 0):
             rate = self.pass_rate()
             reached = rate >= self._goal["pass_rate"]
             self._report("end" if reached or late else "rate", step, rate, reached=reached)
@@ -88,30 +90,24 @@ def tasks(file: str, split: str) -> list[dict[str, Any]]:
     ]
 
 
-def config_of(job: dict[str, Any]) -> GRPOConfig:
-    """TRL's defaults but for what the job says, and for what would only slow a CPU down."""
-    answers = job["groups"] * job["group_size"]
+def config_of(job: dict[str, Any], folder: Path) -> GRPOConfig:
+    """TRL's defaults but for the settings of the run, and for those that only slow a CPU down."""
+    run, algorithm, sampling = job["run"], job["run"]["algorithm"], job["run"]["sampling"]
+    minibatches = algorithm["minibatches"]
     return GRPOConfig(
-        output_dir=job["folder"],
-        seed=job["seed"],
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        per_device_train_batch_size=answers // job["minibatches"],
-        steps_per_generation=job["minibatches"],
-        num_generations=job["group_size"],
-        max_steps=job["goal"]["steps"] * job["minibatches"],
-        max_completion_length=job["max_tokens"],
-        temperature=job["temperature"],
-        learning_rate=job["learning_rate"],
+        **on_cpu(folder),
+        seed=run["seed"],
+        per_device_train_batch_size=run["batch_groups"] * run["group_size"] // minibatches,
+        steps_per_generation=minibatches,
+        num_generations=run["group_size"],
+        max_steps=job["goal"]["steps"] * minibatches,
+        max_completion_length=sampling["max_tokens"],
+        temperature=sampling["temperature"],
+        learning_rate=algorithm["learning_rate"],
         lr_scheduler_type="constant",
-        max_grad_norm=job["grad_clip"],
-        epsilon=job["clip_low"],
-        epsilon_high=job["clip_high"],
-        logging_steps=10**9,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
+        max_grad_norm=algorithm["grad_clip"],
+        epsilon=algorithm["clip_low"],
+        epsilon_high=algorithm["clip_high"],
     )
 
 
@@ -122,7 +118,8 @@ def cpu_s() -> float:
 
 def main() -> None:
     """Train until the goal or a limit."""
-    job = json.loads((Path(sys.argv[1]) / "job.json").read_text())
+    folder = Path(sys.argv[1])
+    job = json.loads((folder / "job.json").read_text())
     torch.set_num_threads(job["threads"])
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32)
@@ -130,8 +127,8 @@ def main() -> None:
         model=model,
         processing_class=tokenizer,
         reward_funcs=[GRADINGS[job["grading"]]],
-        train_dataset=Dataset.from_list(tasks(job["task_file"], "train")),
-        args=config_of(job),
+        train_dataset=Dataset.from_list(tasks(job["run"]["task_file"], "train")),
+        args=config_of(job, folder),
         callbacks=[Evaluations(job, model, tokenizer)],
     )
     trainer.train()

@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from benchmarks.random_batch import scored
+from benchmarks.random_batch import RUN, run_start, scored
 from benchmarks.report import options_of
 from benchmarks.train_step.batch import GROUP_SIZE, VOCABULARY, Answer, Watch, answer_calls, read
 from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart, TrainBatch, TrainGroup
+from services.protocol.trainer import TrainBatch, TrainGroup
 from services.trainer.batch.batching import plan_minibatches, rows_of
 from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.config import MIB, TrainerConfig
@@ -43,17 +43,12 @@ class Steps:
     def start(self, **algorithm: Any) -> None:
         """Begin a run under an algorithm; the next steps are its first ones."""
         self._step = 0
-        settings = AlgorithmConfig(learning_rate=1e-6, **algorithm)
-        folder = str(self._folder / "checkpoints")
-        start = RunStart(
-            run_id="run", checkpoint_dir=folder, algorithm=settings, temperature=1.0, seed=0
-        )
-        self._learner.start_run(start, 0)
+        self._learner.start_run(run_start(self._folder, learning_rate=1e-6, **algorithm), 0)
 
     def take(self) -> dict[str, float]:
         """Seconds of one train step."""
         self._step += 1
-        batch = TrainBatch(run_id="run", step=self._step, groups=self._groups)
+        batch = TrainBatch(run_id=RUN, step=self._step, groups=self._groups)
         watch = Watch()
         self._learner.train(batch, self._step - 1, self._step)
         return watch.read()
@@ -81,7 +76,7 @@ class Bare:
         self._causal: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
-        batch = TrainBatch(run_id="run", step=1, groups=groups_of(answers))
+        batch = TrainBatch(run_id=RUN, step=1, groups=groups_of(answers))
         self._rows = rows_of(batch, AlgorithmConfig())
         self._tokens = tokens
         self._padded, self._packed = self._layout(padded=True), self._layout(padded=False)

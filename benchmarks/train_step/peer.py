@@ -15,6 +15,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.models import on_cpu
 from benchmarks.train_step.batch import GROUP_SIZE, Answer, Watch, read, tell
 
 
@@ -77,10 +78,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     answers = read(options.folder)
     config = GRPOConfig(
-        output_dir=str(options.folder / "trl"),
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
+        **on_cpu(options.folder / "trl"),
         per_device_train_batch_size=options.rows,
         gradient_accumulation_steps=len(answers) // options.rows,
         num_generations=GROUP_SIZE,
@@ -88,10 +86,6 @@ def main() -> None:
         learning_rate=1e-6,
         beta=0.0,
         loss_type="dapo",
-        logging_steps=10**9,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
     )
     clock = Clock()
     trainer = Given(

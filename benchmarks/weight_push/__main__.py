@@ -28,6 +28,7 @@ import ray
 
 from benchmarks.processes import tree_cpu_s
 from benchmarks.report import MIB, Bar, by_name, machine, options_of, show, write
+from benchmarks.weight_push.actors import load_again
 from benchmarks.weight_push.world import SHAPES, World
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -44,17 +45,7 @@ STREAMS = 4
 QUIET_S = 1.0
 TRAIN_TOKENS = {3: 2048, 150: 512, 600: 512}
 EXACT = 1e-3  # nats, in float32; a layer left out is off by far more
-BARS_FROM_MB = 150
-# At least, or at most if negative. Answers are compared with a pause in which only the load
-# happens, and train steps by the CPU of the training thread: where ranks, engines and answers
-# share two cores, whatever else runs takes wall time from both.
-BARS = {
-    "total against through the driver, idle": 4.0,
-    "total against through the driver, generating": 4.0,
-    "worst token gap against a pause with nothing but the load": -1.5,
-    "staging against one loopback stream": 0.4,
-    "CPU of a train step beside a push against one alone": -1.05,
-}
+BARS_FROM_MB = 150  # of less, the fixed cost of an update, some 50 ms, weighs more than the bytes
 
 
 def main() -> None:
@@ -127,7 +118,14 @@ async def measure(
         result["training"] = await train_steps(world, rounds, TRAIN_TOKENS[size])
         everybody, ours = (now - then for now, then in zip(_cpu_seconds(), before, strict=True))
         result["cpu_of_others"] = (everybody - ours) / everybody
-        result["bars"] = bars(result)
+        result["bars"] = {  # at most where it is negative
+            one.name: {
+                "reached": one.found,
+                "bar": -one.limit if one.at_most else one.limit,
+                "met": one.met,
+            }
+            for one in bars(result)
+        }
         return result
     finally:
         await world.close()
@@ -141,7 +139,7 @@ async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[st
         if generating:
             one["quiet_gap"] = await gap_of(world, asyncio.sleep(QUIET_S))
             one["empty_pause"] = await gap_of(world, world.on_replicas("pause_only"))
-            one["loaded_gap"] = await gap_of(world, world.on_replicas("load_only"))
+            one["loaded_gap"] = await gap_of(world, world.on_replicas("load", load_again))
         else:
             one["loopback"] = await asyncio.to_thread(loopback_rate)
             one["memory_copy"] = await asyncio.to_thread(copy_rate)
@@ -149,7 +147,7 @@ async def push_rounds(world: World, rounds: int, *, generating: bool) -> dict[st
             one[way] = await one_push(world, way, generating=generating)
             if way == "deltas" and not generating:
                 one["delta_share"] = await world.delta_share()
-                one["pure_load"] = max(await world.on_replicas("load_again"))
+                one["pure_load"] = max(await world.on_replicas("in_worker", load_again))
         taken.append(one)
     return by_name(taken[1:])
 
@@ -235,25 +233,42 @@ def _median(rounds: Sequence[dict[str, Any]], key: str) -> float:
     return median(one[key] for one in rounds)
 
 
-def bars(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each bar: the ratio of medians that was reached, the limit, whether it is met."""
+def bars(result: dict[str, Any]) -> list[Bar]:
+    """The limits, of ratios of medians.
+
+    Answers are compared with a pause in which only the load happens, and train steps by the CPU of
+    the training thread: where ranks, engines and answers share two cores, whatever else runs takes
+    wall time from both.
+    """
     idle, busy, training = result["idle"], result["generating"], result["training"]
+    versus = "total against through the driver"
     staged = result["replicas"] * result["bytes"] / _median(idle["ours"], "staged")
-    reached = (
-        _median(idle["driver"], "total") / _median(idle["ours"], "total"),
-        _median(busy["driver"], "total") / _median(busy["ours"], "total"),
-        _median(busy["ours"], "gap") / median(busy["loaded_gap"]),
-        staged / median(idle["loopback"]),
-        median(training["pushed_cpu"]) / median(training["alone_cpu"]),
-    )
-    return {
-        name: {"reached": found, "bar": bar, "met": _bar(name, found, bar).met}
-        for (name, bar), found in zip(BARS.items(), reached, strict=True)
-    }
+    return [
+        Bar(name=f"{versus}, idle", found=_faster(idle, "ours"), limit=4.0),
+        Bar(name=f"{versus}, generating", found=_faster(busy, "ours"), limit=4.0),
+        Bar(
+            name="worst token gap against a pause with nothing but the load",
+            found=_median(busy["ours"], "gap") / median(busy["loaded_gap"]),
+            limit=1.5,
+            at_most=True,
+        ),
+        Bar(
+            name="staging against one loopback stream",
+            found=staged / median(idle["loopback"]),
+            limit=0.4,
+        ),
+        Bar(
+            name="CPU of a train step beside a push against one alone",
+            found=median(training["pushed_cpu"]) / median(training["alone_cpu"]),
+            limit=1.05,
+            at_most=True,
+        ),
+    ]
 
 
-def _bar(name: str, found: float, bar: float) -> Bar:
-    return Bar(name=name, found=found, limit=abs(bar), at_most=bar < 0)
+def _faster(rounds: dict[str, list[Any]], way: str) -> float:
+    """How often a way is done while the driver's is done once."""
+    return _median(rounds["driver"], "total") / _median(rounds[way], "total")
 
 
 def print_ways(result: dict[str, Any]) -> None:
@@ -269,9 +284,8 @@ def print_ways(result: dict[str, Any]) -> None:
     rows = []
     for way, name in WAYS.items():
         cells = [name]
-        for rounds, rival in ((idle[way], idle["driver"]), (busy[way], busy["driver"])):
-            faster = _median(rival, "total") / _median(rounds, "total")
-            cells += [_ms([one["total"] for one in rounds]), f"{faster:.1f}x"]
+        for rounds in (idle, busy):
+            cells += [_ms([one["total"] for one in rounds[way]]), f"{_faster(rounds, way):.1f}x"]
         staged = _ms([one["staged"] for one in idle[way]]) if idle[way][0]["staged"] else ""
         cells[3:3] = [_ms([one["snapshot"] for one in idle[way]]), staged]
         ratio = _median(busy[way], "gap") / median(busy["loaded_gap"])
@@ -290,10 +304,8 @@ def print_ways(result: dict[str, Any]) -> None:
         "beside a push": f"{_ms(training['pushed'])}, CPU {_ms(training['pushed_cpu'])}",
     }.items():
         print(f"  {name}: {value}")
-    if result["size_mb"] < BARS_FROM_MB:
-        return  # the fixed cost of an update, some 50 ms, weighs more than the bytes
-    for name, one in result["bars"].items():
-        print(_bar(name, one["reached"], one["bar"]))
+    if result["size_mb"] >= BARS_FROM_MB:
+        print(*bars(result), sep="\n")
 
 
 def _ms(values: Sequence[float]) -> str:

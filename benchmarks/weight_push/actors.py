@@ -7,10 +7,10 @@ rank, and a load in an engine's worker.
 import asyncio
 import itertools
 import os
-import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 import ray
@@ -28,75 +28,76 @@ CHANGE = 1.01
 CHECKPOINT = "model.safetensors"
 _SETTLE_S = 30.0
 
+T = TypeVar("T")
+
 
 class Rank(TrainerRank):
-    """A trainer rank that can also gather, and change its weights without a train step."""
+    """A trainer rank that also does work of this benchmark in its torch thread."""
 
-    async def change(self, share: float, seed: int) -> None:
-        """Scale a random `share` of this rank's elements, all others stay bit for bit."""
-        await self._in_torch(lambda: self._change(share, seed))
+    async def do(self, work: Callable[..., T], *args: Any) -> T:
+        """Call one of the functions below on this rank."""
+        return await self._in_torch(lambda: work(self, *args))
 
-    async def gather(self) -> dict[str, Any] | None:
-        """All full tensors as numpy arrays of bytes and their shapes, on rank 0."""
-        return await self._in_torch(lambda: _as_arrays(self._full_tensors()))
 
-    async def write(self, folder: str) -> None:
-        """Write all full tensors as one safetensors file, on rank 0; not forced to disk."""
-        await self._in_torch(lambda: self._write(Path(folder)))
+def change(rank: Rank, share: float, seed: int) -> None:
+    """Scale a random `share` of this rank's elements, all others stay bit for bit."""
+    import torch
 
-    async def delta_bytes(self, version: int) -> int:
-        """Payload bytes of this rank for a receiver that holds the version before."""
-        source = self._loaded().snapshots.source(version)
-        assert source is not None, "the newest version is in the store"
-        sizes = [
-            source.encoded(bucket, version - 1).payload.numel()
-            for bucket in range(source.bucket_count)
-        ]
-        return sum(sizes)
+    draw = torch.Generator().manual_seed(seed)
+    policy = rank._loaded()._policy
+    policy.reshard_all()
+    with torch.no_grad():
+        for _, parameter in policy.checkpoint_parameters():
+            flat = parameter.to_local().view(-1)
+            count = int(flat.numel() * share)
+            index = torch.randint(max(flat.numel(), 1), (count,), generator=draw)
+            flat[index] *= CHANGE
 
-    async def timed_train(
-        self, batch: TrainBatch, held: int, version: int
-    ) -> tuple[RankStep, float]:
-        """A train step with its snapshot, and the CPU seconds of the thread that did both."""
-        return await self._in_torch(lambda: self._timed_train(batch, held, version))
 
-    def _timed_train(self, batch: TrainBatch, held: int, version: int) -> tuple[RankStep, float]:
-        began = time.thread_time()
-        step = self._loaded().train(batch, held, version)
-        return step, time.thread_time() - began
+def gather(rank: Rank) -> dict[str, Any] | None:
+    """All full tensors as numpy arrays of bytes and their shapes, on rank 0."""
+    import torch
 
-    def _change(self, share: float, seed: int) -> None:
-        import torch
+    # Arrays travel through the object store without a copy; numpy has no bfloat16.
+    full = _full_tensors(rank).items()
+    return {name: (one.view(torch.uint8).numpy(), one.dtype) for name, one in full} or None
 
-        draw = torch.Generator().manual_seed(seed)
-        policy = self._loaded()._policy
-        policy.reshard_all()
-        with torch.no_grad():
-            for _, parameter in policy.checkpoint_parameters():
-                flat = parameter.to_local().view(-1)
-                count = int(flat.numel() * share)
-                index = torch.randint(max(flat.numel(), 1), (count,), generator=draw)
-                flat[index] *= CHANGE
 
-    def _full_tensors(self) -> dict[str, Any]:
-        """Collective: every rank gathers, rank 0 keeps."""
-        import torch
+def write(rank: Rank, folder: str) -> None:
+    """Write all full tensors as one safetensors file, on rank 0; not forced to disk."""
+    from safetensors.torch import save_file
 
-        dtype = getattr(torch, self._config.dtype)
-        policy, full = self._loaded()._policy, {}
-        policy.reshard_all()
-        for name, parameter in policy.checkpoint_parameters():
-            tensor = parameter.full_tensor().detach()
-            if self._rank == 0:
-                full[name] = tensor.to(dtype)
-        return full
+    if full := _full_tensors(rank):
+        save_file(full, Path(folder) / CHECKPOINT)
 
-    def _write(self, folder: Path) -> None:
-        from safetensors.torch import save_file
 
-        full = self._full_tensors()
-        if self._rank == 0:
-            save_file(full, folder / CHECKPOINT)
+def _full_tensors(rank: Rank) -> dict[str, Any]:
+    """Collective: every rank gathers, rank 0 keeps."""
+    import torch
+
+    dtype = getattr(torch, rank._config.dtype)
+    policy, full = rank._loaded()._policy, {}
+    policy.reshard_all()
+    for name, parameter in policy.checkpoint_parameters():
+        tensor = parameter.full_tensor().detach()
+        if rank._rank == 0:
+            full[name] = tensor.to(dtype)
+    return full
+
+
+def delta_bytes(rank: Rank, version: int) -> int:
+    """Payload bytes of this rank for a receiver that holds the version before."""
+    source = rank._loaded().snapshots.source(version)
+    assert source is not None, "the newest version is in the store"
+    buckets = range(source.bucket_count)
+    return sum(source.encoded(bucket, version - 1).payload.numel() for bucket in buckets)
+
+
+def timed_train(rank: Rank, batch: TrainBatch, version: int) -> tuple[RankStep, float]:
+    """A train step with its snapshot, and the CPU seconds of the thread that did both."""
+    began = time.thread_time()
+    step = rank._loaded().train(batch, 0, version)
+    return step, time.thread_time() - began
 
 
 class Replica:
@@ -126,27 +127,24 @@ class Replica:
         await self.end_answers()
         await self._replica.stop()
 
-    async def load_arrays(self, arrays: dict[str, Any]) -> None:
-        """Load what came through the object store."""
-        blob = pickle.dumps(arrays, protocol=5)
-        await self._stopped(_load_arrays, blob)
+    async def load(self, work: Callable[..., Any], *args: Any) -> None:
+        """Call one of the functions below in the engine's worker while nothing is sampled."""
+        await self._engine.pause_generation(mode="keep", clear_cache=True)
+        try:
+            await self.in_worker(work, *args)
+        finally:
+            await self._engine.resume_generation()
 
-    async def load_checkpoint(self, folder: str) -> None:
-        """Load a safetensors file."""
-        await self._stopped(_load_checkpoint, str(Path(folder) / CHECKPOINT))
-
-    async def load_again(self) -> float:
-        """Load the copy that is kept; returns the seconds of the load itself."""
-        return await self._in_worker(_load_again)
+    async def in_worker(self, work: Callable[..., T], *args: Any) -> T:
+        """Call one of the functions below in the engine's worker."""
+        call = cloudpickle.dumps(lambda worker: work(worker, *args))  # arguments may be arrays
+        (result,) = await self._engine.collective_rpc(call)
+        return cast(T, result)
 
     async def pause_only(self) -> None:
         """Stop and go on, with the KV cache recomputed, as a commit does, but load nothing."""
         await self._engine.pause_generation(mode="keep", clear_cache=True)
         await self._engine.resume_generation()
-
-    async def load_only(self) -> None:
-        """Load the copy that is kept in a pause: no delivery can disturb answers less."""
-        await self._stopped(_load_again)
 
     async def logprobs(self, sequence: list[int]) -> list[float]:
         """Logprobs of tokens 1.. under the weights that are served."""
@@ -213,43 +211,24 @@ class Replica:
                         await task
                 await asyncio.sleep(0.005)
 
-    async def _stopped(self, work: Any, *args: Any) -> None:
-        """Work in the engine's worker while nothing is sampled, as a rival would stop it."""
-        await self._engine.pause_generation(mode="keep", clear_cache=True)
-        try:
-            await self._in_worker(work, *args)
-        finally:
-            await self._engine.resume_generation()
 
-    async def _in_worker(self, work: Any, *args: Any) -> Any:
-        (result,) = await self._engine.collective_rpc(cloudpickle.dumps(work), args=args)
-        return result
-
-
-def _as_arrays(full: dict[str, Any]) -> dict[str, Any] | None:
-    """Arrays travel through the object store without a copy; numpy has no bfloat16."""
+def load_arrays(worker: Any, arrays: dict[str, Any]) -> None:
+    """Load tensors that came through the object store."""
     import torch
 
-    if not full:
-        return None
-    return {name: (one.view(torch.uint8).numpy(), one.dtype) for name, one in full.items()}
-
-
-def _load_arrays(worker: Any, blob: bytes) -> None:
-    import torch
-
-    arrays = pickle.loads(blob)
     tensors = {name: torch.from_numpy(one).view(dtype) for name, (one, dtype) in arrays.items()}
     _load(worker, iter(tensors.items()))
 
 
-def _load_checkpoint(worker: Any, path: str) -> None:
+def load_checkpoint(worker: Any, folder: str) -> None:
+    """Load a safetensors file."""
     from safetensors.torch import load_file
 
-    _load(worker, iter(load_file(path).items()))
+    _load(worker, iter(load_file(Path(folder) / CHECKPOINT).items()))
 
 
-def _load_again(worker: Any) -> float:
+def load_again(worker: Any) -> float:
+    """Load the copy that the worker keeps; returns the seconds of the load itself."""
     copy = worker.weight_transfer_engine._copy
     began = time.perf_counter()
     _load(worker, copy.named_tensors())

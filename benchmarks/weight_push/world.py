@@ -10,11 +10,9 @@ from typing import Any, Literal, Self
 import ray
 
 from benchmarks.models import make_model
-from benchmarks.random_batch import Shape, random_batch
-from benchmarks.weight_push.actors import Rank, Replica
+from benchmarks.random_batch import Shape, random_batch, run_start
+from benchmarks.weight_push import actors
 from services.peers import bus_peer
-from services.protocol.run.algorithm import AlgorithmConfig
-from services.protocol.trainer import RunStart
 from services.protocol.weights.weight_bus import ReplicaState, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
@@ -91,10 +89,10 @@ class World:
             kv_cache_gb=0.25,
             keep_copy=True,
         )
-        rank_class: Any = ray.remote(num_cpus=0)(Rank)
+        rank_class: Any = ray.remote(num_cpus=0)(actors.Rank)
         ranks = [rank_class.remote(trainer, "bench", rank) for rank in range(RANKS)]
         group = RankGroup("bench", ranks)
-        replica_class: Any = ray.remote(num_cpus=0)(Replica)
+        replica_class: Any = ray.remote(num_cpus=0)(actors.Replica)
         made = [replica_class.remote() for _ in range(replicas)]
         place = ranks[0].meet.remote()
         models = asyncio.gather(*(rank.join.remote(place) for rank in ranks))
@@ -102,18 +100,7 @@ class World:
         await asyncio.wait_for(asyncio.gather(*starts), DEADLINE_S)
         group.model = (await models)[0]
         world = cls(group=group, replicas=made, keeper=keeper, folder=folder)
-        run = RunStart(
-            run_id="bench",
-            checkpoint_dir=str(folder / "checkpoints"),
-            algorithm=AlgorithmConfig(),
-            temperature=1.0,
-            seed=0,
-        )
-        await world.call("start_run", run, 0)
-        revision, members = -1, 0
-        while members < replicas:
-            table = await world.bus.watch(revision, DEADLINE_S)
-            revision, members = table.revision, len(table.members)
+        await world.call("start_run", run_start(folder), 0)
         # Replicas without weights get them, and a lease once the canary is scored.
         world.version = 0
         await world.bus.publish(world._manifest(0, await world.call("snapshot", 0)))
@@ -149,7 +136,7 @@ class World:
     async def change(self, share: float) -> None:
         """New weights on the ranks: a random `share` of all elements moved."""
         self.seed += 1
-        await self.call("change", share, self.seed)
+        await self.call("do", actors.change, share, self.seed)
 
     async def ours(self) -> Push:
         """Snapshot, publish, and wait until every replica has committed; everything is sent."""
@@ -162,17 +149,17 @@ class World:
     async def driver(self) -> Push:
         """Gather on rank 0, fetch into the driver, put into the object store, load."""
         started = time.monotonic()
-        arrays = (await self.call("gather"))[0]
+        arrays = (await self.call("do", actors.gather))[0]
         taken = time.monotonic()
-        await self.on_replicas("load_arrays", ray.put(arrays))
+        await self.on_replicas("load", actors.load_arrays, ray.put(arrays))
         return Push(started=started, ended=time.monotonic(), snapshot=taken - started)
 
     async def checkpoint(self) -> Push:
         """Gather on rank 0, write one safetensors file into the page cache, load it."""
         started = time.monotonic()
-        await self.call("write", str(self.folder))
+        await self.call("do", actors.write, str(self.folder))
         written = time.monotonic()
-        await self.on_replicas("load_checkpoint", str(self.folder))
+        await self.on_replicas("load", actors.load_checkpoint, str(self.folder))
         return Push(started=started, ended=time.monotonic(), snapshot=written - started)
 
     async def worst_difference(self) -> float:
@@ -184,7 +171,7 @@ class World:
 
     async def delta_share(self) -> float:
         """Bytes of the newest version as changes, beside its whole size."""
-        return sum(await self.call("delta_bytes", self.version)) / self.nbytes
+        return sum(await self.call("do", actors.delta_bytes, self.version)) / self.nbytes
 
     async def train_step(self, batch_tokens: int) -> tuple[Any, float, WeightManifest]:
         """One train step, not published: its report, CPU seconds of rank 0, the manifest."""
@@ -192,7 +179,7 @@ class World:
         version = self.version + 1 + (self.version + 1) % 2
         shape = Shape(groups=1, size=8, prompt=4, response=batch_tokens // 8)
         batch = random_batch(self.steps, shape, vocabulary=300)
-        answers = await self.call("timed_train", batch, 0, version)
+        answers = await self.call("do", actors.timed_train, batch, version)
         self.version = version
         steps = [step for step, _ in answers]
         return steps[0], answers[0][1], self._manifest(version, [step.digests for step in steps])

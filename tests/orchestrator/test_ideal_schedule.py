@@ -18,9 +18,7 @@ class Told(Trace):
 
 
 def seconds(schedule: ScheduleConfig, trace: Trace, *, steps: int, sequences: int = 2) -> float:
-    hardware = Hardware(
-        replicas=1, slots=sequences, sandboxes=9, score_s=0.0, train_s=10.0, push_s=1.0
-    )
+    hardware = Hardware(replicas=1, slots=sequences, sandboxes=9, train_s=10.0, push_s=1.0)
     setup = Setup(schedule=schedule, batch_groups=2, steps=steps, hardware=hardware, trace=trace)
     return ideal(setup)[0].seconds
 
