@@ -1,4 +1,4 @@
-"""What a LoRA adapter saves and costs beside full weights, in one run on this machine.
+"""Savings and costs of a LoRA adapter beside full weights, in one run on this machine.
 
     python -m benchmarks.lora
 

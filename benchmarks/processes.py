@@ -72,7 +72,7 @@ class CpuMeter:
         self._lock = threading.Lock()
 
     def read(self) -> Usage:
-        """What has been used until now, as far as it was looked at."""
+        """CPU seconds until now; those of a process that ended, until the call before its end."""
         with self._lock:
             with contextlib.suppress(psutil.Error):
                 for process in (self._root, *self._root.children(recursive=True)):
@@ -88,7 +88,7 @@ class CpuMeter:
 
 
 def since(before: Usage, now: Usage) -> Usage:
-    """What was used between two readings."""
+    """CPU seconds between two readings."""
     return {name: used - before.get(name, 0.0) for name, used in now.items()}
 
 

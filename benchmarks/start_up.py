@@ -36,7 +36,7 @@ FIRST = "imports of the command"
 
 
 def label(process: psutil.Process) -> str:
-    """What a process is, without what differs from run to run."""
+    """Name of a process, the same in every run."""
     command = process.cmdline()
     if not command:
         return "ended"

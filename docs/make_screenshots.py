@@ -51,7 +51,7 @@ def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any)
     """One picture of one view, when all of it is there."""
     page = browser.new_context(**context).new_page()
     page.goto(url, wait_until="commit")
-    # There is no scroll bar, and so no room for one.
+    # There is no scroll bar, and so no space for one.
     page.evaluate("document.documentElement.style.scrollbarGutter = 'auto'")
     expect(page.locator("main[aria-busy=false] .panel").first).to_be_visible()
     expect(page.locator("#link")).to_have_text("following")

@@ -42,10 +42,10 @@ def _rows(package: Path) -> Iterator[tuple[str, str]]:
     for folder in folders:
         last = folder is folders[-1]
         yield f"{'└──' if last else '├──'} {folder.name}/", _about(folder)
-        rooms = _folders(folder)
-        for room in rooms:
-            branch = "└──" if room is rooms[-1] else "├──"
-            yield f"{'    ' if last else '│   '}{branch} {room.name}/", _about(room)
+        below = _folders(folder)
+        for inner in below:
+            branch = "└──" if inner is below[-1] else "├──"
+            yield f"{'    ' if last else '│   '}{branch} {inner.name}/", _about(inner)
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -5,8 +5,8 @@ demo's run file with the changes that benchmarks/learning/matrix.py lists:
 
     python -m benchmarks.learning [--only 'presets/*'] [--seeds 0 1 2] [--list] [--draw]
 
-What is finished is in the results file at once, and is not run again: Ctrl-C at any time, and
-the same command goes on. A configuration whose overrides have changed is run again.
+Each finished run is in the results file at once, and is not run again: press Ctrl-C at any time,
+and start the same command again. A configuration whose overrides have changed is run again.
 """
 
 import fnmatch

@@ -10,7 +10,7 @@ from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
 
 REFERENCE = "presets/sync"
-"""What the others are compared with: on-policy GRPO."""
+"""The others are compared with it: on-policy GRPO."""
 
 STALENESS = (0, 1, 2, 4, 8)
 TWICE = {
@@ -28,7 +28,7 @@ COMMON: dict[str, Any] = {
     "evaluation": {"tasks": 100, "every": 5},
     "checkpoint": {"every": 1000},
 }
-"""What all of them change in the demo's run file."""
+"""All of them change these keys of the demo's run file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     },
     "recomputed_as_behaviour": _PROXIMAL | {"mismatch_correction": "none"},
 }
-"""What stands between stale samples and the update. The last one is a mistake: it takes the
+"""Corrections of stale samples before the update. The last one is a mistake: it takes the
 logprobs that the trainer recomputes for those of the policy that sampled."""
 
 

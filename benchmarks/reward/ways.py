@@ -1,7 +1,6 @@
 """Ways to run tests: the reward service, a subprocess a test, a bubblewrap jail a test."""
 
 import contextlib
-import ctypes
 import itertools
 import os
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.processes import tree_cpu_s
 from benchmarks.reward.load import SUFFIX, TIME_LIMIT_S, Sample
+from millrace_tools.cluster.leftovers import adopt_orphans
 from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.isolation.bubblewrap import Bubblewrap
@@ -23,7 +23,6 @@ from services.reward_service.isolation.jail import Jail
 from services.reward_service.languages import languages
 from services.reward_service.scoring import Scoring
 
-_PR_SET_CHILD_SUBREAPER = 36
 _BUBBLEWRAP_FLAGS = [
     *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv"),
     *("--ro-bind", "/usr", "/usr", "--dev", "/dev"),
@@ -33,7 +32,7 @@ _BUBBLEWRAP_FLAGS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What grading some samples took.
+    """Time that grading some samples took.
 
     Attributes:
         cpu_s: of all processes.
@@ -107,7 +106,7 @@ async def compile_all(scoring: Scoring, samples: Sequence[Sample]) -> None:
 def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
     """A new process for every test, as many at a time as there are cores.
 
-    The interpreter is the one that slots run, told to leave `site` out, and the source lies in
+    The interpreter is the one that slots run, without `site`, and the source lies in
     a file already: as little work as this way can have. C++ is compiled once for a sample.
     """
     jail = Jail.here(namespaces=False)
@@ -177,7 +176,7 @@ def _measured() -> Iterator[list[float]]:
 
     Those whose parents leave before they do, as in a bubblewrap jail, come to this process.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     meter: list[float] = []
     wall, cpu = time.monotonic(), _cpu_s()
     yield meter

@@ -5,13 +5,13 @@
 Ends when its standard input does.
 """
 
-import argparse
 import asyncio
 import sys
 
 from ray import serve
 from ray.serve.config import HTTPOptions
 
+from benchmarks.report import options_of
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaState
 from services.router.app import Router
@@ -73,12 +73,13 @@ def run(config: RouterConfig, table: FixedTable, port: int) -> None:
 
 def main() -> None:
     """Read the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, required=True, help="of Serve's proxy")
-    parser.add_argument("--engines", nargs="+", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--own-port", type=int, help="where the router listens, as shipped")
-    options = parser.parse_args()
+    options = options_of(
+        __doc__,
+        port=(int, "of Serve's proxy"),
+        own_port=(int, "where the router listens, as shipped"),
+        engines=[""],
+        model=str,
+    ).parse_args()
     changes = {"listen": {"port": options.own_port}} if options.own_port else {}
     table = FixedTable(options.engines, options.model)
     run(RouterConfig.model_validate(changes), table, options.port)

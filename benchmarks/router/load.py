@@ -16,7 +16,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=300, sock_connect=60)
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What is asked for.
+    """Requests that clients send.
 
     Attributes:
         name: key in results.
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What came of a load; times in seconds."""
+    """Times of a load's answers in seconds, and its errors."""
 
     wall_s: float = 0.0
     latencies: list[float] = field(default_factory=list)

@@ -7,7 +7,6 @@ found by its length and its path, a chunk is bytes that exist already, and one t
 all streams of a slot of time: thousands of open streams take a few per cent of a core.
 """
 
-import argparse
 import asyncio
 import json
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 import uvloop
 
+from benchmarks.report import options_of
 from services.protocol.rollout_server import RENDER_AND_GENERATE as _PATH
 from services.rollout_server.engine.parent_death import die_with_parent
 
@@ -154,11 +154,11 @@ class Connection(asyncio.Protocol):
             params = {"max_tokens": tokens, "temperature": 1.0, "stream_interval": interval}
             request = {"token_ids": _PROMPT, "sampling_params": params, "model": MODEL}
             streams = interval is None or tokens > interval
-            told = {"request": {**request, "request_id": "x", "stream": streams}}
+            first = {"request": {**request, "request_id": "x", "stream": streams}}
             if not streams:
-                self._whole({**told, **_generated(tokens, tokens, True)})
+                self._whole({**first, **_generated(tokens, tokens, True)})
                 return
-            self._emitter.add(Stream(self._transport, tokens, interval or 1, _event(told)))
+            self._emitter.add(Stream(self._transport, tokens, interval or 1, _event(first)))
         elif path == b"/v1/chat/completions":
             self._emitter.add(Stream(self._transport, body["max_tokens"], None))
         elif path == b"/v1/models":
@@ -183,10 +183,7 @@ async def serve(port: int, token_s: float) -> None:
 
 def main() -> None:
     """Read the command line and serve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--token-s", type=float, default=0.5, help="seconds for each token")
-    options = parser.parse_args()
+    options = options_of(__doc__, port=int, token_s=(0.5, "seconds for each token")).parse_args()
     uvloop.run(serve(options.port, options.token_s))
 
 

@@ -1,4 +1,4 @@
-"""What the router costs above plain vLLM: CPU and latency, on each way to it, beside peers.
+"""Cost of the router above plain vLLM: CPU and latency, on each way to it, beside peers.
 
     python -m benchmarks.router.overhead [--peers VENV] [--json]
 
@@ -174,7 +174,7 @@ def _missed(results: Results) -> list[str]:
 
 
 def _place(row: tuple[str, list[Sample]]) -> tuple[bool, bool]:
-    """What users get comes first, then what it is held against."""
+    """The way that users get comes first, then plain vLLM."""
     return row[0] != SHIPPED, row[0] != PLAIN
 
 

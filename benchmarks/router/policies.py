@@ -76,7 +76,7 @@ def consistent_hash(draw: random.Random, in_flight: InFlight) -> Policy:
 
 
 def ours(draw: random.Random, in_flight: InFlight) -> Policy:
-    """What the router does."""
+    """The policy of the router."""
     chooser = ReplicaChooser(RouterConfig())
 
     def pick(call: Call, now: float) -> str:
@@ -156,7 +156,7 @@ def times_ours(by: dict[str, dict[str, list[float]]], rival: str, what: str) -> 
 
 
 def verdict(figures: Figures) -> list[str]:
-    """What misses the bar."""
+    """The missed bars, in words."""
     missed = []
     for trace, by in figures.items():
         fastest = min(times_ours(by, name, "makespan") for name in RIVALS)

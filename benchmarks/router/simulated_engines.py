@@ -42,7 +42,7 @@ class Call:
 
 
 class PrefixCache:
-    """What one replica has computed; a piece of text is kept or dropped as a whole."""
+    """The prefixes that one replica keeps; a piece of text is kept or dropped as a whole."""
 
     def __init__(self) -> None:
         self._pins: dict[Segment, int] = {}

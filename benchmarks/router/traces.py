@@ -1,4 +1,4 @@
-"""Agents that ask for rollouts: who comes when, with which prompt, and how long they take.
+"""Agents that ask for rollouts: their arrivals, prompts, answers and pauses.
 
 A trace is a list of episodes. An episode is one agent: it calls the model, waits for its
 tools, and calls again with all that has been said, until its turns are over.

@@ -37,7 +37,7 @@ simulated = Simulated()
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What there is.
+    """Numbers and speeds of the parts of a cluster.
 
     Attributes:
         replicas: rollout servers.
@@ -78,7 +78,7 @@ class Trace:
         self._groups: dict[int, Work] = {}
 
     def group(self, group_id: int) -> Work:
-        """What the group of this id asks for."""
+        """The work of the group of this id."""
         if group_id not in self._groups:
             chance = random.Random(f"{self._seed}:{group_id}")
             mu = math.log(MEAN_TOKENS) - self._sigma**2 / 2

@@ -1,4 +1,4 @@
-"""What is scarce: times below which no schedule of a point of the space can do some train steps.
+"""Lower bounds: times below which no schedule of a point of the space can do some train steps.
 
 Each is from one thing of which there is only so much; a schedule that reached the largest would
 leave the scarcest thing idle at no time. They leave out how things depend on each other: that a

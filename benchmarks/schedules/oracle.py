@@ -146,7 +146,7 @@ class Oracle:
                 other.held = []
 
     def _interrupt(self) -> None:
-        """What is being sampled keeps its tokens and goes on before all others."""
+        """Answers that are being sampled keep their tokens and go on before all others."""
         for (group, place), ends in self._running.items():
             heapq.heappush(self._waiting, (-1e9, group, place, ends - self._clock.now))
         self._running = {}

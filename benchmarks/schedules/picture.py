@@ -133,9 +133,9 @@ def _themed(svg: str) -> str:
     for colour, variable in VARIABLES.items():
         svg = svg.replace(colour, f"var(--{variable})")
     head, body = svg.split(">", 1)
-    told = f"<!-- drawn from {digest(Path(__file__).read_text(encoding='utf-8'))} -->"
+    origin = f"<!-- drawn from {digest(Path(__file__).read_text(encoding='utf-8'))} -->"
     panel = '<rect width="100%" height="100%" rx="6" style="fill: var(--panel)"/>'
-    return f"{head}>\n{told}\n<style>{STYLE}</style>\n{panel}{body}"
+    return f"{head}>\n{origin}\n<style>{STYLE}</style>\n{panel}{body}"
 
 
 if __name__ == "__main__":

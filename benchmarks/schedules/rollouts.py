@@ -42,7 +42,7 @@ class Answer:
 class Rollouts:
     """The router and its replicas; a `Sampler` in which an answer costs a timer, no task.
 
-    What is interrupted keeps its tokens, and goes on before all that waits as soon as every
+    An interrupted answer keeps its tokens, and goes on before all that wait as soon as every
     replica serves the version that it waits for.
     """
 

@@ -101,7 +101,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a schedule did on a case.
+    """Figures of a schedule on a case.
 
     Attributes:
         tokens_per_s: trained tokens a second.
@@ -193,7 +193,7 @@ def _write(path: Path, results: Results) -> None:
 def cases(
     replicas: Sequence[int], tails: Sequence[str] | None, rewards: Sequence[float] | None
 ) -> list[Case]:
-    """Every trace with up to 8 replicas, heavy tails with reward time with more, if not told."""
+    """By default every trace with up to 8 replicas, and heavy tails with reward time with more."""
     return [
         Case(
             replicas=count,
@@ -223,7 +223,7 @@ def _show(results: Results) -> None:
 
 
 def judge(results: Results) -> list[str]:
-    """What is not reached."""
+    """The missed bars, in words."""
     missed = []
     for case, figures in results:
         where = f"{case.replicas} replicas, {case.tail} tail, reward {case.share:g}"

@@ -127,7 +127,7 @@ class Census:
         return self.holdings[-1].at_s if self.holdings else 0.0
 
     def problems(self) -> list[str]:
-        """What grows, and was counted for long enough to tell its slope from noise."""
+        """Growth of processes that were counted for long enough to tell its slope from noise."""
         rules = self._rules
         least_s = max(rules.least_s, rules.least_share * self._last_s)
         judged = [row for row in self.growth() if 60 * row["minutes"] >= least_s]

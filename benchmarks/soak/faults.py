@@ -1,4 +1,4 @@
-"""What a soak does to the running parts, one thing at a time; each heals before the next.
+"""Faults that a soak injects into the running parts, one at a time; each heals before the next.
 
 Everything that is taken away comes back, as Serve and Ray would bring it back. The replica
 that has been there longest is frozen and sent wrong bytes, but never ended: it lives as long

@@ -62,7 +62,7 @@ class Load:
         self._session = open_session()
 
     def follow(self, table: MemberTable) -> None:
-        """Take the leases as they are now; who is new is asked from now on."""
+        """Take the leases as they are now; new replicas get requests from now on."""
         self._leased = {member.replica_id: member for member in table.leased}
         for replica_id in self._leased:
             if replica_id not in self._streams and replica_id not in self._scene.killed:
@@ -138,7 +138,7 @@ class Load:
 
     async def _ask(self, member: Member, request_id: str) -> None:
         replica_id = member.replica_id
-        # What it has served, or told the bus to serve, before the request was sent.
+        # The newest version that it served, or reported to the bus, before the request was sent.
         floor = max(self._newest.get(replica_id, -1), member.committed_version or 0)
         journal = ChoiceJournal(0)
         journal.begin_segment(replica_id)

@@ -121,7 +121,7 @@ async def _caller(
 def _victims(names: frozenset[str]) -> dict[str, list[int]]:
     """Processes of the sandboxes with these names, wherever they are, and of compilers.
 
-    What was behind a bubblewrap that is gone lives on as a child of nobody's. Forks are
+    A process behind a bubblewrap that was killed lives on under another parent. Forks are
     spared, as they are answers or compilers: their end by SIGKILL is a verdict, too much memory.
     """
     own = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -163,7 +163,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
     seen = uvloop.run(soak(options.jobs, options.seed, options.kill_every))
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    spent = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     found = {
         "jobs": options.jobs,
         "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in spent), 1),

@@ -7,7 +7,7 @@ in tests/chaos, with a model small enough for two cores. New weights are pushed 
 requests stream from every leased replica, and one thing after another is killed, frozen,
 corrupted or added (`faults.py`). Exit code 1 and the reasons if anything hangs, a token
 comes under a wrong label or with a logprob that its version does not give, a request ends
-otherwise than it should, or something leaks. What the parts log goes to `--log`.
+otherwise than it should, or something leaks. The logs of the parts go to `--log`.
 """
 
 import argparse

@@ -11,9 +11,9 @@ deploy/laptop.yaml: router, engines, sandboxes, trainer ranks and weight bus.
 TRL runs twice, with each of the gradings of `grading.py`: `process` isolates
 answers a little, and the bar is over that; `inline` not at all. Our sandboxes do more than both.
 
-What else favours TRL: its evaluations stop its clock, while ours run beside training and slow it,
-and it keeps no checkpoints. It generates with transformers: TRL 1.16 supports vLLM 0.22 to
-0.31, and the CPU build that we run with is 0.32. Other settings are TRL's defaults, but for
+Other things favour TRL, too: its evaluations stop its clock, while ours run beside training and
+slow it, and it keeps no checkpoints. It generates with transformers: TRL 1.16 supports vLLM 0.22
+to 0.31, and the CPU build that we run with is 0.32. Other settings are TRL's defaults, but for
 activation checkpointing, bfloat16 and the falling learning rate, which are off on both sides.
 
 Our time at a pass rate is that of the newest weights that any answer of the evaluation came from.
@@ -91,7 +91,7 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
 
 
 def settings(run: RunConfig) -> dict[str, Any]:
-    """What both sides share."""
+    """Settings that both sides share."""
     return {
         "batch_groups": run.batch_groups,
         "group_size": run.group_size,

@@ -1,4 +1,4 @@
-"""What both sides of `time_to_reward` run for, and what they report."""
+"""The goal of both sides of `time_to_reward`, and their results."""
 
 from dataclasses import dataclass
 

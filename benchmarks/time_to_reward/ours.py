@@ -20,7 +20,7 @@ _GRACE_S = 30.0
 
 @dataclass
 class _Watch:
-    """What was seen of a run.
+    """Observations of a run.
 
     Attributes:
         cpu: elapsed seconds of the run, and CPU seconds of all processes until then.

@@ -58,7 +58,7 @@ class Push:
 
 @dataclass
 class World:
-    """What runs while one size is measured."""
+    """The parts that run while one size is measured."""
 
     group: RankGroup
     replicas: list[Any]

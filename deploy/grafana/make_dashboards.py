@@ -183,7 +183,7 @@ def _runbook(title: str, place: str) -> dashboard.DashboardLink:
 
 
 def files() -> dict[str, str]:
-    """What belongs into the folder: file names and texts."""
+    """Names and texts of the files in the folder."""
     return {f"{board.name}.json": dashboard_json(board) for board in BOARDS}
 
 

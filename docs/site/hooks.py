@@ -1,4 +1,4 @@
-"""What MkDocs asks while it builds the site: generated pages, and links that leave docs/."""
+"""Hooks that MkDocs calls while it builds the site: generated pages, links that leave docs/."""
 
 import posixpath
 import re

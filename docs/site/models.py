@@ -63,7 +63,7 @@ def section(model: type[BaseModel], link: Link) -> str:
 
 
 def meanings_of(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstrings say of each field, those of its base classes and its type included."""
+    """The meaning of each field by the docstrings of the class, its base classes and its type."""
     said: dict[str, str] = {}
     for base in reversed(model.__mro__):
         if issubclass(base, BaseModel):
@@ -73,7 +73,7 @@ def meanings_of(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _of_type(field: FieldInfo) -> str:
-    """What a field's type says of it: a name that never changes, or the class that it holds."""
+    """The meaning of a field by its type: a name that never changes, or the class that it holds."""
     kind = field.annotation
     if get_origin(kind) is Literal and len(get_args(kind)) == 1:
         return "always this: it tells the class from others."

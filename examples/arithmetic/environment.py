@@ -55,7 +55,7 @@ async def agent(client: AsyncOpenAI, task: Task) -> float:
 
 
 def use_tool(call: Any) -> str:
-    """What the tool says; a mistake of the model's is an answer to it, not an error."""
+    """The tool's answer; a mistake of the model is answered, too, and raises nothing."""
     try:
         given = json.loads(call.function.arguments)
         return str(_TOOLS[call.function.name](int(given["a"]), int(given["b"])))

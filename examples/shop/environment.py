@@ -25,7 +25,7 @@ async def rollout(client: AsyncOpenAI, task: Task) -> float:
 
 
 def use_tool(word: str, rest: list[str], task: Task) -> str:
-    """What a tool says; a mistake of the model's is an answer to it, not an error."""
+    """The tool's answer; a mistake of the model is answered, too, and raises nothing."""
     if word == "price" and len(rest) == 1:
         return str(task.data["prices"].get(rest[0], "none"))
     if word in _SIGNS and len(rest) == 2 and all(one.isdigit() for one in rest):

@@ -53,8 +53,8 @@ def make_model(out: Path, seed: int, *, steps: int = STEPS) -> None:
 
 def _history(one: Purchase, turns: list[tuple[str, str]]) -> list[dict[str, str]]:
     messages = [{"role": "user", "content": one.prompt}]
-    for said, told in turns:
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": told}]
+    for said, result in turns:
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": result}]
     return messages
 
 

@@ -1,4 +1,4 @@
-"""What the shop sells, and what is asked there; every task has prices of its own."""
+"""The goods of the shop and its customers' requests; every task has prices of its own."""
 
 import random
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ class Purchase:
 
     @property
     def prompt(self) -> str:
-        """What the customer says."""
+        """The words of the customer."""
         return f"{self.count} {self.item}"
 
     @property
     def total(self) -> int:
-        """What is to be paid."""
+        """The price of all items together."""
         return self.count * self.prices[self.item]
 
     def row(self, number: int, split: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Purchase:
         }
 
     def turns(self, *, right: bool) -> list[tuple[str, str]]:
-        """What a clerk says, and what the tools answer; a wrong one adds."""
+        """The words of a clerk, each with the tool's answer; a wrong clerk adds."""
         price = self.prices[self.item]
         tool, paid = ("times", self.count * price) if right else ("plus", self.count + price)
         return [
