@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from millrace_tools.demo.demo import RUN_FILE
@@ -23,12 +24,11 @@ ON_POLICY = ("behaviour_clip", "no_correction", "recomputed_as_behaviour")
 """Corrections that are run at staleness 0, too; there the others are all one algorithm."""
 
 
-COMMON: dict[str, Any] = {
-    # Oftener than the demo, whose four points make no curve; and no checkpoint but the last.
-    "evaluation": {"tasks": 100, "every": 5},
-    "checkpoint": {"every": 1000},
-}
-"""All of them change these keys of the demo's run file."""
+_MATRIX = load_yaml(Path(__file__).with_name("matrix.yaml"))
+COMMON: dict[str, Any] = _MATRIX["common"]
+ALGORITHMS: dict[str, dict[str, Any]] = _MATRIX["algorithms"]
+CORRECTIONS: dict[str, dict[str, Any]] = _MATRIX["corrections"]
+GRPO = ALGORITHMS["grpo"]["algorithm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,54 +64,6 @@ class Configuration:
         return RunConfig.from_data(data, source=self.name)
 
 
-GRPO = {"preset": "grpo"}
-
-PRESETS = ("sync", "one_step_off", "stream", "partial", "async")
-
-ALGORITHMS: dict[str, dict[str, Any]] = {
-    "grpo": {"algorithm": GRPO},
-    "dr_grpo": {"algorithm": {"preset": "dr_grpo", "fixed_length": 16}},
-    "dapo": {"algorithm": {"preset": "dapo"}, "schedule": {"dynamic_sampling": True}},
-    "gspo": {"algorithm": {"preset": "gspo", "clip_low": 0.1, "clip_high": 0.1}},
-    "cispo": {"algorithm": {"preset": "cispo"}},
-    # A plain policy gradient is right for the first update of a batch only.
-    "rloo": {"algorithm": {"preset": "rloo", "ratio_anchor": "proximal", "minibatches": 1}},
-    "reinforce_plus_plus": {"algorithm": {"preset": "reinforce_plus_plus"}},
-    "ppo": {
-        "algorithm": {
-            "preset": "ppo",
-            "gae_lambda": 1.0,
-            "critic": {"learning_rate": 1e-3, "warmup_steps": 2},
-        }
-    },
-    "grpo_kl": {"algorithm": GRPO | {"kl": {"coefficient": 0.01, "estimator": "k3"}}},
-}
-"""Every algorithm, under `one_step_off`, with what a user of it would choose for this task."""
-
-_PROXIMAL = {"ratio_anchor": "proximal"}
-
-CORRECTIONS: dict[str, dict[str, Any]] = {
-    "behaviour_clip": {},
-    "no_correction": {"loss": "reinforce"},
-    "decoupled": _PROXIMAL | {"mismatch_cap": 1e6},
-    "truncated": _PROXIMAL | {"mismatch_correction": "truncate", "mismatch_cap": 2.0},
-    "masked": _PROXIMAL
-    | {"mismatch_correction": "mask", "mismatch_floor": 0.5, "mismatch_cap": 2.0},
-    "sequence_truncated": _PROXIMAL
-    | {"mismatch_correction": "truncate", "mismatch_level": "sequence", "mismatch_cap": 2.0},
-    "geometric_masked": _PROXIMAL
-    | {
-        "mismatch_correction": "mask",
-        "mismatch_level": "geometric",
-        "mismatch_floor": 0.8,
-        "mismatch_cap": 1.25,
-    },
-    "recomputed_as_behaviour": _PROXIMAL | {"mismatch_correction": "none"},
-}
-"""Corrections of stale samples before the update. The last one is a mistake: it takes the
-logprobs that the trainer recomputes for those of the policy that sampled."""
-
-
 def staleness_name(correction: str, bound: int) -> str:
     """Name of the configuration that is run for this correction and `max_staleness`."""
     name = f"staleness/{correction}/{bound}"
@@ -135,7 +87,7 @@ def label(name: str) -> str:
 
 
 def _presets() -> Iterator[Configuration]:
-    for preset in PRESETS:
+    for preset in _MATRIX["presets"]:
         yield Configuration(
             name=f"presets/{preset}",
             changes={"schedule": {"preset": preset}, "algorithm": GRPO},
@@ -144,11 +96,9 @@ def _presets() -> Iterator[Configuration]:
 
 def _algorithms() -> Iterator[Configuration]:
     for name, changes in ALGORITHMS.items():
-        if changes != {"algorithm": GRPO}:  # presets/one_step_off
-            schedule = {"preset": "one_step_off"}
-            yield Configuration(
-                name=f"algorithms/{name}", changes=_merged({"schedule": schedule}, changes)
-            )
+        if name != "grpo":  # presets/one_step_off
+            whole = _merged({"schedule": {"preset": "one_step_off"}}, changes)
+            yield Configuration(name=f"algorithms/{name}", changes=whole)
 
 
 def _staleness() -> Iterator[Configuration]:
