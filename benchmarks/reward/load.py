@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 from services.protocol.reward.code_tests import CodeTest, Limits
 from services.protocol.reward.grader import CodeGrader
@@ -30,29 +31,7 @@ def main():
 main()
 """
 
-_CPP = """\
-#include <bits/stdc++.h>
-using namespace std;
-
-int main() {
-    int n;
-    cin >> n;
-    vector<long long> numbers(n);
-    for (auto& number : numbers) cin >> number;
-    long long best = numbers[0], here = numbers[0];
-    map<long long, int> times;
-    ++times[numbers[0]];
-    for (int i = 1; i < n; ++i) {
-        here = max(numbers[i], here + numbers[i]);
-        best = max(best, here);
-        ++times[numbers[i]];
-    }
-    auto found = times.begin();
-    for (auto it = times.begin(); it != times.end(); ++it)
-        if (it->second > found->second) found = it;
-    cout << best << "\\n" << found->first << " " << found->second << endl;
-}
-"""
+_CPP = Path(__file__).with_name("answer.cpp").read_text(encoding="utf-8")
 
 _SOURCES = {"python": _PYTHON, "cpp17": _CPP}
 _COMMENTS = {"python": "#", "cpp17": "//"}
