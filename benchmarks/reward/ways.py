@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import os
-import shutil
 import subprocess
 import tempfile
 import time
@@ -76,22 +75,14 @@ async def service(cores: int) -> AsyncIterator[Scoring]:
 async def by_service(scoring: Scoring, samples: Sequence[Sample]) -> tuple[Measured, list[Score]]:
     """Grade all in one call, as the orchestrator does; programs were compiled before."""
     jobs = [sample.job(str(number)) for number, sample in enumerate(samples)]
-    own = time.process_time()
-    with _measured() as meter:
+    with _measured() as taken:
         scores = await scoring.score(jobs)
-    own = time.process_time() - own
     for sample, score in zip(samples, scores, strict=True):
         expected = Verdict.ACCEPTED if sample.ends else Verdict.TIME_LIMIT
         if score.verdict is not expected:
             raise WrongVerdict(f"{score.verdict} for {expected}: {score.detail}")
-    measured = Measured(
-        tests=sum(score.run for score in scores),
-        wall_s=meter[0],
-        cpu_s=meter[1],
-        service_s=own,
-        inside_s=sum(score.cpu_s for score in scores),
-    )
-    return measured, scores
+    tests, inside_s = sum(score.run for score in scores), sum(score.cpu_s for score in scores)
+    return Measured(tests=tests, inside_s=inside_s, **taken), scores
 
 
 async def compile_all(scoring: Scoring, samples: Sequence[Sample]) -> None:
@@ -113,11 +104,9 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
     python = [jail.interpreter, "-I", "-S", "-B"]
     bubblewrap = Bubblewrap.here().path if jailed else ""
     numbers = itertools.count()
-    folder = Path(tempfile.mkdtemp(prefix="millrace-each-"))
 
     def grade(sample: Sample) -> None:
-        name = str(next(numbers))
-        file = folder / f"{name}{SUFFIX[sample.language]}"
+        file = folder / f"{next(numbers)}{SUFFIX[sample.language]}"
         file.write_text(sample.source)
         command = [*python, str(file)]
         if sample.language != "python":
@@ -142,23 +131,15 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
         for sample in samples:
             if sample.language != "python":
                 _compiled(sample, folder)
-        own = time.process_time()
-        with _measured() as meter:
+        with _measured() as taken:
             list(pool.map(grade, samples))
         tests = sum(len(sample.tests) for sample in samples)
-        return Measured(
-            tests=tests,
-            wall_s=meter[0],
-            cpu_s=meter[1],
-            service_s=time.process_time() - own,
-            inside_s=None,
-        )
+        return Measured(tests=tests, inside_s=None, **taken)
 
-    with ThreadPoolExecutor(cores) as pool:
-        try:
+    with tempfile.TemporaryDirectory(prefix="millrace-each-") as name:
+        folder = Path(name)
+        with ThreadPoolExecutor(cores) as pool:
             yield run
-        finally:
-            shutil.rmtree(folder)
 
 
 def _compiled(sample: Sample, folder: Path) -> Path:
@@ -171,16 +152,17 @@ def _compiled(sample: Sample, folder: Path) -> Path:
 
 
 @contextmanager
-def _measured() -> Iterator[list[float]]:
-    """Wall and processor seconds of this process and all that descend from it.
+def _measured() -> Iterator[dict[str, float]]:
+    """Wall seconds, and processor seconds of this process and of it with all its descendants.
 
     Those whose parents leave before they do, as in a bubblewrap jail, come to this process.
     """
     adopt_orphans()
-    meter: list[float] = []
-    wall, cpu = time.monotonic(), _cpu_s()
-    yield meter
-    meter += [time.monotonic() - wall, _cpu_s() - cpu]
+    taken: dict[str, float] = {}
+    wall, cpu, own = time.monotonic(), _cpu_s(), time.process_time()
+    yield taken
+    taken["service_s"] = time.process_time() - own
+    taken |= {"wall_s": time.monotonic() - wall, "cpu_s": _cpu_s() - cpu}
 
 
 def _cpu_s() -> float:
