@@ -4,7 +4,7 @@ import math
 import random
 import time
 from contextlib import ContextDecorator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.protocol.run.schedule import ScheduleConfig
 
@@ -67,25 +67,34 @@ class Work:
     score_s: tuple[float, ...]
 
 
+@dataclass(kw_only=True)
 class Trace:
-    """How long each answer is and how long its grading takes: the same for every schedule."""
+    """How long each answer is and how long its grading takes: the same for every schedule.
 
-    def __init__(self, *, sigma: float, score_s: float, group_size: int, seed: int) -> None:
-        self._sigma = sigma
-        self._score_s = score_s
-        self._size = group_size
-        self._seed = seed
-        self._groups: dict[int, Work] = {}
+    Attributes:
+        sigma: of the log-normal of lengths.
+        score_s: mean seconds to grade an answer.
+        group_size: answers of a group.
+        seed: of the draws.
+    """
+
+    sigma: float
+    score_s: float
+    group_size: int
+    seed: int
+    _groups: dict[int, Work] = field(default_factory=dict)
 
     def group(self, group_id: int) -> Work:
         """The work of the group of this id."""
         if group_id not in self._groups:
-            chance = random.Random(f"{self._seed}:{group_id}")
-            mu = math.log(MEAN_TOKENS) - self._sigma**2 / 2
-            drawn = (chance.lognormvariate(mu, self._sigma) for _ in range(self._size))
+            chance = random.Random(f"{self.seed}:{group_id}")
+            mu = math.log(MEAN_TOKENS) - self.sigma**2 / 2
+            drawn = (chance.lognormvariate(mu, self.sigma) for _ in range(self.group_size))
             self._groups[group_id] = Work(
                 tokens=tuple(min(LONGEST, max(2, round(tokens))) for tokens in drawn),
-                score_s=tuple(self._score_s * chance.uniform(0.5, 1.5) for _ in range(self._size)),
+                score_s=tuple(
+                    self.score_s * chance.uniform(0.5, 1.5) for _ in range(self.group_size)
+                ),
             )
         return self._groups[group_id]
 

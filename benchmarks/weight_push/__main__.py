@@ -12,23 +12,21 @@ import argparse
 import asyncio
 import json
 import logging
-import socket
 import tempfile
 import time
 from collections.abc import Awaitable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import psutil
 import ray
 
 from benchmarks.processes import tree_cpu_s
 from benchmarks.report import MIB, Bar, by_name, machine, options_of, show, write
 from benchmarks.weight_push.actors import load_again
+from benchmarks.weight_push.machine_limits import copy_rate, loopback_rate
 from benchmarks.weight_push.world import SHAPES, World
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from services.protocol.weights.weight_bus import NAMESPACE
@@ -191,36 +189,6 @@ async def train_steps(world: World, rounds: int, tokens: int) -> dict[str, list[
         one["snapshot"] = alone.seconds["snapshot"]
         taken.append(one)
     return by_name(taken[1:])
-
-
-def loopback_rate(nbytes: int = 512 * MIB) -> float:
-    """Bytes a second through one TCP stream of this machine."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(_send, listener.getsockname(), nbytes)
-        connection, _ = listener.accept()
-        with connection:
-            buffer, received, began = bytearray(MIB), 0, time.perf_counter()
-            while got := connection.recv_into(buffer):
-                received += got
-            seconds = time.perf_counter() - began
-        sending.result()
-    assert received == nbytes, "the stream ended early"
-    return nbytes / seconds
-
-
-def _send(address: tuple[str, int], nbytes: int) -> None:
-    block = bytes(MIB)
-    with socket.create_connection(address) as connection:
-        for _ in range(nbytes // MIB):
-            connection.sendall(block)
-
-
-def copy_rate(nbytes: int = 256 * MIB) -> float:
-    """Bytes a second of one thread that copies memory it has touched before."""
-    source, target = np.full(nbytes, 1, np.uint8), np.full(nbytes, 2, np.uint8)
-    began = time.perf_counter()
-    np.copyto(target, source)
-    return nbytes / (time.perf_counter() - began)
 
 
 def _cpu_seconds() -> tuple[float, float]:
