@@ -187,14 +187,9 @@ def print_policies(figures: Figures) -> None:
 
 def main() -> int:
     """Measure, print and judge."""
-    parser = options_of(
-        __doc__,
-        "router_policies",
-        seeds=(16, "traces of each kind"),
-        first_seed=(0, "for other traces"),
-    )
-    options = parser.parse_args()
-    figures = measure(range(options.first_seed, options.first_seed + options.seeds))
+    seeds = (16, "traces of each kind")
+    options = options_of(__doc__, "router_policies", seeds=seeds).parse_args()
+    figures = measure(range(options.seeds))
     print_policies(figures)
     missed = verdict(figures)
     for line in missed:

@@ -55,10 +55,6 @@ def main() -> None:
     parser = options_of(
         __doc__,
         "train_step",
-        groups=(4, "of 8 answers"),
-        longest=(320, "tokens of an answer"),
-        tokens=(4096, "of our micro-batches"),
-        rows=(16, "of TRL's forward passes"),
         threads=(1, "of each way"),
         rounds=9,
         peers=(Path, "a virtual environment with TRL"),
@@ -72,15 +68,14 @@ def main() -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All rounds; every list holds wall or CPU seconds, a figure a round."""
-    batch.make(folder, groups=options.groups, longest=options.longest, seed=0)
+    batch.make(folder)
     answers = batch.read(folder)
     common = ("--threads", options.threads)
-    ours = Way(Path(sys.executable), "ours", folder, *common, "--tokens", options.tokens)
+    ours = Way(Path(sys.executable), "ours", folder, *common)
     peer = None
     if options.peers:
         python = options.peers / "bin" / "python"
-        rounds = ("--rounds", options.rounds + 2, "--rows", options.rows)
-        peer = Way(python, "peer", folder, *common, *rounds)
+        peer = Way(python, "peer", folder, *common, "--rounds", options.rounds + 2)
     try:
         rounds_taken = [one_round(ours, peer) for _ in range(options.rounds + 1)][1:]
         memory = ours.ask("memory")

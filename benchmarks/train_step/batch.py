@@ -16,7 +16,9 @@ from typing import Any
 from benchmarks.models import make_model
 
 VOCABULARY = 2048
-GROUP_SIZE = 8
+GROUPS, GROUP_SIZE = 4, 8
+LONGEST = 320
+"""Tokens of an answer."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,10 @@ class Answer:
     reward: float
 
 
-def make(folder: Path, *, groups: int, longest: int, seed: int) -> None:
+def make(folder: Path) -> None:
     """Write a random Qwen3, its tokenizer and a batch of uneven answers into a folder."""
-    make_model(folder, (128, 384, 4, 4, 2, 32), vocabulary=VOCABULARY, seed=seed)
-    (folder / "batch.json").write_text(
-        json.dumps([asdict(a) for a in _batch(groups, longest, seed)])
-    )
+    make_model(folder, (128, 384, 4, 4, 2, 32), vocabulary=VOCABULARY)
+    (folder / "batch.json").write_text(json.dumps([asdict(a) for a in _batch()]))
 
 
 def read(folder: Path) -> list[Answer]:
@@ -41,14 +41,14 @@ def read(folder: Path) -> list[Answer]:
     return [Answer(**one) for one in json.loads((folder / "batch.json").read_text())]
 
 
-def _batch(groups: int, longest: int, seed: int) -> list[Answer]:
+def _batch() -> list[Answer]:
     """Lengths as in RL: most answers short, a few at the limit."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     answers = []
-    for _ in range(groups):
+    for _ in range(GROUPS):
         prompt = _tokens(draw, draw.randint(16, 64))
         for _ in range(GROUP_SIZE):
-            length = min(longest, max(8, int(draw.lognormvariate(4.2, 0.8))))
+            length = min(LONGEST, max(8, int(draw.lognormvariate(4.2, 0.8))))
             answers.append(Answer(prompt, _tokens(draw, length), draw.random()))
     return answers
 

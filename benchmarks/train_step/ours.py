@@ -22,18 +22,19 @@ from services.trainer.model.token_logprobs import token_logprobs
 from services.trainer.rank.learner import Learner
 from services.trainer.rank.process_group import join_group, open_store
 
+MICRO_BATCH_TOKENS = 4096
 TRUE_LOGPROB = -math.log(VOCABULARY)  # a random model's: the clip is hardly ever reached
 
 
 class Steps:
     """Whole train steps as a rank does them: plan, passes, update, diagnostics, snapshot."""
 
-    def __init__(self, folder: Path, answers: list[Answer], threads: int, tokens: int) -> None:
+    def __init__(self, folder: Path, answers: list[Answer], threads: int) -> None:
         self._config = TrainerConfig(
             model=str(folder),
             world_size=1,
             threads_per_rank=threads,
-            micro_batch_tokens=tokens,
+            micro_batch_tokens=MICRO_BATCH_TOKENS,
             canary_sequences=0,
         )
         join_group(self._config, 0, open_store("127.0.0.1"), "127.0.0.1")
@@ -72,18 +73,17 @@ class Bare:
     and micro-batches that were laid out before the clock starts.
     """
 
-    def __init__(self, folder: Path, answers: list[Answer], tokens: int) -> None:
+    def __init__(self, folder: Path, answers: list[Answer]) -> None:
         self._causal: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         )
         batch = TrainBatch(run_id=RUN, step=1, groups=groups_of(answers))
         self._rows = rows_of(batch, AlgorithmConfig())
-        self._tokens = tokens
         self._padded, self._packed = self._layout(padded=True), self._layout(padded=False)
 
     def _layout(self, *, padded: bool) -> list[MicroBatch]:
         (plan,) = plan_minibatches(
-            self._rows, count=1, world_size=1, max_tokens=self._tokens, seed="", padded=padded
+            self._rows, count=1, world_size=1, max_tokens=MICRO_BATCH_TOKENS, seed="", padded=padded
         )
         return [collate([self._rows[i] for i in micro], 0) for micro in plan.ranks[0]]
 
@@ -145,12 +145,11 @@ def _peak(way: Callable[[], None]) -> float:
 
 def main() -> None:
     """Do one thing for every line on stdin."""
-    parser = options_of("One rank of Millrace", threads=1, tokens=(4096, "of a micro-batch"))
+    parser = options_of("One rank of Millrace", threads=1)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()
     answers = read(options.folder)
-    steps = Steps(options.folder, answers, options.threads, options.tokens)
-    bare = Bare(options.folder, answers, options.tokens)
+    steps, bare = Steps(options.folder, answers, options.threads), Bare(options.folder, answers)
 
     answer_calls(
         {

@@ -18,6 +18,9 @@ from trl import GRPOConfig, GRPOTrainer
 from benchmarks.models import on_cpu
 from benchmarks.train_step.batch import GROUP_SIZE, Answer, Watch, read, tell
 
+ROWS = 16
+"""Answers of one forward pass."""
+
 
 class Given(GRPOTrainer):
     """TRL's trainer, given answers and their advantages when its turn comes."""
@@ -71,7 +74,6 @@ def main() -> None:
     """Take a train step for every line on stdin."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--rows", type=int, default=16, help="of one forward pass")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=6)
     options = parser.parse_args()
@@ -79,8 +81,8 @@ def main() -> None:
     answers = read(options.folder)
     config = GRPOConfig(
         **on_cpu(options.folder / "trl"),
-        per_device_train_batch_size=options.rows,
-        gradient_accumulation_steps=len(answers) // options.rows,
+        per_device_train_batch_size=ROWS,
+        gradient_accumulation_steps=len(answers) // ROWS,
         num_generations=GROUP_SIZE,
         max_steps=options.rounds,
         learning_rate=1e-6,

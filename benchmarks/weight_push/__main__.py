@@ -8,7 +8,6 @@ every replica for logprobs, which must be the trainer's. Rounds are done on idle
 and again with answers under way; the first of each is dropped.
 """
 
-import argparse
 import asyncio
 import json
 import logging
@@ -48,19 +47,16 @@ BARS_FROM_MB = 150  # of less, the fixed cost of an update, some 50 ms, weighs m
 
 def main() -> None:
     """Measure, print, and write the figures if asked."""
-    parser = options_of(
+    options = options_of(
         __doc__,
         "weight_push",
         sizes=("3,150", f"MB in float32, of {list(SHAPES)}"),
         replicas=("2", "rollout servers, e.g. 1,2,3"),
         rounds=(5, "measured rounds of each way"),
-        no_proof=(False, "ours without its canary"),
-    )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    options = parser.parse_args()
+    ).parse_args()
     for size in map(int, options.sizes.split(",")):
         for replicas in map(int, options.replicas.split(",")):
-            result = run(size, replicas, options)
+            result = run(size, replicas, options.rounds)
             print_ways(result)
             if options.json:
                 keep(result, options.json)
@@ -68,14 +64,13 @@ def main() -> None:
 
 def keep(result: dict[str, Any], path: Path) -> None:
     """Put one result among those of other sizes, in the place of an older one of its own."""
-
-    kind = itemgetter("size_mb", "replicas", "dtype", "proof")
+    kind = itemgetter("size_mb", "replicas")
     before = json.loads(path.read_text()) if path.exists() else []
     results = [one for one in before if kind(one) != kind(result)] + [result]
     write(path, sorted(results, key=kind))
 
 
-def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]:
+def run(size: int, replicas: int, rounds: int) -> dict[str, Any]:
     """Measure one size with one number of replicas, in a Ray of its own."""
     with PrivateCluster(num_cpus=2) as cluster, tempfile.TemporaryDirectory() as folder:
         # Space for several copies: objects that spill to disk would slow a rival down.
@@ -90,21 +85,18 @@ def run(size: int, replicas: int, options: argparse.Namespace) -> dict[str, Any]
             logging_level=logging.ERROR,
             _temp_dir=str(cluster.folder),
         )
-        return asyncio.run(measure(size, replicas, options, Path(folder)))
+        return asyncio.run(measure(size, replicas, rounds, Path(folder)))
 
 
-async def measure(
-    size: int, replicas: int, options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:
+async def measure(size: int, replicas: int, rounds: int, folder: Path) -> dict[str, Any]:
     """All rounds of one size; every list holds one figure a round, in seconds."""
-    rounds, proof = options.rounds, not options.no_proof
-    world = await World.open(size, replicas, options.dtype, folder, proof=proof)
+    world = await World.open(size, replicas, folder)
     try:
         result: dict[str, Any] = {
             "size_mb": size,
             "replicas": replicas,
-            "dtype": options.dtype,
-            "proof": proof,
+            "dtype": "float32",
+            "proof": True,
             "bytes": world.nbytes,
             **machine(),
         }
@@ -162,7 +154,7 @@ async def one_push(world: World, way: str, *, generating: bool) -> dict[str, Any
     if generating:
         figures["gap"] = max(await world.on_replicas("largest_gap", push.started, push.ended))
     off = figures["off"] = await world.worst_difference()
-    if world.itemsize == 4 and off > EXACT:
+    if off > EXACT:
         raise RuntimeError(f"{way}: a replica is {off:.2g} nats off")
     return figures
 

@@ -54,13 +54,9 @@ def change(rank: Rank, share: float, seed: int) -> None:
             flat[index] *= CHANGE
 
 
-def gather(rank: Rank) -> dict[str, Any] | None:
-    """All full tensors as numpy arrays of bytes and their shapes, on rank 0."""
-    import torch
-
-    # Arrays travel through the object store without a copy; numpy has no bfloat16.
-    full = _full_tensors(rank).items()
-    return {name: (one.view(torch.uint8).numpy(), one.dtype) for name, one in full} or None
+def gather(rank: Rank) -> dict[str, Any]:
+    """All full tensors on rank 0 as numpy arrays, which need no copy in the object store."""
+    return {name: one.numpy() for name, one in _full_tensors(rank).items()}
 
 
 def write(rank: Rank, folder: str) -> None:
@@ -73,15 +69,12 @@ def write(rank: Rank, folder: str) -> None:
 
 def _full_tensors(rank: Rank) -> dict[str, Any]:
     """Collective: every rank gathers, rank 0 keeps."""
-    import torch
-
-    dtype = getattr(torch, rank._config.dtype)
     policy, full = rank._loaded()._policy, {}
     policy.reshard_all()
     for name, parameter in policy.checkpoint_parameters():
         tensor = parameter.full_tensor().detach()
         if rank._rank == 0:
-            full[name] = tensor.to(dtype)
+            full[name] = tensor
     return full
 
 
@@ -216,8 +209,7 @@ def load_arrays(worker: Any, arrays: dict[str, Any]) -> None:
     """Load tensors that came through the object store."""
     import torch
 
-    tensors = {name: torch.from_numpy(one).view(dtype) for name, (one, dtype) in arrays.items()}
-    _load(worker, iter(tensors.items()))
+    _load(worker, ((name, torch.from_numpy(one)) for name, one in arrays.items()))
 
 
 def load_checkpoint(worker: Any, folder: str) -> None:

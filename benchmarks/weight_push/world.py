@@ -5,7 +5,7 @@ import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import ray
 
@@ -22,7 +22,6 @@ from services.trainer.rank.rank_messages import by_sequence
 from services.weight_bus.app import WeightBusSupervisor
 from services.weight_bus.config import WeightBusConfig
 
-WireDtype = Literal["float32", "bfloat16"]
 RANKS = 2
 DEADLINE_S = 120.0
 VOCABULARY = {3: 512, 150: 8192, 600: 8192}
@@ -70,20 +69,16 @@ class World:
     steps: int = 0
 
     @classmethod
-    async def open(
-        cls, size: int, replicas: int, dtype: WireDtype, folder: Path, *, proof: bool
-    ) -> Self:
+    async def open(cls, size: int, replicas: int, folder: Path) -> Self:
         """Start everything and deliver the first version."""
         model = str(make_model(folder, SHAPES[size], vocabulary=VOCABULARY[size]))
         # Every second version is sent whole and the others as changes: two ways, one bus.
         keeper = WeightBusSupervisor(WeightBusConfig(delta_anchor_every=2))
-        trainer = TrainerConfig(model=model, world_size=RANKS, dtype=dtype)
-        if not proof:
-            trainer = trainer.model_copy(update={"canary_sequences": 0})
+        trainer = TrainerConfig(model=model, world_size=RANKS, dtype="float32")
         server = RolloutServerConfig(
             model=model,
             replicas=replicas,
-            dtype=dtype,
+            dtype="float32",
             max_model_len=256,
             max_num_seqs=32,
             kv_cache_gb=0.25,
@@ -117,12 +112,7 @@ class World:
     @property
     def nbytes(self) -> int:
         """Bytes of one version."""
-        return self.group.model.parameters * self.itemsize
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element on the wire."""
-        return self.group.model.tensors[0].dtype.itemsize
+        return self.group.model.parameters * self.group.model.tensors[0].dtype.itemsize
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call every rank."""
@@ -197,8 +187,6 @@ class World:
             Seconds of the forward passes on the ranks.
         """
         sequences = [list(one) for one in self.group.model.canary]
-        if not sequences:
-            return 0.0
         began = time.monotonic()
         scored = by_sequence(await self.call("logprobs", sequences))
         seconds = time.monotonic() - began
