@@ -1,7 +1,7 @@
 """Learning curves of every schedule, algorithm and correction, on the real services.
 
 For each seed it deploys deploy/laptop.yaml once and submits run after run to it; each is the
-demo's run file with the changes that benchmarks/learning/matrix.py lists:
+demo's run file with the changes that benchmarks/learning/matrix.yaml lists:
 
     python -m benchmarks.learning [--only 'presets/*'] [--seeds 0 1 2] [--list] [--draw]
 
