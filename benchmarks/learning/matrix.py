@@ -53,13 +53,9 @@ class Configuration:
         """All keys that replace those of the demo's run file."""
         return _merged(COMMON, self.changes)
 
-    def run_data(self, **values: Any) -> dict[str, Any]:
-        """The content of its run file; `values` are further keys at the top."""
-        return _merged(_merged(load_yaml(RUN_FILE), self.overrides), values)
-
     def run_config(self, **values: Any) -> RunConfig:
-        """The run as the orchestrator gets it: as if the demo's run file held the changes."""
-        data = self.run_data(**values)
+        """The run as if the demo's run file held the changes; `values` are further keys."""
+        data = _merged(_merged(load_yaml(RUN_FILE), self.overrides), values)
         data["task_file"] = str(RUN_FILE.parent / data["task_file"])
         return RunConfig.from_data(data, source=self.name)
 
@@ -70,9 +66,19 @@ def staleness_name(correction: str, bound: int) -> str:
     return TWICE.get(name, name)
 
 
-def configurations() -> list[Configuration]:
+def configurations() -> Iterator[Configuration]:
     """All of them, in the order in which they are worth running."""
-    return [*_presets(), *_algorithms(), *_staleness()]
+    for preset in _MATRIX["presets"]:
+        changes = {"schedule": {"preset": preset}, "algorithm": GRPO}
+        yield Configuration(name=f"presets/{preset}", changes=changes)
+    for name, changes in ALGORITHMS.items():
+        if name != "grpo":  # presets/one_step_off
+            whole = _merged({"schedule": {"preset": "one_step_off"}}, changes)
+            yield Configuration(name=f"algorithms/{name}", changes=whole)
+    for bound in reversed(STALENESS):
+        for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
+            if f"staleness/{correction}/{bound}" not in TWICE:
+                yield staleness_configuration(correction, bound)
 
 
 def compared(part: str) -> list[str]:
@@ -84,28 +90,6 @@ def compared(part: str) -> list[str]:
 def label(name: str) -> str:
     """The name of a configuration in figures and tables."""
     return "sync GRPO" if name == REFERENCE else name.partition("/")[2]
-
-
-def _presets() -> Iterator[Configuration]:
-    for preset in _MATRIX["presets"]:
-        yield Configuration(
-            name=f"presets/{preset}",
-            changes={"schedule": {"preset": preset}, "algorithm": GRPO},
-        )
-
-
-def _algorithms() -> Iterator[Configuration]:
-    for name, changes in ALGORITHMS.items():
-        if name != "grpo":  # presets/one_step_off
-            whole = _merged({"schedule": {"preset": "one_step_off"}}, changes)
-            yield Configuration(name=f"algorithms/{name}", changes=whole)
-
-
-def _staleness() -> Iterator[Configuration]:
-    for bound in reversed(STALENESS):
-        for correction in reversed(list(CORRECTIONS) if bound else ON_POLICY):
-            if f"staleness/{correction}/{bound}" not in TWICE:
-                yield staleness_configuration(correction, bound)
 
 
 def staleness_configuration(correction: str, bound: int) -> Configuration:

@@ -10,13 +10,14 @@ time that its tests need by themselves.
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import median
+from typing import Any
 
 import uvloop
 
-from benchmarks.report import Bar, in_turn, options_of, ratio, show, write
+from benchmarks.report import Bar, by_name, in_turn, options_of, ratio, show, write
 from benchmarks.reward.load import TIME_LIMIT_S, samples, shared_tests, with_time_outs
 from benchmarks.reward.ways import Measured, by_service, compile_all, process_each, service
 from services.reward_service.config import cores_here
@@ -24,6 +25,8 @@ from services.reward_service.scoring import Scoring
 
 OWN, EACH, JAILED = "millrace", "subprocess a test", "bubblewrap a test"
 TIME_OUTS = 0.2
+COLUMNS = ["way", "tests/s/core", "CPU-ms a test", "service", "slot", "test"]
+COLUMNS += ["rate, ours over it", "CPU, it over ours"]
 
 Rounds = dict[str, dict[str, list[Measured]]]
 """Measurements by language and way, one a round."""
@@ -41,11 +44,18 @@ def main() -> int:
     options = parser.parse_args()
     rounds, batch, tier = uvloop.run(_measure(options))  # as in a Serve replica
     bars = _bars(rounds, batch)
-    _print(rounds, bars, batch)
     medians = {
         language: {way: _median(found) for way, found in sorted(by_way.items())}
         for language, by_way in sorted(rounds.items())
     }
+    for language, by_way in rounds.items():
+        rows = [[way, *_row(by_way, way, medians[language][way])] for way in by_way]
+        show(COLUMNS, rows, title=language)
+    print(
+        f"{batch['answers']:.0f} answers, {TIME_OUTS:.0%} without end: {batch['wall_s']:.1f} s; "
+        f"{batch['cpu_s']:.1f} CPU-s for {batch['work_s']:.1f} CPU-s of work"
+    )
+    print(*bars, sep="\n")
     result = {
         "bars": {
             one.name: {"found": round(one.found, 3), "bar": one.limit, "met": one.met}
@@ -138,42 +148,27 @@ def _seconds(one: Measured) -> float:
     return one.wall_s / one.tests
 
 
-def _median(found: list[Measured]) -> dict[str, float | None]:
-    medians: dict[str, float | None] = {}
-    for name in asdict(found[0]):
-        values = [getattr(one, name) for one in found]
-        medians[name] = None if None in values else round(median(values), 4)
+def _median(found: list[Measured]) -> dict[str, Any]:
+    """Figures of a turn; None where a way does not count it."""
+    medians = {
+        name: None if None in values else round(median(values), 4)
+        for name, values in by_name([asdict(one) for one in found]).items()
+    }
     medians["cpu_ms_a_test"] = median(1000 * one.cpu_s / one.tests for one in found)
     medians["tests_a_second_and_core"] = median(one.per_core(cores_here()) for one in found)
     return medians
 
 
-def _print(rounds: Rounds, bars: Iterable[Bar], batch: dict[str, float]) -> None:
-    columns = ["way", "tests/s/core", "CPU-ms a test", "service", "slot", "test"]
-    columns += ["rate, ours over it", "CPU, it over ours"]
-    for language, by_way in rounds.items():
-        rows = [[way, *_row(by_way, way, found)] for way, found in by_way.items()]
-        show(columns, rows, title=language)
-    print(
-        f"{batch['answers']:.0f} answers, {TIME_OUTS:.0%} without end: {batch['wall_s']:.1f} s; "
-        f"{batch['cpu_s']:.1f} CPU-s for {batch['work_s']:.1f} CPU-s of work"
-    )
-    for bar in bars:
-        print(bar)
-
-
-def _row(by_way: dict[str, list[Measured]], way: str, found: list[Measured]) -> list[str]:
-    def per_test(seconds: Callable[[Measured], float]) -> float:
-        return median(1000 * seconds(one) / one.tests for one in found)
-
-    cpu, own = per_test(lambda one: one.cpu_s), per_test(lambda one: one.service_s)
-    parts = [f"{own:.2f}", "", ""]
+def _row(by_way: dict[str, list[Measured]], way: str, medians: dict[str, Any]) -> list[str]:
+    cpu, own = medians["cpu_ms_a_test"], 1000 * medians["service_s"] / medians["tests"]
+    parts = ["", ""]
     if way == OWN:
-        inside = per_test(lambda one: one.inside_s or 0.0)
-        parts[1:] = [f"{cpu - own - inside:.2f}", f"{inside:.2f}"]
+        inside = 1000 * medians["inside_s"] / medians["tests"]
+        parts = [f"{cpu - own - inside:.2f}", f"{inside:.2f}"]
     return [
-        f"{median(one.per_core(cores_here()) for one in found):.0f}",
+        f"{medians['tests_a_second_and_core']:.0f}",
         f"{cpu:.2f}",
+        f"{own:.2f}",
         *parts,
         f"{_paired(by_way, way, _seconds):.2f}",
         f"{_paired(by_way, way, lambda one: one.cpu_s / one.tests):.2f}",
