@@ -73,7 +73,7 @@ Parts = Mapping[str, Part]
 
 def state_of(parts: Parts) -> dict[str, Any]:
     """The parts, and the random state: the CPU's, which is the same on all ranks."""
-    return {**parts, _RANDOM: torch.get_rng_state()}
+    return {_RANDOM: torch.get_rng_state(), **parts}
 
 
 def load_newest(
