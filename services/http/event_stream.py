@@ -1,4 +1,4 @@
-"""Server-sent events, in every spelling that servers use."""
+"""Server-sent events in every spelling that servers use, and the deadline of a stream."""
 
 import asyncio
 import math
@@ -51,7 +51,9 @@ class EventStream:
 
 
 class StallTimer:
-    """Calls `expire` when a wait takes too long. Must be closed.
+    """Calls `expire` when one of many short waits takes too long. Must be closed.
+
+    It costs two numbers a wait: a timer for each would cost a stream more than reading its events.
 
     Args:
         expire: ends the wait; called once at most.

@@ -1,9 +1,9 @@
-"""What a replica is asked for after the first time: the rest of one choice.
+"""The rest of one choice, after it was cut: its request, and its text.
 
-Pure functions over the request that a replica prepared. What continuing changes, and why
-each rule is here: token budgets shrink by what was made; a choice whose last token already
-ended it is not resubmitted; one seed used twice would repeat one random stream; and what
-depends on the generated part of a sequence (penalties, grammars) would see that part as
+The request is made by pure functions over the one that a replica prepared. What continuing
+changes, and why each rule is here: token budgets shrink by what was made; a choice whose last
+token already ended it is not resubmitted; one seed used twice would repeat one random stream; and
+what depends on the generated part of a sequence (penalties, grammars) would see that part as
 prompt, so such a request is made again from the prompt, with the same seed.
 """
 
@@ -18,7 +18,12 @@ ENGINE_DEFAULT_MAX_TOKENS = 16
 """vLLM's default. What a replica tells leaves out fields that are equal to it, and generate reads
 an absent `max_tokens` as "until the context is full"."""
 
+Derender = Callable[[dict[str, Any]], Awaitable[Any]]
+"""Posts one body to a replica's `/v1/completions/derender`."""
+
 _MASK_64 = (1 << 64) - 1
+_SEED_TOKENS = 32
+"""Decoding is seeded with the end of the prompt; vLLM reads only the last few tokens of it."""
 
 
 def history_dependence(request: dict[str, Any]) -> str | None:
@@ -102,15 +107,15 @@ def segment_seed(seed: int, index: int, segment: int) -> int:
     return (mixed ^ (mixed >> 31)) >> 1
 
 
-Derender = Callable[[dict[str, Any]], Awaitable[Any]]
-"""Posts one body to a replica's `/v1/completions/derender`."""
-
-_SEED_TOKENS = 32
-# Decoding is seeded with the end of the prompt; vLLM reads only the last few tokens of it.
-
-
 class ContinuedText:
     """Decodes and ends the text of one cut choice.
+
+    An engine decodes a continuation as if the tokens before the cut were prompt. A character
+    that is cut in two then comes out wrong (vLLM repeats the whole prompt), text that the dead
+    replica held back for stop strings is lost, and a stop string across the cut is missed. So
+    after a cut the text is decoded anew from the journal's tokens by the streaming `derender`
+    call of any replica. Its state travels with the choice, so the next cut costs nothing;
+    without a cut none of this runs.
 
     Args:
         journal: the choice; its text and, for stop strings, its end are set here.

@@ -18,6 +18,10 @@ from services.router.request.client_request import ClientRequest
 from services.router.request.trace_context import Segment, request_span
 from services.router.upstream.replicas import Attempts, Replicas
 
+Phase = Literal["queue", "first_token", "stream"]
+"""`queue` for a place on a replica, until its `first_token`, and `stream` for the rest. A request
+that is continued elsewhere comes back to `queue`."""
+
 
 class OpenRequest:
     """Runs one client request and keeps its token journal.
@@ -200,11 +204,6 @@ class OpenRequest:
         if journal.settled:
             reservation.shrink()
         return Piece.of(self.ask, journal, text, new)
-
-
-Phase = Literal["queue", "first_token", "stream"]
-"""`queue` for a place on a replica, until its `first_token`, and `stream` for the rest. A request
-that is continued elsewhere comes back to `queue`."""
 
 
 class Phases:

@@ -18,7 +18,11 @@ from services.router.answering.pass_through import PassThrough
 from services.router.request.client_request import ClientRequest, Endpoint
 from services.router.request.trace_context import TRACE, trace_headers, trace_id
 
+LOGGED = "millrace.logged"
+"""In the scope of a request whose endpoint writes a line of its own."""
+
 _LOG = Log("router")
+_MOST_PATH = 200
 
 
 class AccessLog:
@@ -47,12 +51,6 @@ class AccessLog:
     def write(self, **fields: Any) -> None:
         """Write one line; what is None is left out."""
         _LOG.info("request", **{name: value for name, value in fields.items() if value is not None})
-
-
-LOGGED = "millrace.logged"
-"""In the scope of a request whose endpoint writes a line of its own."""
-
-_MOST_PATH = 200
 
 
 class LoggedApp:

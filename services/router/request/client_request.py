@@ -133,11 +133,10 @@ class Needs:
             raise bad_request(f"{MIN_VERSION_HEADER} must be 0 or more", MIN_VERSION_HEADER)
         return cls(min_version=version, priority=priority, flow=flow, prefix=PromptPrefix.of(body))
 
-    def at_least(self, version: int | None) -> "Needs":
-        """The same, of a replica that serves this version or a newer one; None: any."""
-        if version is None or version <= (self.min_version or 0):
-            return self
-        return replace(self, min_version=version)
+    def at_least(self, version: int) -> "Needs":
+        """The same, of a replica that serves this version or a newer one."""
+        known = self.min_version or 0
+        return replace(self, min_version=version) if version > known else self
 
 
 NO_NEEDS = Needs()

@@ -23,16 +23,12 @@ from services.protocol.weights.weight_bus import NAMESPACE
 from services.router.config import RouterConfig
 from services.router.placement.reservations import Reservations
 
+TABLE_ACTOR = "router_table"
 _LOG = Log("router")
 _TIMEOUT_S = 2.0
-TABLE_ACTOR = "router_table"
 _MOST_HOMES = 10_000
 """Homes sent at a time, so that one exchange stays short."""
-
-
 _T = TypeVar("_T")
-
-
 _News = OrderedDict[str, tuple[_T, int, str]]
 """Of each session: what it is now, the revision that made it so, and the router that sent it."""
 

@@ -222,7 +222,9 @@ class TrajectoryReading:
     """The trajectories of a session as it is now; any thread may read it.
 
     There is one for each leaf, and every sampled token has mask 1 in exactly one of them.
-    Answers that several have in common count to the one that samples most after them.
+    Answers that several have in common count to the one that samples most after them. All of them
+    are far more tokens than the session keeps, so they are made away from the event loop, and some
+    at a time.
 
     Args:
         turns: all answers, parents before children.

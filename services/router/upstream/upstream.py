@@ -28,6 +28,8 @@ _JSON = {"content-type": "application/json"}
 _RETRIED_CLIENT_ERRORS = (408, 429)
 # uvicorn closes idle connections after 5 s; reusing one at that moment looks like a death.
 _KEEPALIVE_S = 3.0
+_UNANSWERED = 3
+"""TCP keepalive probes in a row that may get no acknowledgement."""
 
 
 class Upstream:
@@ -236,12 +238,11 @@ def _is_refusal(status: int) -> bool:
     return 400 <= status < 500 and status not in _RETRIED_CLIENT_ERRORS
 
 
-_UNANSWERED = 3
-"""Probes in a row that may get no acknowledgement."""
-
-
 def socket_factory(silence_s: float) -> Callable[[Any], socket.socket]:
-    """Sockets for `aiohttp.TCPConnector`.
+    """Sockets for `aiohttp.TCPConnector` that break when the other host falls silent.
+
+    A replica that stands still, as in a commit, has a host that still acknowledges packets. A host
+    that is cut off sends neither an end of the connection nor an answer.
 
     Args:
         silence_s: after so long without an acknowledgement a connection breaks; rounded up to
