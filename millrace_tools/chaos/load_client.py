@@ -46,13 +46,9 @@ class LoadClient:
 
     async def run(self, pause_s: float) -> None:
         """Call until cancelled, with a pause after each."""
-        kinds: dict[str, Callable[[], Awaitable[None]]] = {
-            "whole": self._whole,
-            "stream": self._stream,
-            "session": self._session,
-        }
-        for kind in itertools.cycle(kinds):
-            await self._call(kind, kinds[kind])
+        kinds = (("whole", self._whole), ("stream", self._stream), ("session", self._session))
+        for kind, ask in itertools.cycle(kinds):
+            await self._call(kind, ask)
             await asyncio.sleep(pause_s)
 
     async def close(self) -> None:

@@ -9,24 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from millrace_tools.capacity.model_shape import shape_of
-from services.orchestrator.config import OrchestratorConfig
-from services.page.config import PageConfig
 from services.protocol.errors import InvalidInput
-from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
-from services.router.config import RouterConfig
 from services.trainer.config import TrainerConfig
-from services.weight_bus.config import WeightBusConfig
-
-_CONFIGS: dict[str, type[BaseModel]] = {
-    "weight_bus": WeightBusConfig,
-    "reward_service": RewardServiceConfig,
-    "trainer": TrainerConfig,
-    "rollout_server": RolloutServerConfig,
-    "router": RouterConfig,
-    "orchestrator": OrchestratorConfig,
-    "page": PageConfig,
-}
 
 _TIMEOUTS = (
     ("orchestrator.trainer_call_timeout_s", "trainer.call_timeout_s", "trainer.bus_timeout_s"),
@@ -55,9 +40,9 @@ def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> Non
     Raises:
         InvalidInput: the first setting that is not compatible with another one.
     """
-    # An application of such a name may be the user's own.
-    known = {name: one for name, one in configs.items() if isinstance(one, _CONFIGS.get(name, ()))}
-    for problem in _problems(known):
+    # An application with the name of a service may be the user's own.
+    ours = {k: v for k, v in configs.items() if type(v).__module__ == f"services.{k}.config"}
+    for problem in _problems(ours):
         raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix)
 
 

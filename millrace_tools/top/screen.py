@@ -1,6 +1,7 @@
 """Draws a snapshot in 80 columns, or more in a wider terminal."""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -24,17 +25,17 @@ class RewardHistory:
     """Rewards of the steps seen so far, by run."""
 
     def __init__(self) -> None:
-        self._rewards: dict[str, dict[int, float]] = {}
+        self._rewards: defaultdict[str, dict[int, float]] = defaultdict(dict)
 
     def add(self, runs: Sequence[RunStatus]) -> None:
         """Remember the newest step of each."""
         for run in runs:
             if run.reward is not None:
-                self._rewards.setdefault(run.run_id, {})[run.step] = run.reward
+                self._rewards[run.run_id][run.step] = run.reward
 
     def of(self, run_id: str) -> list[float]:
         """In the order of steps."""
-        return [reward for _, reward in sorted(self._rewards.get(run_id, {}).items())]
+        return [reward for _, reward in sorted(self._rewards[run_id].items())]
 
 
 def draw(look: Snapshot, history: RewardHistory) -> RenderableType:
