@@ -181,7 +181,7 @@ def span(
     if _tracer is None:
         yield OFF
         return
-    opened = begin(name, parent, **attributes)
+    opened = begin(name, parent, links=(), at_s=None, **attributes)
     token = context.attach(trace.set_span_in_context(opened._span))
     try:
         yield opened

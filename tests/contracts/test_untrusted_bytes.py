@@ -51,6 +51,7 @@ IMPORTS_BY_NAME = {
     "millrace_tools/cluster/fork_server.py",
     "services/reward_service/languages/__init__.py",
     "services/orchestrator/tasks/task_rows.py",
+    "services/orchestrator/trackers/tracker.py",
     "services/orchestrator/rollout/verifiers_environment.py",
     "services/reward_service/jailed/zygote.py",
 }

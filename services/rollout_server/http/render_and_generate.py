@@ -129,7 +129,8 @@ def _checked(model: type[_Request], body: Any) -> _Request:
         return model.model_validate(body)
     except ValidationError as error:
         # The error of vLLM's own route for the same body.
-        found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+        errors: list[Any] = list(error.errors())
+        found = [{**one, "loc": ("body", *one["loc"])} for one in errors]
         raise RequestValidationError(found, body=body) from None
 
 

@@ -125,7 +125,7 @@ class RequestRecord:
         phases: dict[str, float] = {}
         if isinstance(self.served, OpenRequest):
             self.served.phases.end()
-            phases |= self.served.phases.seconds
+            phases.update(self.served.phases.seconds.items())
         seconds = time.monotonic() - self._began
         RouterMetrics.requests.inc(tags={**self._tags, "status": status})
         RouterMetrics.duration.observe(seconds, self._tags)

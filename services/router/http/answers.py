@@ -235,7 +235,7 @@ class AnswerWriter:
             return None
         if self._ask.endpoint == "chat":
             # Generate always lists the sampled token among the top ones; chat does so if asked.
-            hidden = {} if self._ask.top_logprobs else {"top_logprobs": []}
+            hidden: dict[str, Any] = {} if self._ask.top_logprobs else {"top_logprobs": []}
             return {"content": [{**entry, **hidden} for entry in entries] if hidden else entries}
         start = self._offsets.get(index, 0)
         columns = _completion_logprobs(entries, start, self._ask.top_logprobs)

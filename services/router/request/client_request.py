@@ -297,7 +297,7 @@ def _read(body: dict[str, Any]) -> tuple[_Read, str | None]:
         return _Read(), str(unreadable.errors()[0]["loc"][0])
     given = ((name, body.get(name)) for name in _UNJOURNALED)
     # Not 0, which prompt_logprobs may be.
-    absent = (None, "", [], {})
+    absent: tuple[Any, ...] = (None, "", [], {})
     asked = (name for name, value in given if value is not False and value not in absent)
     return read, next(asked, "prompt" if _prompts(body) > 1 else None)
 
@@ -312,8 +312,9 @@ def _check_choices(n: int | None, prompts: int, bound: int) -> None:
 
 def _prompts(body: dict[str, Any]) -> int:
     prompt = body.get("prompt")
-    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
-    return len(prompt) if several else 1
+    if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
+        return len(prompt)
+    return 1
 
 
 def _digest(data: bytes) -> "blake2b":
