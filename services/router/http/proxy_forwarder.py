@@ -60,17 +60,10 @@ class ProxyForwarder:
         """Serve one request, or the application's life, during which routes are followed."""
         if scope["type"] == "lifespan":
             await self._lifespan(scope, receive, send)
-        elif self._is_elsewhere(scope):
+        elif OWN_PORT in scope and f"{scope['path']}/".startswith(self._prefixes):
             await self._forward(scope, receive, send)
         else:
             await self._app(scope, receive, send)
-
-    def _is_elsewhere(self, scope: Scope) -> bool:
-        return (
-            scope["type"] == "http"
-            and OWN_PORT in scope
-            and f"{scope['path']}/".startswith(self._prefixes)
-        )
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aiohttp.ClientSession(

@@ -53,7 +53,16 @@ class ExternalBackends:
             # They hold no lease; it ends only when the watching stands still.
             lease_s=4 * (self._config.probe_s + self._config.probe_timeout_s),
             members=tuple(
-                _member(name, backend, up=self._up[name])
+                Member(
+                    replica_id=name,
+                    address=backend.url,
+                    state=ReplicaState.LIVE if self._up[name] else ReplicaState.SUSPECT,
+                    committed_version=None,
+                    leased=self._up[name],
+                    model=backend.model,
+                    max_model_len=backend.max_model_len or 0,
+                    pid=0,
+                )
                 for name, backend in self._backends.items()
             ),
             trainer_ready=False,
@@ -135,16 +144,3 @@ def _names(config: RouterConfig) -> dict[str, BackendConfig]:
         f"external-{number}-{urlsplit(backend.url).hostname}": backend
         for number, backend in enumerate(config.backends)
     }
-
-
-def _member(name: str, backend: BackendConfig, *, up: bool) -> Member:
-    return Member(
-        replica_id=name,
-        address=backend.url,
-        state=ReplicaState.LIVE if up else ReplicaState.SUSPECT,
-        committed_version=None,
-        leased=up,
-        model=backend.model,
-        max_model_len=backend.max_model_len or 0,
-        pid=0,
-    )
