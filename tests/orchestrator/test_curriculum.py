@@ -19,16 +19,16 @@ TASKS = [f"t{number}" for number in range(30)]
 
 
 def curriculum(rates: PassRates, *, seed: int = 0, floor: float = 0.2) -> Curriculum:
-    order = Mixture(seed=seed, counts=[len(TASKS)], weights=[1.0])
+    order = Mixture(seed=seed, counts=[len(TASKS)], weights=[1.0], task_ids=TASKS)
     config = CurriculumConfig(low=0.2, high=0.8, floor=floor)
-    return Curriculum(config, order=order, task_ids=TASKS, rates=rates, seed=seed)
+    return Curriculum(config, order=order, rates=rates, seed=seed)
 
 
 def taken(order: Curriculum, count: int, position: int = 0) -> list[tuple[int, str]]:
     places = []
     for _ in range(count):
         place = order.next(position)
-        places.append((place.position, TASKS[place.index]))
+        places.append((place.position, place.task_id))
         position = place.position + 1
     return places
 

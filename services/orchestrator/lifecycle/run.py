@@ -90,7 +90,7 @@ class Run:
         idle = TrainerIdle(context, book)
         attempts = Attempts(context, tasks, book, sampler=sampler, scorer=scorer, traces=traces)
         groups = Groups(context, tasks, book, attempts=attempts, record=record, rates=rates)
-        prompts = PromptSource(tasks.order(rates), tasks.train)
+        prompts = PromptSource(tasks.order(rates))
         admission = Admission(
             context, book, groups, prompts=prompts, window=self._window, idle=idle
         )

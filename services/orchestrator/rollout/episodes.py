@@ -20,7 +20,7 @@ from services.orchestrator.rollout.rollout import (
     sampling_seed,
 )
 from services.orchestrator.rollout.router_calls import interrupt_session
-from services.orchestrator.rollout.session_client import Recorded, SessionClient
+from services.orchestrator.rollout.session_client import SessionClient
 from services.protocol.reward.reward_service import Score, Verdict
 from services.protocol.router import SESSION_HEADER
 from services.side_by_side import cancel
@@ -138,16 +138,16 @@ class EpisodeSampler:
                 outcome = await self._process.run(episode, timeout_s=episode["timeout_s"])
             except RolloutFailed as error:
                 failure = error
-            done = await sessions.finish(session)
+            trajectories, unrecorded = await sessions.finish(session)
         finally:
             self._close(request.session, session)
             await sessions.delete(session)
-        if failure is None and not done.trajectories:
-            failure = _nothing(done)
+        if failure is None and not trajectories:
+            failure = _nothing(unrecorded)
         if failure is None and "text" in outcome and request.task.grader is None:
             problem = "rollout returned a text, and the task has no grader for it"
             failure = RolloutFailed("environment_result", problem)
-        for trajectory in done.trajectories:
+        for trajectory in trajectories:
             if failure is None and "text" in outcome:
                 arrived(index, replace(trajectory, text=outcome["text"]))
             else:
@@ -179,9 +179,9 @@ class EpisodeSampler:
         }
 
 
-def _nothing(session: Recorded) -> RolloutFailed:
-    if session.unrecorded_calls:
-        problem = f"none of its {session.unrecorded_calls} calls was answered"
+def _nothing(unrecorded_calls: int) -> RolloutFailed:
+    if unrecorded_calls:
+        problem = f"none of its {unrecorded_calls} calls was answered"
         return RolloutFailed("environment_unrecorded", problem)
     problem = "rollout ended without a call through its client"
     return RolloutFailed("environment_never_called", problem)

@@ -118,7 +118,7 @@ class BatchBarrier:
         self._batch_groups = batch_groups
         self._enabled = enabled
         self._rolling = 0
-        self._held: list[asyncio.Future[None]] = []
+        self._held, self._gate = 0, asyncio.Event()
 
     def enter(self) -> None:
         """A group's rollout begins."""
@@ -133,15 +133,12 @@ class BatchBarrier:
         """Wait, after `leave`, for the rest of the batch; its rollouts have deadlines."""
         if not self._enabled:
             return
-        gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._held.append(gate)
+        gate = self._gate
+        self._held += 1
         self._release()
-        await gate
+        await gate.wait()
 
     def _release(self) -> None:
-        if self._rolling and len(self._held) < self._batch_groups:
-            return
-        for gate in self._held:
-            if not gate.done():
-                gate.set_result(None)
-        self._held.clear()
+        if not self._rolling or self._held >= self._batch_groups:
+            self._gate.set()
+            self._held, self._gate = 0, asyncio.Event()

@@ -1,6 +1,5 @@
 """The router's recorded sessions, as any client sees them."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -12,19 +11,6 @@ from services.protocol.session import SessionTrajectory
 from services.protocol.trajectory import Trajectory
 
 _ANSWER_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """A finished session.
-
-    Attributes:
-        trajectories: those in which the policy sampled anything.
-        unrecorded_calls: calls without an answer that could be recorded.
-    """
-
-    trajectories: tuple[Trajectory, ...]
-    unrecorded_calls: int
 
 
 class SessionClient:
@@ -44,8 +30,12 @@ class SessionClient:
         answer = await self._call("POST", "", {"metadata": metadata})
         return str(answer["id"])
 
-    async def finish(self, session: str) -> Recorded:
-        """Close a session; returns its trajectories.
+    async def finish(self, session: str) -> tuple[list[Trajectory], int]:
+        """Close a session.
+
+        Returns:
+            The trajectories in which the policy sampled anything, and how many calls had no answer
+            that could be recorded.
 
         Raises:
             RolloutFailed: the router does not have it any more.
@@ -55,8 +45,8 @@ class SessionClient:
         try:
             all_of_them = (SessionTrajectory.model_validate(one) for one in answer["trajectories"])
             # What the policy sampled has its mask in one of them, and only there.
-            sampled = tuple(one.to_trajectory() for one in all_of_them if any(one.loss_mask))
-            return Recorded(trajectories=sampled, unrecorded_calls=answer["unrecorded_calls"])
+            sampled = [one.to_trajectory() for one in all_of_them if any(one.loss_mask)]
+            return sampled, int(answer["unrecorded_calls"])
         except (ValidationError, ValueError, KeyError, TypeError) as error:
             raise RolloutFailed("bad_session", one_line(repr(error))) from error
 

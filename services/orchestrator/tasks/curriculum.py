@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.ledger.sample_group import Prompt
 from services.orchestrator.run_folder.journal import Journal
-from services.orchestrator.tasks.prompts import Mixture, Place
+from services.orchestrator.tasks.prompts import Mixture
 from services.protocol.run.task import CurriculumConfig
 
 _LONGEST_SEARCH = 10_000  # places passed over in a row, a millisecond or so each hundred
@@ -48,22 +49,21 @@ class Curriculum:
 
     config: CurriculumConfig
     order: Mixture
-    task_ids: Sequence[str]
     rates: PassRates
     seed: int
 
-    def next(self, position: int) -> Place:
-        """The first place at or after a position that is taken."""
+    def next(self, position: int) -> Prompt:
+        """The first prompt at or after a position that is taken."""
         for at in range(position, position + _LONGEST_SEARCH):
-            place = self.order.next(at)
-            if self._takes(place):
-                return place
+            prompt = self.order.next(at)
+            if self._takes(prompt):
+                return prompt
         return self.order.next(position + _LONGEST_SEARCH)
 
-    def _takes(self, place: Place) -> bool:
-        rate = self.rates.of(self.task_ids[place.index])
+    def _takes(self, prompt: Prompt) -> bool:
+        rate = self.rates.of(prompt.task_id)
         if rate is None or self.config.low <= rate <= self.config.high:
             return True
-        return random.Random(f"{self.seed}:curriculum:{place.position}").random() < (
+        return random.Random(f"{self.seed}:curriculum:{prompt.position}").random() < (
             self.config.floor
         )

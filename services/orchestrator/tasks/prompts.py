@@ -3,7 +3,6 @@
 import random
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
@@ -13,26 +12,11 @@ WINDOW = 4
 """Blocks of a streamed source whose prompts are shuffled among each other."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """One place in an order of prompts.
-
-    Attributes:
-        position: 0-based, over all epochs.
-        epoch: 0-based, of its source.
-        index: of the prompt, over all sources.
-    """
-
-    position: int
-    epoch: int
-    index: int
-
-
 class Order(Protocol):
     """Where the prompts of a run come from, one after the other."""
 
-    def next(self, position: int) -> Place:
-        """The place to take at a position or, if that is passed over, after it."""
+    def next(self, position: int) -> Prompt:
+        """The prompt to take at a position or, if that is passed over, after it."""
 
 
 class PromptOrder:
@@ -110,7 +94,7 @@ class Mixture:
 
     Like `PromptOrder` a pure function of the position: a resumed run counts again from the
     first one, which takes a microsecond a position. A source with `blocks` is shuffled by
-    them (`BlockOrder`), any other one as a whole.
+    them (`BlockOrder`), any other one as a whole. `task_ids` are those of all sources together.
     """
 
     def __init__(
@@ -120,7 +104,9 @@ class Mixture:
         counts: Sequence[int],
         weights: Sequence[float],
         blocks: Mapping[int, Sequence[int]] | None = None,
+        task_ids: Sequence[str] = (),
     ) -> None:
+        self._task_ids = task_ids
         used = [place for place, count in enumerate(counts) if count]
         streamed = blocks or {}
         self._orders = [
@@ -138,10 +124,10 @@ class Mixture:
         self._taken = [0] * len(self._orders)
         self._credit = [0.0] * len(self._orders)
 
-    def next(self, position: int) -> Place:
-        """The place at a position: none is passed over."""
+    def next(self, position: int) -> Prompt:
+        """The prompt at a position: none is passed over."""
         epoch, index = self.at(position)
-        return Place(position=position, epoch=epoch, index=index)
+        return Prompt(position=position, epoch=epoch, task_id=self._task_ids[index])
 
     def at(self, position: int) -> tuple[int, int]:
         """Epoch of its source, and prompt index over all sources, at a 0-based position."""
@@ -168,21 +154,16 @@ class Mixture:
 class PromptSource:
     """Gives the next prompt of an order.
 
-    Args:
-        order: of places in `task_ids`.
-        task_ids: of the tasks to learn from.
-
     Attributes:
         position: 0-based, where the next prompt is looked for.
     """
 
-    def __init__(self, order: Order, task_ids: Sequence[str]) -> None:
-        self._order, self._task_ids = order, task_ids
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self.position = 0
 
     def next(self) -> Prompt:
         """The next prompt; its position is passed."""
-        place = self._order.next(self.position)
-        self.position = place.position + 1
-        task_id = self._task_ids[place.index]
-        return Prompt(position=place.position, epoch=place.epoch, task_id=task_id)
+        prompt = self._order.next(self.position)
+        self.position = prompt.position + 1
+        return prompt

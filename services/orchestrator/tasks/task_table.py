@@ -152,19 +152,19 @@ class TaskTable(Mapping[str, Task]):
         return task.in_environment(environment)
 
     def order(self, rates: PassRates) -> Order:
-        """The order in which the run uses prompts, as places in `train`."""
+        """The order in which the run uses prompts."""
         mixture, curriculum = self.mixture(self._run.seed), self._run.curriculum
         if curriculum is None:
             return mixture
-        return Curriculum(
-            curriculum, order=mixture, task_ids=self.train, rates=rates, seed=self._run.seed
-        )
+        return Curriculum(curriculum, order=mixture, rates=rates, seed=self._run.seed)
 
     def mixture(self, seed: int) -> Mixture:
         """The order in which the tasks to learn from are used, as places in `train`."""
         weights = [source.weight for source, _ in self._sources]
         blocks = {place: self._sources[place][1].blocks() for place in self._streams}
-        return Mixture(seed=seed, counts=self._counts, weights=weights, blocks=blocks)
+        return Mixture(
+            seed=seed, counts=self._counts, weights=weights, blocks=blocks, task_ids=self.train
+        )
 
     def __getitem__(self, task_id: str) -> Task:
         if task_id in self._index:
