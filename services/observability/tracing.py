@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry import context, trace
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -181,7 +181,7 @@ def span(
     if _tracer is None:
         yield OFF
         return
-    opened = begin(name, parent, links=(), at_s=None, **attributes)
+    opened = begin(name, parent, **cast(dict[str, Any], attributes))
     token = context.attach(trace.set_span_in_context(opened._span))
     try:
         yield opened

@@ -35,11 +35,9 @@ class EnvironmentHost:
 
         self._replies = replies
         http = policy.connections()
-
-        def client(episode: dict[str, Any]) -> Any:
-            return policy.policy_client(http, policy.PolicyCalls(**episode))
-
-        self._client = client
+        self._client: Callable[..., Any] = lambda **calls: policy.policy_client(
+            http, policy.PolicyCalls(**calls)
+        )
         self._episodes: dict[int, asyncio.Task[None]] = {}
         self._cancelled: set[int] = set()
 
@@ -62,7 +60,7 @@ class EnvironmentHost:
         outcome: dict[str, Any]
         task = Task.model_validate(episode.pop("task"))
         try:
-            outcome = _outcome(await self._rollout(self._client(episode), task))
+            outcome = _outcome(await self._rollout(self._client(**episode), task))
         except BaseException as error:  # noqa: BLE001  a user's code may raise anything
             ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)
             reason = "cancelled" if ended else "environment_raised"
