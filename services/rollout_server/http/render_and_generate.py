@@ -128,10 +128,13 @@ def _checked(model: type[_Request], body: Any) -> _Request:
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        # The error of vLLM's own route for the same body.
-        errors: list[Any] = list(error.errors())
-        found = [{**one, "loc": ("body", *one["loc"])} for one in errors]
-        raise RequestValidationError(found, body=body) from None
+        raise _validation_error(error, body) from None
+
+
+def _validation_error(error: ValidationError, body: Any) -> RequestValidationError:
+    """The error of vLLM's own route for the same body."""
+    found = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()]
+    return RequestValidationError(found, body=body)
 
 
 async def _events(
