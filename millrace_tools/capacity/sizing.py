@@ -132,10 +132,8 @@ class Sizing:
         training = int(self.trainer.world_size * self.trainer.gpus_per_rank)
         serving = rollout.replicas * rollout.gpus
         yield "GPUs", f"{training} to train + {serving} to sample = {training + serving} of them"
-        if self.run is not None:
-            yield from self._of_run(self.run)
-
-    def _of_run(self, run: RunConfig) -> Iterator[tuple[str, str]]:
+        if (run := self.run) is None:
+            return
         slots = run.schedule.groups_in_flight(run.batch_groups)
         answers = run.batch_groups * run.group_size
         yield (

@@ -105,7 +105,11 @@ class RunPlan:
         rollout, trainer = cluster.rollout_server, cluster.trainer
         ranks, gpus = trainer.world_size, trainer.gpus_per_rank * trainer.world_size
         devices = f"{ranks} ranks on {trainer.device}" + (f" ({gpus:g} GPUs)" if gpus else "")
-        yield "trainer", f"{devices}, {self._passes(cluster)}"
+        updates = self.run.algorithm.minibatches
+        rows = ceil(trajectories(self.run) / updates / ranks)
+        together = max(1, trainer.micro_batch_tokens // rollout.max_model_len)
+        passes = f"{updates} optimizer steps, each of at most {ceil(rows / together)}"
+        yield "trainer", f"{devices}, {passes} micro-batches a rank"
         serving = rollout.replicas * rollout.gpus
         yield (
             "rollout servers",
@@ -114,14 +118,6 @@ class RunPlan:
             + f", {rollout.replicas * rollout.max_num_seqs:,} answers at a time, prompt and "
             f"answer at most {rollout.max_model_len:,} tokens",
         )
-
-    def _passes(self, cluster: Cluster) -> str:
-        trainer, updates = cluster.trainer, self.run.algorithm.minibatches
-        rows = ceil(trajectories(self.run) / updates / trainer.world_size)
-        longest = cluster.rollout_server.max_model_len
-        together = max(1, trainer.micro_batch_tokens // longest)
-        passes = ceil(rows / together)
-        return f"{updates} optimizer steps, each of at most {passes} micro-batches a rank"
 
     def _checkpoints(self) -> str:
         often = f"every {self.run.checkpoint.every} steps and at the end"

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from millrace_tools.doctor.checks import Finding, fault, good, note
 from millrace_tools.doctor.facts import Node
-from millrace_tools.doctor.finding import Finding, fault, good, note
 
 _SKEW_S, _LARGE_SKEW_S = 0.5, 5.0
 

@@ -1,9 +1,12 @@
 """One function a check: from facts about a machine to a finding."""
 
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+
 from packaging.specifiers import SpecifierSet
 
 from millrace_tools.doctor.facts import Disk, Machine
-from millrace_tools.doctor.finding import Finding, fault, good, note
 from services.open_files import most_connections
 from services.reward_service.isolation.bubblewrap import PACKAGE
 
@@ -21,6 +24,31 @@ _CLOCK_ERROR_S = 1.0
 _GPU_BUSY = 0.1  # share of its memory
 _LEFT_BYTES = 64 << 20
 _OURS = ("raylet", "gcs_server", "ray", "haproxy")
+
+
+class Grade(StrEnum):
+    """The severity: a fault keeps something from working, a note costs speed or comfort."""
+
+    GOOD = "good"
+    NOTE = "note"
+    FAULT = "fault"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Attributes:
+        found: the fact.
+        fix: how to change it; empty where nothing is to be done.
+    """
+
+    grade: Grade
+    found: str
+    fix: str = ""
+
+
+good, note, fault = (partial(Finding, grade) for grade in Grade)
 
 
 def python(machine: Machine) -> Finding:

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from millrace_tools.command import FAILED, RAY_ADDRESS, command, option
 from millrace_tools.doctor import across, checks
+from millrace_tools.doctor.checks import Finding, Grade
 from millrace_tools.doctor.facts import Machine, Node
-from millrace_tools.doctor.finding import Finding, Grade
 
 _STYLES = {Grade.GOOD: "green", Grade.NOTE: "yellow", Grade.FAULT: "bold red"}
 

@@ -41,11 +41,9 @@ def follow(
 
 
 def follow_or_stop(client: RunsClient, status: RunStatus, console: Console) -> RunStatus:
-    """Follow a run; Ctrl-C asks it to stop, and a second Ctrl-C leaves it alone.
+    """Follow a run as `follow` does; Ctrl-C asks it to stop, and a second Ctrl-C leaves it alone.
 
     Raises:
-        NotReady: the orchestrator does not answer.
-        InvalidInput: it does not know the run any more.
         KeyboardInterrupt: a second Ctrl-C.
     """
     try:

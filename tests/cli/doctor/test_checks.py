@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from millrace_tools.doctor import across
-from millrace_tools.doctor.checks import CHECKS
+from millrace_tools.doctor.checks import CHECKS, Grade
 from millrace_tools.doctor.facts import (
     Clock,
     Disk,
@@ -19,7 +19,6 @@ from millrace_tools.doctor.facts import (
     Port,
     Sandbox,
 )
-from millrace_tools.doctor.finding import Grade
 from tests.cli.doctor.conftest import GIB, no_gpus, two_gpus
 
 ROOMY = Disk(path="/models", purpose="models", size=100 * GIB, free=50 * GIB)
