@@ -69,15 +69,13 @@ def packages() -> tuple[Package, ...]:
     """Ray, the engine and torch, with the versions that Millrace and the engine require."""
     pins = _pins("millrace")
     engine = next((name for name in _ENGINES if _version(name)), _ENGINES[0])
-    return (
-        Package(name="ray", installed=_version("ray"), supported=pins.get("ray", "")),
-        Package(name=engine, installed=_version(engine), supported=pins.get(engine, "")),
-        Package(
-            name="torch",
-            installed=_version("torch").partition("+")[0],
-            supported=_public(_pins(engine).get("torch", "")),
-        ),
+    torch = _version("torch").partition("+")[0]  # `2.13.0+cpu` and `2.13.0` are one release
+    found = (
+        ("ray", _version("ray"), pins.get("ray", "")),
+        (engine, _version(engine), pins.get(engine, "")),
+        ("torch", torch, _pins(engine).get("torch", "").partition("+")[0]),
     )
+    return tuple(Package(name=n, installed=i, supported=s) for n, i, s in found)
 
 
 def _version(name: str) -> str:
@@ -95,11 +93,6 @@ def _pins(name: str) -> dict[str, str]:
         return {}
     asked = [Requirement(line) for line in lines]
     return {one.name: str(one.specifier) for one in reversed(asked) if one.specifier}
-
-
-def _public(specifier: str) -> str:
-    """Without the local part: `2.13.0+cpu` and `2.13.0` are one release."""
-    return specifier.partition("+")[0]
 
 
 async def sandbox() -> Sandbox:

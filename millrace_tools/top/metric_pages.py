@@ -1,5 +1,6 @@
 """A few metrics from the pages that Prometheus scrapes."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,14 +83,12 @@ class Rates:
         """Rates of the counters that have grown lately."""
         now = time.monotonic() if now is None else now
         for name, count in counts.items():
-            then, before = self._seen.get(name, (now, count))
-            if name not in self._seen or count < before:  # a process began to count anew
-                self._seen[name] = (now, count)
-                self._rates.pop(name, None)
+            then, before = self._seen.get(name, (now, math.inf))
+            if count < before or (count == before and now - then > self._FORGET_S):
+                self._rates.pop(name, None)  # also of a process that began to count anew
             elif count > before and now > then:
                 self._rates[name] = (count - before) / (now - then)
-                self._seen[name] = (now, count)
-            elif now - then > self._FORGET_S:
-                self._rates.pop(name, None)
-                self._seen[name] = (now, count)
+            else:
+                continue
+            self._seen[name] = (now, count)
         return {name: rate for name, rate in self._rates.items() if name in counts}
