@@ -19,7 +19,7 @@ _SECONDS = [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300]
 
 
 class Counter(ray_metrics.Counter):
-    """A counter that may be told of nothing; Ray's own refuses to count 0."""
+    """A counter that takes 0, which Ray's own refuses."""
 
     def inc(self, value: float = 1.0, tags: dict[str, str] | None = None) -> None:
         """Add `value`, 0 or more."""
@@ -137,7 +137,9 @@ class RouterMetrics:
     cap = _gauge("router_sequence_cap", "Sequences in flight at which it is full", "replica")
     queue = _gauge("router_queue", "Requests waiting for a replica")
     queue_refusals = _counter("router_queue_refusals", "Requests that could not wait", "reason")
-    refused_connections = _counter("router_refused_connections", "Of clients: no room", "reason")
+    refused_connections = _counter(
+        "router_refused_connections", "Client connections refused", "reason"
+    )
     queue_wait = _seconds("router_queue_seconds", "Wait for a replica, of those that waited")
     share_failures = _counter("router_share_failures", "Failed exchanges with other routers")
     session_calls = _counter("router_session_calls", "Recorded calls by how they joined", "kind")
@@ -164,7 +166,7 @@ class BusMetrics:
     commits = _counter("bus_commits", "Versions committed on replicas", "replica")
     failures = _counter("bus_failures", "Updates that failed", "replica", "phase")
     tick_failures = _counter("bus_tick_failures", "Looks for silent members that failed")
-    dropped_reports = _counter("bus_dropped_reports", "Reports nobody waited for any more")
+    dropped_reports = _counter("bus_dropped_reports", "Reports that came too late")
     refusals = _counter("bus_refusals", "Input that the bus refused", "what")
     newest_version = _gauge("bus_newest_version", "Highest version published")
     replica_version = _gauge("bus_replica_version", "Version a replica serves", "replica")
@@ -210,10 +212,10 @@ class RunMetrics:
     step = _gauge("run_step", "Train steps done", "run")
     staleness = _gauge("run_staleness_max", "Largest staleness in the last batch", "run")
     staleness_bound = _gauge("run_staleness_bound", "Largest staleness that is allowed", "run")
-    disk_free = _gauge("run_disk_free_bytes", "Room where the run directory lies", "run")
+    disk_free = _gauge("run_disk_free_bytes", "Free bytes where the run directory is", "run")
     observer_failures = _counter("run_observer_failures", "Events not taken in", "run", "observer")
     in_flight = _gauge("run_groups_in_flight", "Groups admitted and not closed", "run")
-    paused = _gauge("run_paused", "1 while somebody has paused the run, else 0", "run")
+    paused = _gauge("run_paused", "1 while the run is paused, else 0", "run")
     wanted_replicas = _gauge(
         "run_replicas_wanted", "Rollout replicas that there is work for", "run"
     )

@@ -49,7 +49,7 @@ class TracingConfig(StrictModel):
 
 
 class Span:
-    """Something that is under way. Where tracing is off, all of it does nothing."""
+    """A span; where tracing is off, its methods do nothing."""
 
     __slots__ = ("_span",)
 
@@ -58,7 +58,7 @@ class Span:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What makes another process's span a child of this one; empty where tracing is off."""
+        """Headers for calls whose spans are children of this one; empty where tracing is off."""
         carried: dict[str, str] = {}
         if self is not OFF:
             _PROPAGATOR.inject(carried, context=trace.set_span_in_context(self._span))
@@ -66,23 +66,23 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """The same for a field of a message."""
+        """The header `traceparent`, for a field of a message."""
         return self.headers.get("traceparent", "")
 
     def set(self, **attributes: Attribute) -> None:
-        """Say more of it."""
+        """Set attributes."""
         self._span.set_attributes(_named(attributes))
 
     def event(self, name: str, **attributes: Attribute) -> None:
-        """Something happened in it, now."""
+        """Add an event that happens now."""
         self._span.add_event(name, _named(attributes))
 
     def fail(self, reason: str) -> None:
-        """It went wrong; `reason` is a short name, never text of a user's."""
+        """Set the status to error; `reason` is a short name, never text of a user's."""
         self._span.set_status(trace.Status(trace.StatusCode.ERROR, reason))
 
     def end(self, at_s: float | None = None) -> None:
-        """It is over: now, or at a time in seconds since 1970. A second call does nothing."""
+        """End the span now, or at a time in seconds since 1970. A second call does nothing."""
         if self._span.is_recording():
             self._span.end(None if at_s is None else int(at_s * _NS))
 
@@ -110,7 +110,7 @@ def start(config: TracingConfig | None, *, service: str) -> None:
         sampler=ParentBased(TraceIdRatioBased(config.ratio)),
         resource=Resource.create({"service.name": f"millrace.{service}"}),
     )
-    # Bounded: what a slow collector does not take in time is dropped, and nobody waits.
+    # Bounded: the processor drops spans that a slow collector does not take in time.
     _provider.add_span_processor(BatchSpanProcessor(_exporter, max_queue_size=_MOST_WAITING))
     _tracer = _provider.get_tracer("millrace")
     # It would print a traceback for every batch while the collector is away.
@@ -145,7 +145,7 @@ def begin(
     at_s: float | None = None,
     **attributes: Attribute,
 ) -> Span:
-    """A span to be ended by whoever holds it.
+    """Begin a span; the caller ends it.
 
     Args:
         name: of few kinds.

@@ -1,4 +1,4 @@
-"""Tells browsers that a run has something new, as server-sent events."""
+"""Server-sent events for browsers: the files of a run have changed."""
 
 import asyncio
 import json

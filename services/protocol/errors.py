@@ -1,4 +1,4 @@
-"""Errors that services tell each other."""
+"""Errors that services raise across their interfaces."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 RENDER_AND_GENERATE = "/inference/v1/render_and_generate"
-"""Takes a `GenerationOrder`. Answers like `/inference/v1/generate`, and tells under `request`
+"""Takes a `GenerationOrder`. Answers like `/inference/v1/generate`, and has under `request`
 what that would take: in an event before the first token, or in the one object of a whole answer.
 Another replica can go on from there."""
 
@@ -33,7 +33,7 @@ class GenerationOrder:
         shown_early: the client sees tokens before the answer is finished. An answer that can
             only be made again from the prompt then gets a seed, so that it comes out the same.
         offers_tools: the answer may be a tool call, which a parser finds in its tokens.
-        logprobs: somebody wants to know them.
+        logprobs: the client or a recorded session needs them.
         interval: tokens in a chunk after the first; None for the engine's own way. An answer
             that cannot be longer comes in one piece.
     """

@@ -74,7 +74,7 @@ class CheckpointReport:
 
     Attributes:
         saved_step: train step of the newest one that is complete on disk, 0 for none.
-        problem: why one that was begun is not there, told once; empty when all are.
+        problem: why one that was begun is not there, reported once; empty when all are.
         disk_full: that is because its disk is full; one may be written when there is space.
     """
 

@@ -175,7 +175,7 @@ def pass_rates(counts: Sequence[tuple[int, int]], samples: int) -> dict[int, flo
     """Mean pass@k over tasks, for k = 1, 2, 4, ... and `samples`.
 
     `counts` has graded and passed answers of each task. A task with fewer than k graded
-    answers does not count for that k; a k that no task can tell of is left out.
+    answers does not count for that k; a k for which no task counts is left out.
     """
     rates = {}
     for k in sorted({2**power for power in range(samples.bit_length())} | {samples}):

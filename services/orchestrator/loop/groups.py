@@ -38,7 +38,7 @@ class Groups:
         self._context, self._tasks, self._book = context, tasks, book
         self._attempts, self._record, self._rates = attempts, record, rates
         self._run, self._progress, self._tags = context.run, context.progress, context.tags
-        # Lengths can tell answers of equal rewards apart; the trainer takes the penalty off.
+        # The trainer subtracts a penalty for length: equal rewards can become different ones.
         algorithm = context.run.algorithm
         self._takes_all = (
             algorithm.learns_from_equal_rewards or algorithm.overlong_limit is not None

@@ -76,7 +76,7 @@ class TaskTable(Mapping[str, Task]):
 
     Raises:
         InvalidInput: a row is no task; it names file, row and field. Without `quote` it never
-            shows what the file holds: anybody who may start a run may name any file.
+            shows what the file holds: a client that may start a run may name any file.
     """
 
     def __init__(self, run: RunConfig, *, quote: bool = True) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from services.json_lines import Count, JsonLines
 
 LATEST = 1e10
-"""Seconds since 1970: of later ones, numbers cannot tell the parts of a screen apart."""
+"""Seconds since 1970: beyond it, floats are too coarse for the parts of a screen."""
 
 _NARROWEST_S = 0.01
 _MOST_LANES = 96

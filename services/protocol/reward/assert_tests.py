@@ -60,7 +60,7 @@ def parsed(source: str, name: str) -> ast.Module:
 
 
 def called_function(tests: str | list[str], setup: str) -> str:
-    """The function that `check` is called with, or the one that is called and nobody defines.
+    """The function that `check` is called with, or the one that is called and not defined.
 
     Raises:
         ValueError: there is none, or several.
@@ -153,14 +153,14 @@ def _asserts_alone(statements: Iterable[ast.stmt]) -> list[ast.stmt] | None:
 
     `assert True`, which HumanEval's checks end with, would be a gift.
     """
-    told: list[ast.stmt] = []
+    found: list[ast.stmt] = []
     for one in statements:
         if isinstance(one, ast.Assert):
             if not isinstance(one.test, ast.Constant):
-                told.append(one)
+                found.append(one)
         elif not (isinstance(one, ast.Pass) or _is_text(one)):
             return None
-    return told
+    return found
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -1,4 +1,4 @@
-"""How an answer is graded: one model a kind, told apart by `kind`."""
+"""How an answer is graded: one model for each `kind`."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -101,7 +101,7 @@ class PythonAssertsGrader(StrictModel):
     Attributes:
         tests: a text with `def check(candidate)`, or of asserts; or a list of texts.
         entry_point: the function, or `Class.method` (`Class().method` is the same); without
-            it the one function that the tests call and nobody defines.
+            it the one function that the tests call and do not define.
         setup: Python that the asserts need; the answer never sees it.
         prelude: as for `code`.
         template: as for `python_function`.

@@ -147,7 +147,7 @@ class TaskSource(StrictModel):
 def task_of(row: Any, source: str, *, quote: bool) -> Task:
     """A row as a task; `source` is what an error calls it.
 
-    Without `quote` an error never shows what the row holds: anybody who may start a run may name
+    Without `quote` an error never shows what the row holds: a client that may start a run may name
     any file as its task file.
 
     Raises:

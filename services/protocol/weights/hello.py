@@ -54,7 +54,7 @@ class TrainerHello:
         world_size: ranks of the group that send; where a trainer holds several copies of
             the model, those of the first copy.
         memory_domain: processes with the same name here can read each other's memory; empty:
-            nobody can.
+            no process can.
         has_gpu: the process owns a GPU.
     """
 

@@ -10,7 +10,7 @@ SLEEP_LEVELS = (1, 2)
 
 
 class ControlAction(StrEnum):
-    """What a replica can be told to do.
+    """Actions that a replica can be ordered to take.
 
     A request that is ended has `finish_reason` "abort"; the router goes on with it on
     another replica.
@@ -77,7 +77,7 @@ class ControlOutcome:
 
 
 class ControlFailed(RuntimeError):
-    """A replica could not do what it was told, or did not say in time that it had."""
+    """A replica could not carry out its order, or did not report in time."""
 
 
 def check_control(action: str, level: int | None) -> tuple[ControlAction, int | None]:

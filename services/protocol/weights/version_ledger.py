@@ -10,7 +10,7 @@ class VersionOutcome:
     Attributes:
         replica_id: the replica.
         at: when the bus heard of it, seconds since 1970.
-        error: None: the replica committed it, or told a restarted bus that it serves it;
+        error: None: the replica committed it, or reported to a restarted bus that it serves it;
             else the phase that failed and why.
         seconds: of an attempt that was seen to end in a commit, from its first order.
         stage_s: how long the replica took to receive and verify, as it reported.
@@ -34,7 +34,7 @@ class VersionRecord:
     Attributes:
         version: policy version.
         train_step: train step whose result it is; None: a replica serves it, but its
-            manifest has not been told since the bus restarted.
+            manifest has not been published again since the bus restarted.
         digest: see `WeightManifest.digest`; empty where `train_step` is None.
         model: as in its manifest; empty where `train_step` is None.
         base: the newest version before it, onto which its changes are sent; None: none was

@@ -143,7 +143,7 @@ class Orders:
         known: False when the bus does not know the member: it must register again.
         last: number of the last order in `orders`; acknowledged by the next poll.
         orders: in the order in which they must be carried out; may be empty.
-        wanted_replicas: see `WeightBus.want_replicas`; None where nobody has said it lately.
+        wanted_replicas: see `WeightBus.want_replicas`; None where no run reported it lately.
     """
 
     known: bool
@@ -270,7 +270,7 @@ class WeightBus(Protocol):
         """
 
     async def publish_canary(self, version: int, logprobs: CanaryLogprobs) -> None:
-        """Tell the trainer's own scores of the canary of a version that was published."""
+        """Report the trainer's own scores of the canary of a published version."""
 
     async def watch(self, revision: int, wait_s: float) -> MemberTable:
         """The table as soon as it is newer than `revision`, or as it is after `wait_s`."""
@@ -294,14 +294,14 @@ class WeightBus(Protocol):
     async def versions(self) -> tuple[VersionRecord, ...]:
         """What became of the newest versions, oldest first; a bounded number.
 
-        A restarted bus begins with what its members tell again.
+        A restarted bus begins with the versions that its members report again.
         """
 
     async def bound_lag(self, max_lag: int | None) -> None:
         """Lease only replicas at most `max_lag` versions behind the newest; None: any."""
 
     async def want_replicas(self, replicas: int) -> None:
-        """Have Serve be told, by the replicas, how many of them a run has work for.
+        """Report how many replicas a run has work for; the replicas pass it to Serve.
 
         It is forgotten after a minute, since a run may end without a word.
 

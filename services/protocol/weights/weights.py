@@ -87,7 +87,7 @@ class WeightManifest:
         trace: W3C `traceparent` of the publisher's span, empty without one.
         adapter: set when the tensors are a LoRA adapter's; None: they are all of the model's.
         model: the checkpoint that training began from, as the trainer's settings name it;
-            empty: not told.
+            empty: not known.
     """
 
     version: int
