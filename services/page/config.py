@@ -7,7 +7,7 @@ from services.protocol.strict import StrictModel
 
 
 class PageConfig(StrictModel):
-    """How the page is served in a cluster.
+    """Settings of the page in a cluster.
 
     Attributes:
         access: who may see runs. The files of the page itself need no key: they ask for it.

@@ -1,4 +1,4 @@
-"""How services are kept on the nodes that are meant for them."""
+"""The custom resource that keeps services on their nodes."""
 
 NODE_RESOURCE_SHARE = 0.001
 """Amount of a `node_resource` that each replica or rank asks for. Nodes have 1 of it, so that it

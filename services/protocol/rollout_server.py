@@ -1,4 +1,4 @@
-"""What a rollout server's public port receives besides vLLM's own requests."""
+"""Requests of a rollout server's public port besides vLLM's own."""
 
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""What the router receives beyond the OpenAI API, and what it adds to answers.
+"""The router's extensions of the OpenAI API, in requests and answers.
 
 Every extension is open to any client; the orchestrator has no private door.
 """

@@ -1,1 +1,1 @@
-"""What a run file is checked for before the run starts."""
+"""Checks of a run file before the run starts."""

@@ -1,4 +1,4 @@
-"""What all parts of a run share."""
+"""The context that all parts of a run share."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass

@@ -47,7 +47,7 @@ class IdleTimes:
 
     @property
     def trainer_waits_for(self) -> str | None:
-        """What the trainer waits for now, None while it trains."""
+        """The cause for which the trainer waits now, None while it trains."""
         return next(iter(self._now.get("trainer", {})), None)
 
     def waited_s(self, cause: str) -> float:

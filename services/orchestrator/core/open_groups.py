@@ -124,17 +124,17 @@ class OpenGroups:
         return iter(self._in[stage])
 
     def count(self, stage: Stage) -> int:
-        """How many are in a stage."""
+        """Number of groups in a stage."""
         return len(self._in[stage])
 
     def among_oldest(self, stage: Stage, groups: int) -> int:
-        """How many of the oldest `groups` are in a stage."""
+        """Number of the oldest `groups` that are in a stage."""
         if len(self._ids) <= groups:
             return len(self._in[stage])
         return bisect_right(self._in[stage], self._ids[groups - 1])
 
     def up_to(self, stage: Stage, version: int) -> int:
-        """How many in a stage have a decisive version that is not newer."""
+        """Number of groups in a stage whose decisive version is not newer."""
         return sum(count for at, count in self._at[stage].items() if at <= version)
 
     def older_than(self, version: int) -> list[int]:

@@ -120,7 +120,7 @@ def without_stale_tokens(trajectory: Trajectory, min_version: int) -> Trajectory
 
 
 def tokens_before(trajectory: Trajectory, min_version: int) -> int:
-    """How many of the tokens that the policy sampled are of versions before `min_version`."""
+    """Number of tokens that the policy sampled under versions before `min_version`."""
     if trajectory.oldest_version >= min_version:
         return 0
     old = [span for span in trajectory.spans if span.version < min_version]

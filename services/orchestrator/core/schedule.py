@@ -108,7 +108,7 @@ class Schedule:
 
     @decision
     def free_slots(self, *, steps_left: int) -> int:
-        """How many groups may be admitted now; none that the remaining steps cannot use."""
+        """Number of groups that may be admitted now and that the remaining steps can use."""
         charged = len(self._open) + len(self._taken) + sum(self._not_live.values())
         useful = steps_left * self.batch_groups - len(self._open) - len(self._taken)
         most = min(self.capacity - len(self._open), self._ahead - charged, useful)
@@ -194,11 +194,11 @@ class Schedule:
         return self._open.older_than(trainer_version - self.bound)
 
     def awaited(self, trainer_version: int) -> int:
-        """How many unfinished groups the next batch must hold, at least: 0 if it need not wait."""
+        """Least number of unfinished groups in the next batch: 0 if it need not wait."""
         return self._must_hold((Stage.SAMPLING, Stage.SCORING), trainer_version)
 
     def _must_hold(self, stages: Sequence[Stage], trainer_version: int) -> int:
-        """How many groups in these stages the next batch must hold.
+        """Number of groups in these stages that the next batch must hold.
 
         No later batch may hold them; or a batch is the oldest groups. The two are counted
         apart, as nearly always one is among the other.

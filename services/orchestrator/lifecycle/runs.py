@@ -51,7 +51,7 @@ class EndedRun:
         self._final = final
 
     def status(self) -> RunStatus:
-        """How it ended."""
+        """Its last status."""
         return self._final
 
 

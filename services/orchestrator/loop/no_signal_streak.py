@@ -79,7 +79,7 @@ class NoSignalStreak:
 
     @property
     def _advice(self) -> str:
-        """What to do about rewards that are all 0."""
+        """Advice for rewards that are all 0."""
         if not self._taught:
             return (
                 "Check the tasks' graders (entry_point, template, tests), and that the tasks are "

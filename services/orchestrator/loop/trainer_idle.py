@@ -1,4 +1,4 @@
-"""What the trainer waits for while it does no train step."""
+"""The cause for which the trainer waits between train steps."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

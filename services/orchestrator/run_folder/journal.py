@@ -182,7 +182,7 @@ def _line(record: Any) -> bytes:
 
 
 def _end_of_lines(file: FileIO) -> int:
-    """Where the last whole line ends."""
+    """Offset of the end of the last whole line."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         begin = max(0, end - _CHUNK)

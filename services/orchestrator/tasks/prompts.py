@@ -13,7 +13,7 @@ WINDOW = 4
 
 
 class Order(Protocol):
-    """Where the prompts of a run come from, one after the other."""
+    """An order of prompts."""
 
     def next(self, position: int) -> Prompt:
         """The prompt to take at a position or, if that is passed over, after it."""

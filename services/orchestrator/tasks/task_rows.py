@@ -28,15 +28,15 @@ class Rows(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many."""
+        """Number of rows."""
 
     def blocks(self) -> list[int]:
-        """How many rows lie together, from the first row on: cheap to read one after another."""
+        """Sizes of blocks of rows, from the first row on, that are cheap to read in order."""
         whole, rest = divmod(len(self), _BLOCK)
         return [_BLOCK] * whole + ([rest] if rest else [])
 
     def place(self, number: int) -> str:
-        """What an error message calls row `number`, counted from 0."""
+        """The name of row `number`, counted from 0, in error messages."""
         return f"{self._name}, row {number + 1}"
 
     @abstractmethod

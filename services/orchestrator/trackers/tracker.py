@@ -181,7 +181,7 @@ def of_step(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def of_evaluation(evaluation: Evaluation) -> dict[str, float]:
-    """What one evaluation measured, below `evaluation/NAME/`."""
+    """The figures of one evaluation, below `evaluation/NAME/`."""
     prefix = f"evaluation/{evaluation.name}/"
     figures = {f"{prefix}pass_at_{k}": rate for k, rate in evaluation.pass_at.items()}
     if evaluation.reward is not None:

@@ -87,7 +87,7 @@ class RunFolder:
         return self._tokens if self._tokens.look() else self._texts
 
     def overview(self) -> dict[str, Any]:
-        """What the run is and where it stands."""
+        """The run's configuration, state and newest figures."""
         try:
             account = self._answers.get("account", self._account)
         except sqlite3.Error as error:
@@ -151,7 +151,7 @@ class RunFolder:
         return group | {"result": result} | kept
 
     def timeline(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
-        """What every part of the system did between two times, seconds since 1970."""
+        """The work of every part of the system between two times, seconds since 1970."""
         question = ("timeline", since, until, bins)
         return self._answers.get(question, lambda: self._timeline.window(since, until, bins))
 
@@ -191,7 +191,7 @@ class RunFolder:
         return {"number": number, "pieces": pieces} | line
 
     def _config(self) -> dict[str, Any]:
-        """What JSON has no word for, such as half of a surrogate pair, is not sent: {} then."""
+        """The run file; {} if it holds what JSON cannot say, such as half of a surrogate pair."""
         try:
             found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
             found = msgspec.json.decode(json.dumps(found, default=str))

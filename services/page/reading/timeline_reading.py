@@ -138,7 +138,7 @@ class TimelineReading:
             kinds.setdefault("pause", _Kind()).add(pause, source)
 
     def window(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
-        """What each lane did, in `bins` equal parts of a time; None: from, or to, the end.
+        """The work of each lane in `bins` equal parts of a time; None: from, or to, the end.
 
         `busy` are mean numbers at work by kind, answers where a span is of several.
         """

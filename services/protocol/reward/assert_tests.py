@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 CANDIDATE = "candidate"
-"""What asserts may call the answer's function, beside its own name."""
+"""A second name of the answer's function, for asserts."""
 
 _CHECK = "check"
 
@@ -84,7 +84,7 @@ def called_function(tests: str | list[str], setup: str) -> str:
 
 
 def known_definitions(template: str, entry_point: str) -> str:
-    """What a template defines beside the function that the answer completes.
+    """Definitions of a template beside the function that the answer completes.
 
     Tests may use it (HumanEval's prompts hold helpers), and take it from here, where no
     answer can change it. Empty if the template is no Python with `pass` in the answer's place.

@@ -1,4 +1,4 @@
-"""What a piece of code is tested with: runs and calls, limits, checkers, reward policies."""
+"""Tests of code: runs and calls, limits, checkers, reward policies."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +12,7 @@ part of their weights; the weights of the groups of which every test passed, as 
 
 
 class Limits(StrictModel):
-    """What one test may use; the calls of one answer that share a process share it.
+    """Limits of one test; calls of one answer that share a process share them.
 
     Attributes:
         cpu_s: processor seconds.

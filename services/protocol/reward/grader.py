@@ -1,4 +1,4 @@
-"""How an answer is graded: one model for each `kind`."""
+"""Graders of answers, one model for each `kind`."""
 
 import re
 from typing import Annotated, Any, Literal, Self
@@ -201,7 +201,7 @@ class CodeGrader(StrictModel):
 
     @property
     def output_checker(self) -> Checker:
-        """What compares: by default all but trailing space, and for calls type and value."""
+        """The checker: by default of all but trailing space, and for calls of type and value."""
         if self.checker is not None:
             return self.checker
         return CallChecker() if self.entry_point else TrailingSpaceChecker()

@@ -1,4 +1,4 @@
-"""What the reward service receives and answers."""
+"""Requests and answers of the reward service."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,7 +8,7 @@ from services.protocol.reward.grader import AnyGrader
 
 
 class Verdict(StrEnum):
-    """How grading one answer ended."""
+    """The outcome of grading one answer."""
 
     ACCEPTED = "accepted"
     WRONG_ANSWER = "wrong_answer"
@@ -67,7 +67,7 @@ class CheckedTest:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRecord:
-    """How compiling an answer went.
+    """The outcome of compiling an answer.
 
     Attributes:
         ok: there is a program.

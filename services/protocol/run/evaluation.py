@@ -11,7 +11,7 @@ DEFAULT_SET = "heldout"
 
 
 class EvaluationSet(StrictModel):
-    """How one held-out set is measured; what is left out is as in `EvaluationConfig`.
+    """The plan for one held-out set; keys that are left out are as in `EvaluationConfig`.
 
     Attributes:
         tasks: how many tasks of the set.
@@ -55,13 +55,13 @@ class EvaluationConfig(StrictModel):
         return self
 
     def of(self, name: str) -> "EvaluationConfig":
-        """How the set of this name is measured."""
+        """The plan for the set of this name."""
         own = self.sets.get(name, EvaluationSet()).model_dump(exclude_none=True)
         return self.model_copy(update={**own, "sets": {}})
 
 
 class Evaluation(BaseModel):
-    """How the policy did on a held-out set.
+    """Results of the policy on a held-out set.
 
     An answer passes if its reward is 1 or more. A task counts towards pass@k if at least k of
     its answers were graded; the others are infrastructure failures, never wrong answers.

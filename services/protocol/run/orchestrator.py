@@ -1,4 +1,4 @@
-"""What the orchestrator receives over `/v1/runs` and answers."""
+"""Requests and answers of the orchestrator over `/v1/runs`."""
 
 from enum import StrEnum
 from typing import Self
@@ -14,7 +14,7 @@ from services.protocol.strict import StrictModel
 
 
 class SamplingConfig(StrictModel):
-    """How answers are sampled. Truncating samplers are left out on purpose: the trainer
+    """Sampling parameters. Truncating samplers are left out on purpose: the trainer
     could not reproduce their probabilities.
 
     Attributes:
@@ -103,7 +103,7 @@ class RunConfig(StrictModel):
 
     @property
     def task_sources(self) -> list[TaskSource]:
-        """Where its tasks are."""
+        """The sources of its tasks."""
         return self.tasks or [TaskSource(file=self.task_file)]
 
     def environment_of(self, source: TaskSource) -> str | None:
@@ -151,7 +151,7 @@ class LedgerCounts(BaseModel):
 
 
 class RunSummary(BaseModel):
-    """What `summary.json` holds.
+    """Contents of `summary.json`.
 
     Attributes:
         run_id: name of the run and of its directory.

@@ -113,7 +113,7 @@ class TaskSource(StrictModel):
 
     @property
     def name(self) -> str:
-        """What an error calls it."""
+        """Its name in errors."""
         if self.file is not None:
             return self.file
         return f"{self.dataset} ({self.dataset_split})"
