@@ -1,4 +1,4 @@
-"""What the trainer receives and answers."""
+"""Requests and answers of the trainer."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,7 +38,7 @@ class TrainGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainBatch:
-    """What one train step consumes.
+    """The batch of one train step.
 
     Attributes:
         run_id: the run it belongs to; any other than the started one is refused.
@@ -57,7 +57,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerFrontier:
-    """How far a run's ledger was when a checkpoint was taken.
+    """The position of a run's ledger at a checkpoint.
 
     Attributes:
         next_position: first position of the prompt order that was not admitted yet.
@@ -70,7 +70,7 @@ class LedgerFrontier:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointReport:
-    """What became of a run's checkpoints.
+    """The state of a run's checkpoints.
 
     Attributes:
         saved_step: train step of the newest one that is complete on disk, 0 for none.
@@ -85,7 +85,7 @@ class CheckpointReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDetail:
-    """What a train step computed for the tokens of one trajectory.
+    """Results of a train step for the tokens of one trajectory.
 
     Attributes:
         group_id: of its sample group.
@@ -105,7 +105,7 @@ class TokenDetail:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReport:
-    """What one train step did.
+    """Results of one train step.
 
     Attributes:
         step: train steps done.
@@ -164,7 +164,7 @@ def checkpoint_bytes(parameters: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerState:
-    """Where the trainer is.
+    """The state of the trainer.
 
     Attributes:
         ready: all ranks are up.
@@ -219,4 +219,4 @@ class Trainer(Protocol):
         """Current logprobs of tokens 1.. of each sequence, natural log, temperature 1."""
 
     async def state(self) -> TrainerState:
-        """Where the trainer is; never raises."""
+        """The state of the trainer; never raises."""

@@ -1,4 +1,4 @@
-"""What one rollout leaves behind."""
+"""The result of a rollout."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How a train batch becomes an update: the `algorithm` of a run file."""
+"""The `algorithm` of a run file: from a train batch to an update."""
 
 from typing import Any, Literal, Self
 
@@ -31,7 +31,7 @@ ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus_baseline": {**_PPO_CLIP, "advantage": "reinforce_plus_plus_baseline"},
     "ppo": {**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
 }
-"""What `preset` stands for; a key that is given as well wins."""
+"""The keys of each `preset`; a key of the run file wins."""
 
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 """Losses that are built in."""
@@ -81,7 +81,7 @@ class KlConfig(StrictModel):
 
 
 class CriticConfig(StrictModel):
-    """How the critic learns; it starts as a copy of the policy with a value head of zeros.
+    """Settings of the critic, which starts as a copy of the policy with a value head of zeros.
 
     Attributes:
         learning_rate: AdamW's.
@@ -98,7 +98,7 @@ class CriticConfig(StrictModel):
 
 
 class AlgorithmConfig(StrictModel):
-    """How a batch becomes an update.
+    """Settings of the update that a batch becomes.
 
     Attributes:
         preset: fills in what a published algorithm chooses; keys that are given win. See

@@ -28,7 +28,7 @@ SCHEDULE_PRESETS: dict[str, dict[str, Any]] = {
     },
     "async": {"max_staleness": 2, "unfinished": "continue"},
 }
-"""What `preset` stands for; a key that is given as well wins."""
+"""The keys of each `preset`; a key of the run file wins."""
 
 
 class ScheduleConfig(StrictModel):

@@ -1,4 +1,4 @@
-"""Where a run's figures go beside its `metrics.jsonl`."""
+"""Experiment trackers that get a run's figures beside its `metrics.jsonl`."""
 
 import re
 from typing import Annotated, Any, Literal

@@ -1,4 +1,4 @@
-"""How rollout servers and trainer ranks introduce themselves to the weight bus."""
+"""Messages with which rollout servers and trainer ranks register at the weight bus."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What an operator may ask of one replica, through the weight bus."""
+"""Orders of an operator to one replica, through the weight bus."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,7 +31,7 @@ class ControlAction(StrEnum):
 
 
 class Hold(StrEnum):
-    """What an operator keeps a replica from."""
+    """The state in which an operator holds a replica."""
 
     NONE = "none"
     PAUSED = "paused"

@@ -1,11 +1,11 @@
-"""What the weight bus remembers of the versions that went through it."""
+"""Records of the versions that the weight bus delivered."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionOutcome:
-    """How one attempt to bring a version to a replica ended.
+    """The outcome of one attempt to deliver a version to a replica.
 
     Attributes:
         replica_id: the replica.

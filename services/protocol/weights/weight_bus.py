@@ -1,4 +1,4 @@
-"""What the weight bus receives, the orders it gives, and its interface.
+"""The interface of the weight bus: requests, orders and reports.
 
 Members (rollout servers and trainer ranks) register and then long-poll for orders. Orders
 are numbered per member and are delivered again until acknowledged, so a member must treat
@@ -36,7 +36,7 @@ class ReplicaState(StrEnum):
 
 
 class Transport(StrEnum):
-    """How the bytes of a bucket reach a replica."""
+    """The way of a bucket's bytes to a replica."""
 
     GLOO = "gloo"
     NCCL = "nccl"
@@ -217,7 +217,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberTable:
-    """Who is alive, at which version.
+    """Members with their state and version.
 
     Attributes:
         bus_id: incarnation of the bus; another one has forgotten what was published.
@@ -292,7 +292,7 @@ class WeightBus(Protocol):
         """Take a replica's report of such an order."""
 
     async def versions(self) -> tuple[VersionRecord, ...]:
-        """What became of the newest versions, oldest first; a bounded number.
+        """Records of the newest versions, oldest first; a bounded number.
 
         A restarted bus begins with the versions that its members report again.
         """

@@ -1,4 +1,4 @@
-"""What a policy version is made of, and how its bytes are laid out on a link.
+"""The contents of a policy version, and the layout of its bytes on a link.
 
 A version is a list of tensors in checkpoint names and layout. Neighbouring tensors form
 buckets; every trainer rank holds a contiguous dim-0 shard of each tensor and sends, bucket
@@ -56,7 +56,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What the tensors of a LoRA adapter are to be added to, and how.
+    """The scaling and base model of a LoRA adapter.
 
     A linear layer with weight W computes `(W + alpha / rank * B A) x`, where A and B travel
     under the names of the PEFT format.
@@ -142,7 +142,7 @@ def plan_buckets(tensors: tuple[TensorSpec, ...], target_bytes: int) -> tuple[tu
 
 
 def first_difference(manifest: WeightManifest, served: WeightManifest) -> str | None:
-    """What of `manifest` does not fit an engine that has loaded `served`, in words.
+    """The first difference between `manifest` and the `served` one of an engine, in words.
 
     Names, shapes and element types must be the same, and what an adapter is added to; the
     order, the buckets and how many ranks hold them may differ.
