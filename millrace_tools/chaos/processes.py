@@ -54,13 +54,11 @@ class TargetProcess:
         target: which part of the cluster it is.
         id: of the process.
         descendants: which are frozen along with it.
-        title: its command line.
     """
 
     target: Target
     id: ProcessId
     descendants: tuple[ProcessId, ...]
-    title: str
 
 
 def own_raylet() -> int:
@@ -97,8 +95,7 @@ def _target(target: Target, process: psutil.Process) -> TargetProcess | None:
     # A frozen raylet is not a frozen node.
     below = [] if target is Target.RAYLET else _below(process, recursive=True)
     descendants = tuple(filter(None, map(_id, below)))
-    title = title_of(process)
-    return own and TargetProcess(target=target, id=own, descendants=descendants, title=title)
+    return own and TargetProcess(target=target, id=own, descendants=descendants)
 
 
 def _below(process: psutil.Process, *, recursive: bool = False) -> list[psutil.Process]:

@@ -30,7 +30,7 @@ def striking(monkeypatch: pytest.MonkeyPatch) -> NodeAgent:
 def victim() -> Iterator[TargetProcess]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         own = ProcessId(process.pid, start_time(process.pid))
-        yield TargetProcess(target=Target.RANK, id=own, descendants=(), title="")
+        yield TargetProcess(target=Target.RANK, id=own, descendants=())
         process.kill()
 
 
@@ -74,9 +74,7 @@ def test_nothing_is_done_that_could_not_be_undone(
 
 
 def test_a_fault_that_is_over_leaves_nothing_open(striking: NodeAgent) -> None:
-    gone = TargetProcess(
-        target=Target.RANK, id=ProcessId(os.getpid(), -1), descendants=(), title=""
-    )
+    gone = TargetProcess(target=Target.RANK, id=ProcessId(os.getpid(), -1), descendants=())
     kill = FaultSpec(at=0.0, fault=Fault.KILL, target=Target.RANK)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         before = psutil.Process().num_fds()
