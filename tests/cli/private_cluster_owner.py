@@ -40,14 +40,14 @@ def deploy_scripted(told: Connection, interrupted: bool) -> None:
     """Deploy what is interrupted while it starts or runs at once; tell what Serve was asked."""
     asked: list[float] = []
 
-    def wait(deployment: Any, console: Console, timeout_s: float) -> None:
+    def wait(states: Any, console: Console, timeout_s: float) -> None:
         if interrupted:
             raise KeyboardInterrupt
 
     def shut_down(timeout_s: float) -> None:
         asked.append(timeout_s)
 
-    built = SimpleNamespace(replicas_of=lambda name: 2, start=lambda changing: None)
+    built = SimpleNamespace(replicas_of=lambda name: 2, start=lambda changing: None, states=None)
     mock.patch.object(private_cluster, "shut_down_serve", shut_down).start()
     mock.patch.object(private_cluster, "wait_until_running", wait).start()
     mock.patch.object(Deployment, "check", return_value=built).start()
