@@ -45,6 +45,8 @@ _ENVIRONMENT = {
     # Serve kills a proxy that is not up in time: 5 s by default, which a busy machine needs for
     # its imports alone.
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    # By default 15: the services would get 3 % of a core that any other program uses.
+    "RAY_worker_niceness": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns about its own future
     "TOKENIZERS_PARALLELISM": "false",
 }

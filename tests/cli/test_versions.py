@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -58,6 +59,16 @@ def millrace(*arguments: str, **access: str) -> subprocess.CompletedProcess:
         text=True,
         timeout=COMMAND_S,
     )
+
+
+@pytest.mark.usefixtures("address")
+def test_services_of_a_private_cluster_have_the_priority_of_its_command() -> None:
+    """Ray's default leaves them nothing on a machine that does other things."""
+    own = psutil.Process()
+    processes = own.children(recursive=True)
+    workers = [one for one in processes if one.cmdline()[:1] and "ray::" in one.cmdline()[0]]
+    assert workers
+    assert {one.nice() for one in workers} == {own.nice()}
 
 
 def test_versions_are_shown_and_only_to_who_may_join_the_cluster(address: str) -> None:
