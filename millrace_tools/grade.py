@@ -13,7 +13,7 @@ from rich.console import Console
 from millrace_tools.command import FAILED, command, option
 from millrace_tools.output import print_line, print_rows
 from services.protocol.errors import InvalidInput
-from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
+from services.protocol.reward.code_graders import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import CheckedTest, Score, ScoreJob, Verdict
 from services.protocol.yaml_text import load_yaml
 

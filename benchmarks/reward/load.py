@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.code_tests import CodeTest, Limits
-from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import ScoreJob
 
 TESTS = 15

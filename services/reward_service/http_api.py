@@ -16,9 +16,9 @@ from services.http.json_body import AsciiJson, parsed_body, read_body
 from services.http.openapi import ERRORS, component, describe_bodies, json_body
 from services.observability.metrics import RewardMetrics
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.grader import (
     AnyGrader,
-    CodeGrader,
     Grader,
     HttpGrader,
     PythonGrader,

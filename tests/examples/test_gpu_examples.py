@@ -10,7 +10,8 @@ from examples.deepcoder import prepare as deepcoder
 from examples.gsm8k import prepare as gsm8k
 from millrace_tools.main import main
 from services.orchestrator.tasks.task_table import load_tasks
-from services.protocol.reward.grader import MathsGrader, PythonStdioGrader
+from services.protocol.reward.code_graders import PythonStdioGrader
+from services.protocol.reward.grader import MathsGrader
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = str(ROOT / "deploy" / "cluster.yaml")

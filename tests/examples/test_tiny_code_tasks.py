@@ -8,7 +8,7 @@ import yaml
 from examples.tiny_code.make_model import write_tasks
 from examples.tiny_code.tasks import Spec, all_specs, split_specs, task_row
 from services.orchestrator.tasks.task_table import load_tasks
-from services.protocol.reward.grader import PythonFunctionGrader
+from services.protocol.reward.code_graders import PythonFunctionGrader
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 

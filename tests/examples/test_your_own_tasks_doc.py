@@ -16,8 +16,8 @@ from millrace_tools.deploy.run_file import read_run_file
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.tasks.task_table import TaskTable, load_tasks
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_graders import PythonFunctionGrader, PythonStdioGrader
 from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
-from services.protocol.reward.grader import PythonFunctionGrader, PythonStdioGrader
 from services.protocol.reward.reward_service import Verdict
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Message, Task, TaskSource

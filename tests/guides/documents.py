@@ -11,8 +11,9 @@ from millrace_tools.chaos.script import Script
 from services.access.api_keys import ApiKey
 from services.orchestrator.config import OrchestratorConfig
 from services.page.config import PageConfig
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.code_tests import CodeTest
-from services.protocol.reward.grader import CodeGrader, Grader
+from services.protocol.reward.grader import Grader
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 from services.protocol.strict import StrictModel

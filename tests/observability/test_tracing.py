@@ -21,8 +21,8 @@ from services.orchestrator.core.events import (
 )
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_graders import PythonFunctionGrader
 from services.protocol.reward.code_tests import FunctionTest, Limits
-from services.protocol.reward.grader import PythonFunctionGrader
 from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.rollout.scoring import Scorer
 from services.protocol.errors import NotReady, ReplicaLost
+from services.protocol.reward.code_graders import PythonFunctionGrader
 from services.protocol.reward.code_tests import FunctionTest
-from services.protocol.reward.grader import PythonFunctionGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from tests.orchestrator.fakes import FakeReward, score
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 from tests.redteam.attack import CANARIES, SECRET

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
+from services.protocol.reward.code_graders import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 from tests.redteam.attack import SECRET

@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_graders import PythonFunctionGrader, PythonStdioGrader
 from services.protocol.reward.code_tests import FunctionTest, Limits, StdioTest
-from services.protocol.reward.grader import PythonFunctionGrader, PythonStdioGrader
 from services.protocol.reward.reward_service import ScoreJob
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.scoring import Scoring

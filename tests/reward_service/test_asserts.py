@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from services.protocol.reward.assert_tests import called_function, known_definitions, read_asserts
-from services.protocol.reward.grader import CodeGrader, PythonAssertsGrader
+from services.protocol.reward.code_graders import CodeGrader, PythonAssertsGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.jailed.codec import as_plain, encode
 from services.reward_service.judging.assertion import parse_assertion

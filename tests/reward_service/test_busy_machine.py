@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from services.protocol.reward.grader import PythonAssertsGrader
+from services.protocol.reward.code_graders import PythonAssertsGrader
 from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.grading import helper_main
 from services.reward_service.isolation.jail import BOOT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.isolation.jail import Jail, jailed_sources
 from services.reward_service.sandbox import compiler_jail

@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from services.protocol.reward.grader import CodeGrader
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.reward_service import ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from services.protocol.reward.code_graders import PythonFunctionGrader
 from services.protocol.reward.code_tests import FunctionTest
-from services.protocol.reward.grader import PythonFunctionGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.scoring import Scoring
 

@@ -11,13 +11,13 @@ from typing import Any
 from services.observability import tracing
 from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
-from services.protocol.reward.code_tests import CodeTest
-from services.protocol.reward.grader import (
+from services.protocol.reward.code_graders import (
     CodeGrader,
     PythonAssertsGrader,
     PythonFunctionGrader,
     PythonStdioGrader,
 )
+from services.protocol.reward.code_tests import CodeTest
 from services.protocol.reward.reward_service import CompileRecord, Score, Verdict
 from services.reward_service.grading.tools import Tools
 from services.reward_service.jailed.codec import NotEncodable

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from services.disk import replace_file
 from services.http.json_body import strict_json
 from services.protocol.errors import InvalidInput
+from services.protocol.reward.code_graders import CodeGrader, check_tests
 from services.protocol.reward.code_tests import CodeTest
-from services.protocol.reward.grader import CodeGrader, check_tests
 
 _TESTS = TypeAdapter(list[CodeTest])
 

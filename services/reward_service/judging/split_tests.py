@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.protocol.reward.assert_tests import known_definitions
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.code_tests import Limits
-from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.jailed import tester
 from services.reward_service.jailed.answer import RAISED

@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from services.observability import tracing
+from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.code_tests import CodeTest, CustomChecker, Limits, Policy
-from services.protocol.reward.grader import CodeGrader
 from services.protocol.reward.reward_service import CheckedTest, Verdict
 from services.reward_service.jailed.answer import NOT_ENCODABLE, VALUE
 from services.reward_service.jailed.codec import NotDecodable, NotEncodable, decode, encode
