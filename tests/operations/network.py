@@ -28,7 +28,8 @@ def why_not() -> str | None:
     """Why this machine cannot be split, None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root: run it as root"
-    for program, package in (("ip", "iproute2"), ("unshare", "util-linux")):
+    needed = {"ip": "iproute2", "unshare": "util-linux", "iptables": "iptables"}
+    for program, package in needed.items():
         if shutil.which(program) is None:
             return f"there is no `{program}`: apt-get install {package}"
     cable = "ip link add name b0 type bridge && ip link add name v0 type veth peer name v1"
