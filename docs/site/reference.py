@@ -59,7 +59,10 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
         "grade ANSWER --tests FILE` tries a grader on an answer without any service.",
         {
             "Tasks": ("services.protocol.run.task",),
-            "Graders": ("services.protocol.reward.grader",),
+            "Graders": (
+                "services.protocol.reward.grader",
+                "services.protocol.reward.code_graders",
+            ),
             "Tests of code": ("services.protocol.reward.code_tests",),
         },
     ),
