@@ -58,7 +58,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk.mkdir()
     mounting = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     try:
-        mounted = subprocess.run(mounting, capture_output=True, text=True, timeout=10)
+        mounted = subprocess.run(mounting, capture_output=True, text=True, timeout=120)
     except FileNotFoundError:
         pytest.skip("no mount")
     if mounted.returncode:
@@ -67,4 +67,4 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
     finally:
         # Lazily: a test that failed may have left a file open.
-        subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=120)

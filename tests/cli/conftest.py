@@ -40,7 +40,7 @@ class Orchestra:
 
     def close(self) -> None:
         self._server.shutdown()
-        self._thread.join(60)
+        self._thread.join(300)
         self._server.server_close()
 
     def status(self, **changes: Any) -> RunStatus:

@@ -38,7 +38,7 @@ def test_it_returns_when_every_application_runs() -> None:
         [_app("router", "RUNNING"), _app("trainer", "DEPLOYING")],
         [_app("router", "RUNNING"), _app("trainer", "RUNNING")],
     )
-    wait_until_running(deployment.states, Console(file=screen), timeout_s=30)
+    wait_until_running(deployment.states, Console(file=screen), timeout_s=300)
     lines = [line.split()[0] for line in screen.getvalue().splitlines() if "up after" in line]
     assert lines == ["router", "trainer"]
 
@@ -47,7 +47,7 @@ def test_it_returns_when_every_application_runs() -> None:
 def test_bad_input_found_on_the_cluster_ends_the_wait_at_once(status: str) -> None:
     deployment = _Deployment([_app("rollout_server", status, _TRACE)])
     with pytest.raises(NotReady) as caught:
-        wait_until_running(deployment.states, Console(file=io.StringIO()), timeout_s=30)
+        wait_until_running(deployment.states, Console(file=io.StringIO()), timeout_s=300)
     expected = "model: '/none' is not usable. There is no such folder."
     assert str(caught.value) == f"rollout_server does not start: {expected}"
 
@@ -65,7 +65,7 @@ def test_the_reason_is_the_last_error_of_a_traceback() -> None:
 
 def test_it_waits_for_every_lease(orchestra: Orchestra) -> None:
     orchestra.replies["GET", "/health"] = (200, {"leased_replicas": 2, "members": 2})
-    wait_until_leased(orchestra.url, 2, timeout_s=30)
+    wait_until_leased(orchestra.url, 2, timeout_s=300)
     orchestra.replies["GET", "/health"] = (200, {"leased_replicas": 1, "members": 2})
     with pytest.raises(NotReady, match="1 of 2"):
         wait_until_leased(orchestra.url, 2, timeout_s=1)

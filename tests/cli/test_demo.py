@@ -121,10 +121,10 @@ def test_serve_is_not_asked_to_wait_for_replicas_that_never_ran(
 def test_an_owner_that_is_killed_is_cleaned_up_after(owner: Owner) -> None:
     watched = os.pidfd_open(owner.child)
     owner.process.kill()
-    ended, _, _ = select.select([watched], [], [], 30)
+    ended, _, _ = select.select([watched], [], [], 300)
     os.close(watched)
     assert ended
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while owner.folder.exists() and time.monotonic() < deadline:
         threading.Event().wait(0.05)
     assert not owner.folder.exists()

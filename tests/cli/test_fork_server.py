@@ -38,7 +38,7 @@ class Worker:
         return parent, group, serve, ray.ObjectRef.from_random().hex()
 
 workers = [ray.remote(Worker).remote() for _ in range(3)]
-print(json.dumps(ray.get([worker.who.remote() for worker in workers], timeout=100)))
+print(json.dumps(ray.get([worker.who.remote() for worker in workers], timeout=300)))
 ray.shutdown()
 forks.stop()
 """
@@ -71,7 +71,7 @@ refuse_shared_randomness()
 @pytest.mark.parametrize(("how", "refused"), [("safe", False), ("plain", True)])
 def test_a_process_that_has_drawn_an_id_is_not_copied(how: str, refused: bool) -> None:
     command = [sys.executable, "-c", _DRAWING, how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ("has drawn from Ray's generator" in done.stderr) is refused, done.stderr
     assert (done.returncode != 0) is refused
 
@@ -120,7 +120,7 @@ def test_without_a_fork_server_ray_starts_the_worker(
     monkeypatch.setenv("RAY_JOB_ID", JOB)
     monkeypatch.setenv(forked_worker.FOLDER_VARIABLE, str(tmp_path))
     command = [sys.executable, SCRIPT, SCRIPT, "--node-id=7", "--language=PYTHON"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert "usage: default_worker.py" in done.stderr
 
 

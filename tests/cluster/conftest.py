@@ -56,7 +56,7 @@ class Cluster:
 
     def table(self) -> MemberTable:
         bus = ray.get_actor(BUS_ACTOR, namespace=NAMESPACE)
-        table: MemberTable = ray.get(bus.watch.remote(-1, 0.0), timeout=60)  # type: ignore[assignment]
+        table: MemberTable = ray.get(bus.watch.remote(-1, 0.0), timeout=300)  # type: ignore[assignment]
         return table
 
     def wait_for(self, true: Callable[[], bool], what: str, timeout_s: float = READY_S) -> None:
@@ -67,7 +67,7 @@ class Cluster:
 
     def metrics(self) -> list[str]:
         """Those of `METRICS` that Prometheus would scrape now."""
-        text = httpx.get(self.metrics_url, timeout=60).text
+        text = httpx.get(self.metrics_url, timeout=300).text
         return [name for name in METRICS if name in text]
 
     def wait_until_whole(self) -> None:

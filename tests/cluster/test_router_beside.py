@@ -18,7 +18,7 @@ from .conftest import Cluster
 def test_an_engine_shows_how_full_it_is_on_its_own_page(cluster: Cluster) -> None:
     cluster.wait_until_whole()
     for member in cluster.table().leased:
-        pressure = read_pressure(httpx.get(f"{member.address}/metrics", timeout=60).text)
+        pressure = read_pressure(httpx.get(f"{member.address}/metrics", timeout=300).text)
         assert pressure is not None
         assert 0 <= pressure.kv_usage <= 1
 
@@ -28,7 +28,7 @@ async def exchanged(point: TableActorPoint, router: str, *, other_than: str = ""
     request = SyncRequest(
         router_id=router, counts={"a": 1}, homes={}, floors={}, table_id="", revision=0
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             with contextlib.suppress(NotReady):
                 response = await point.exchange(request)

@@ -45,7 +45,7 @@ async def until_idle(cluster: Cluster) -> None:
 
 
 async def _until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not true():  # noqa: ASYNC110  (the router announces it to nobody)
             await asyncio.sleep(0.01)
 

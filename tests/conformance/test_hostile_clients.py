@@ -40,7 +40,7 @@ async def router():
 
 
 async def _nothing_is_left(cluster, listener):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while cluster.reservations.chooser.counts:  # noqa: ASYNC110  (announced to nobody)
             await asyncio.sleep(0.01)
         # As many as may be open at once are: none of those before is counted any more.
@@ -68,7 +68,7 @@ def _head(**headers):
 
 
 async def _status(reader):
-    line = await asyncio.wait_for(reader.readline(), 60)
+    line = await asyncio.wait_for(reader.readline(), 300)
     return int(line.split()[1]) if line else None
 
 
@@ -147,7 +147,7 @@ async def test_headers_that_do_not_come_are_not_waited_for_long(router, monkeypa
     for sent in (b"", b"POST /v1/chat", _head()[:-2]):
         async with _connected(router) as (reader, writer):
             writer.write(sent)
-            assert await asyncio.wait_for(reader.read(), 60) == b""
+            assert await asyncio.wait_for(reader.read(), 300) == b""
 
 
 async def test_what_is_no_http_is_answered_with_400(router):
@@ -161,7 +161,7 @@ async def test_a_client_that_reads_byte_by_byte_gets_everything(router):
     async with _connected(router, limit=1) as (reader, writer):
         writer.write(_head(content_length=len(body), connection="close") + body)
         read = b""
-        while byte := await asyncio.wait_for(reader.read(1), 60):
+        while byte := await asyncio.wait_for(reader.read(1), 300):
             read += byte
     assert b"data: [DONE]\n\n" in read
 
@@ -180,11 +180,11 @@ async def test_a_socket_that_is_closed_for_writing_leaves_nothing(router):
     body = json.dumps({**BODY, "stream": True}).encode()
     async with _connected(router) as (reader, writer):
         writer.write(_head(content_length=len(body)) + body)
-        await asyncio.wait_for(router.replicas[0].stalled.wait(), 60)
+        await asyncio.wait_for(router.replicas[0].stalled.wait(), 300)
         writer.write_eof()
         # Who cannot say any more that it is still there counts as gone.
-        await asyncio.wait_for(reader.read(), 60)
-        await asyncio.wait_for(router.replicas[0].hung_up.wait(), 60)
+        await asyncio.wait_for(reader.read(), 300)
+        await asyncio.wait_for(router.replicas[0].hung_up.wait(), 300)
 
 
 async def test_many_open_connections_take_nothing_from_those_who_ask(router):

@@ -60,7 +60,7 @@ def _attack(operation, mode, url, session):
             case.body["max_tokens"] = 2
             if mode is GenerationMode.POSITIVE:
                 case.body["model"] = MODEL
-        answer = case.call(base_url=url, session=session, timeout=60)
+        answer = case.call(base_url=url, session=session, timeout=300)
         if answer.status_code >= 500:
             assert answer.json()["error"]["type"] == UNSERVED, (case.as_curl_command(), answer.text)
         case.validate_response(answer, checks=CHECKS)

@@ -45,7 +45,7 @@ def _nothing_is_left() -> Iterator[None]:
     yield
     left = set(descendants(os.getpid())) - processes
     assert not left, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     # Another program may be making one.
     while forgotten := forgotten_segments(segments) | forgotten_folders(folders):
         assert time.monotonic() < deadline, forgotten

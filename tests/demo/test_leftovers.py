@@ -59,9 +59,9 @@ ended = os.WEXITED | os.WNOWAIT  # and not asked how
 os.waitid(os.P_PID, own.pid, ended)
 first = reaper.look()
 middle.stdin.close()
-assert middle.wait(60) == 0
+assert middle.wait(300) == 0
 os.waitid(os.P_PID, orphan, ended)
-print(first == [], reaper.look() == [orphan], own.wait(60))
+print(first == [], reaper.look() == [orphan], own.wait(300))
 try:
     os.waitid(os.P_ALL, 0, ended | os.WNOHANG)
 except ChildProcessError:

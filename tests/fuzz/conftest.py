@@ -197,10 +197,10 @@ async def attacked(
     async with _INTERFACES[request.param](request) as attacked:
         before = len(asyncio.all_tasks())
         yield attacked
-        async with asyncio.timeout(60), httpx.AsyncClient(verify=False) as http:
+        async with asyncio.timeout(300), httpx.AsyncClient(verify=False) as http:
             path = _ALIVE.get(attacked.name, "/health")
             assert (await http.get(attacked.url + path)).status_code == 200
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110  (announced to nobody)
                 await asyncio.sleep(0.05)
 

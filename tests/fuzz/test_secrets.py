@@ -144,7 +144,7 @@ async def test_the_orchestrator_and_its_runs_keep_keys_to_themselves(
             written.answers += await every_way(http, "POST", "/v1/runs", bad)
             written.answers += await every_way(http, "POST", "/v1/runs", good)
             run = runs.list()[0].run_id
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await runs.ended(run)
             for path in ("", f"/{run}", f"/{run}/trajectories", f"/{run}/stop"):
                 method = "POST" if path.endswith("stop") else "GET"

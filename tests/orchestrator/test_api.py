@@ -52,7 +52,7 @@ def body(cluster: World, **changes) -> dict:
 
 
 async def wait_for(http: httpx.AsyncClient, run_id: str, condition: Callable[[dict], bool]) -> dict:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             status = (await http.get(f"/v1/runs/{run_id}")).json()
             if condition(status):
@@ -193,7 +193,7 @@ async def test_of_an_ended_run_only_its_last_status_is_kept(tmp_path: Path) -> N
         started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
         alive = weakref.ref(runs.get(started.run_id))
         assert isinstance(alive(), Run)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             final = await runs.ended(started.run_id)
         gc.collect()
         assert alive() is None
@@ -209,7 +209,7 @@ async def test_the_newest_of_the_runs_that_are_over_are_kept(
         runs = Runs(cluster.config, lambda: cluster.peers)
         for _ in range(2):
             started = await runs.start(RunRequest(config=cluster.run_config(steps=1)))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 final = await runs.ended(started.run_id)
         assert runs.list() == [final]
 
@@ -248,7 +248,7 @@ async def test_a_paused_run_begins_nothing_keeps_what_it_has_and_goes_on(
     async with serving(tmp_path) as (cluster, http):
         cluster.trainer.hold = asyncio.Event()
         run_id = (await http.post("/v1/runs", json=body(cluster))).json()["run_id"]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await cluster.trainer.entered.wait()  # the first step is in progress
         paused = (await http.post(f"/v1/runs/{run_id}/pause")).json()
         assert paused["state"] == "paused"

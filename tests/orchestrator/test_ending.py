@@ -55,13 +55,13 @@ async def train_until(cluster: World, step: int, **changes: object) -> tuple[Run
 
     cluster.trainer.train = train_and_stand_still
     run_id = (await runs.start(RunRequest(config=cluster.run_config(**changes)))).run_id
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await reached.wait()
     return runs, run_id
 
 
 async def stopped(runs: Runs, run_id: str) -> RunStatus:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return await runs.stop(run_id)
 
 
@@ -131,13 +131,13 @@ async def test_who_asks_while_the_trackers_of_a_run_are_closed_gets_an_answer(
 
     def close(*_: object) -> None:
         closing.set()
-        assert answered.wait(60)
+        assert answered.wait(300)
 
     monkeypatch.setattr(Trackers, "close", close)
     async with world(tmp_path) as cluster:
         runs = Runs(cluster.config, lambda: cluster.peers)
         run_id = (await runs.start(RunRequest(config=cluster.run_config(steps=1)))).run_id
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await asyncio.to_thread(closing.wait, 20)
             assert runs.get(run_id).status().ledger.in_flight == 0
             answered.set()
@@ -192,7 +192,7 @@ async def test_a_stop_during_an_evaluation_keeps_what_was_trained(
         runs = Runs(cluster.config, lambda: cluster.peers)
         with saves(cluster) as steps:
             run_id = (await runs.start(RunRequest(config=config))).run_id
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await evaluating.wait()
             assert runs.get(run_id).status().state is RunState.EVALUATING
             status = await stopped(runs, run_id)

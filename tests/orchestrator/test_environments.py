@@ -37,7 +37,7 @@ FAILING = {
 
 
 def request(
-    how: str, *, n: int = 2, timeout_s: float = 20.0, grader: bool = False
+    how: str, *, n: int = 2, timeout_s: float = 300.0, grader: bool = False
 ) -> RolloutRequest:
     row: dict[str, Any] = {
         "task_id": how,
@@ -73,7 +73,7 @@ async def episodes(rollouts: EpisodeSampler, asked: RolloutRequest) -> list[tupl
 
 async def let_go(rollouts: EpisodeSampler) -> None:
     """Wait until nothing is left of the episodes before: a blocked worker takes others along."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             if not rollouts._process._open:
                 return
@@ -123,7 +123,7 @@ async def test_each_way_to_fail_has_a_name_and_costs_no_later_episode(
     async with world(tmp_path) as cluster, sampler(cluster) as rollouts:
         for how, reason in FAILING.items():
             sampled_before = cluster.router.sessions.sampled
-            failed = request(how, timeout_s=1.0 if reason == "environment_timeout" else 20.0)
+            failed = request(how, timeout_s=1.0 if reason == "environment_timeout" else 300.0)
             arrived: list[tuple] = []
             with pytest.raises(RolloutFailed) as caught:
                 await rollouts.sample(failed, lambda *one, to=arrived: to.append(one))

@@ -38,7 +38,7 @@ def rows(run_dir: str) -> list[dict]:
 
 
 async def until_three_wait(run: Run) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while sum(row["here"] for row in rows(run.progress.run_dir)) < 3:
             await run._context.changes.after(run._context.changes.count, 0.01)
 
@@ -75,7 +75,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     process = context.Process(target=run_until_killed, args=(folder, told), daemon=True)
     process.start()
     told.close()
-    assert heard.poll(60), "three groups finish"
+    assert heard.poll(300), "three groups finish"
     run_id = heard.recv()
     process.kill()
     process.join()

@@ -40,7 +40,7 @@ class RestartingBus(FakeBus):
 
 
 async def until(condition: Callable[[], bool], changes: Changes) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():
             await changes.after(changes.count, 0.01)
 

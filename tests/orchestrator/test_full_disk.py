@@ -165,13 +165,13 @@ async def in_first_step(cluster: World, **changes: object) -> Run:
     status = await runs.start(RunRequest(config=cluster.run_config(**changes)))
     run = runs.get(status.run_id)
     assert isinstance(run, Run)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await cluster.trainer.entered.wait()
     return run
 
 
 async def until(run: Run, condition: Callable[[RunStatus], bool]) -> RunStatus:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition(run.status()):
             await run._context.changes.after(run._context.changes.count, 0.02)
     return run.status()

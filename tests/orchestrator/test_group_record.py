@@ -33,7 +33,7 @@ async def test_tokens_are_written_beside_the_event_loop_in_order_and_to_the_last
     may_write, add = threading.Event(), Journal.add
 
     def slowly(journal: Journal, line: Any) -> None:
-        assert may_write.wait(60), "the event loop that lets it was held up"
+        assert may_write.wait(300), "the event loop that lets it was held up"
         add(journal, line)
 
     monkeypatch.setattr(Journal, "add", slowly)

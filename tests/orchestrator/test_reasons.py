@@ -113,7 +113,7 @@ async def test_a_stopped_run_has_the_pass_rate_measured_last_and_its_step(tmp_pa
         runs = Runs(cluster.config, lambda: cluster.peers)
         config = cluster.run_config(steps=50, evaluation={"every": 2})
         run_id = (await runs.start(RunRequest(config=config))).run_id
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await reached.wait()
             status = await runs.stop(run_id)
     assert summary(status)["heldout_step"] in (2, 4)
@@ -325,7 +325,7 @@ async def test_an_unexpected_error_of_one_task_of_many_is_said_itself(
         runs = Runs(cluster.config, lambda: cluster.peers)
         run_id = (await runs.start(RunRequest(config=cluster.run_config()))).run_id
         runs.get(run_id)._scorer.submit = submit
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             status = await runs.ended(run_id)
     assert status.state is RunState.FAILED
     assert status.detail == "unexpected TypeError: a defect"
@@ -362,7 +362,7 @@ async def test_a_missing_trainer_is_named_while_it_is_waited_for_and_at_the_dead
         cluster.trainer.state = state
         runs = Runs(cluster.config, lambda: cluster.peers)
         run_id = (await runs.start(RunRequest(config=cluster.run_config()))).run_id
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await asked.wait()
             status = await runs.ended(run_id)
     assert details[0] == "waiting for the trainer"
@@ -408,12 +408,12 @@ async def test_what_a_batch_waits_for_is_said_in_plain_words(tmp_path: Path) -> 
         runs = Runs(cluster.config, lambda: cluster.peers)
         run_id = (await runs.start(RunRequest(config=cluster.run_config(steps=1)))).run_id
         run = runs.get(run_id)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while "sampled" not in run.status().detail:
                 await run._context.changes.after(run._context.changes.count, 0.01)
         assert run.status().detail == (
             "4 sample groups are being sampled and scored; the next train step needs all of them"
         )
         held.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await runs.ended(run_id)

@@ -71,7 +71,7 @@ async def follow_until_one_is_wanted(cluster: World) -> None:
     )
     follower = asyncio.create_task(follow_demand(context, lambda: slots, look_s=0.01))
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while bus.wanted != 1:
                 context.progress.idle.look(trainer="rollout", slots=slots, capacity=8)
                 await asyncio.sleep(0)

@@ -26,7 +26,7 @@ async def scoring(reward, **settings):
     scorer = Scorer(reward, OrchestratorConfig(**settings))
     task = asyncio.create_task(scorer.run())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             yield scorer
     finally:
         task.cancel()

@@ -104,7 +104,7 @@ async def test_an_episode_of_a_verifiers_environment_gets_its_rubrics_reward(squ
             fixed={"temperature": 0.7, "model": "tiny"},
             max_tokens=9,
             seed=1,
-            timeout_s=20.0,
+            timeout_s=300.0,
         )
         client = policy_client(connections(), calls)
         rollout = verifiers_rollout(squares, largest=3)

@@ -40,14 +40,14 @@ class Browser:
         self._news.set()
 
     async def reads(self, wanted: Callable[[str], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not wanted(self.text):
                 self._news.clear()
                 await self._news.wait()
 
     async def leave(self) -> None:
         self._left.set()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await self.ended
 
 
@@ -94,7 +94,7 @@ async def test_a_browser_that_leaves_leaves_nothing_behind(run_dir: Path) -> Non
     seen = len(stays.text)
     await stays.reads(lambda text: len(text) > seen)
     await stays.leave()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while asyncio.all_tasks() - before:  # noqa: ASYNC110  (announced to nobody)
             await asyncio.sleep(0)
     assert (changes.open, changes.watched) == (0, 0)
@@ -105,7 +105,7 @@ async def test_a_run_that_is_removed_ends_its_streams_and_is_named(run_dir: Path
     browser = Browser(changes, store.open("test-1"))
     await browser.reads(lambda text: changes_in(text) == 1)
     shutil.rmtree(run_dir)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await browser.ended
     assert browser.text.endswith("event: gone\ndata: null\n\n")
     for path in ("", "/curves", "/groups", "/trajectories/0", "/events"):
@@ -124,6 +124,6 @@ async def test_a_look_that_fails_ends_the_stream_with_its_error(run_dir: Path, m
 
     monkeypatch.setattr(run, "revision", fails)
     with pytest.raises(BaseException) as error:
-        await asyncio.wait_for(browser.ended, 60)
+        await asyncio.wait_for(browser.ended, 300)
     assert "the look fails" in repr(error.value)
     assert (changes.open, changes.watched) == (0, 0)

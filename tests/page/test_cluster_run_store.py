@@ -65,7 +65,7 @@ async def cluster(run_dir: Path) -> AsyncIterator[tuple[str, list[dict[str, Any]
 async def heard(store: ClusterRunStore, until: Any) -> None:
     task = asyncio.create_task(store.follow())
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not until(store.live()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
     finally:

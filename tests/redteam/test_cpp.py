@@ -72,7 +72,7 @@ async def test_every_attack_of_a_program_ends_as_it_should_and_changes_nothing_f
     assert {one.verdict for one in neighbours} == {Verdict.ACCEPTED}, neighbours
     assert processes_of(scoring) == before
     assert left_on_disk() == []
-    (after,) = await asyncio.wait_for(scoring.score([_honest(function_job)]), 60)
+    (after,) = await asyncio.wait_for(scoring.score([_honest(function_job)]), 300)
     assert after.verdict is Verdict.ACCEPTED
 
 
@@ -99,7 +99,7 @@ async def test_a_source_ends_as_it_should_and_changes_nothing_for_others(
     assert neighbour.verdict is Verdict.ACCEPTED
     assert processes_of(scoring) == before
     assert _build_folders(scoring) == folders
-    (after,) = await asyncio.wait_for(scoring.score([_honest(function_job)]), 60)
+    (after,) = await asyncio.wait_for(scoring.score([_honest(function_job)]), 300)
     assert after.verdict is Verdict.ACCEPTED
 
 

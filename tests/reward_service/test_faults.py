@@ -34,12 +34,12 @@ async def fresh(request: pytest.FixtureRequest, new_scoring: NewScoring) -> Asyn
 
 
 async def score_one(scoring: Scoring, job: ScoreJob) -> Score:
-    (score,) = await asyncio.wait_for(scoring.score([job]), 60)
+    (score,) = await asyncio.wait_for(scoring.score([job]), 300)
     return score
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.005)
@@ -79,7 +79,7 @@ async def test_an_answer_that_loses_two_slots_earns_nothing(
         first = slot._process
         signal.pidfd_send_signal(slot._server, signal.SIGKILL)
         await until(lambda first=first: slot._process is not first)  # type: ignore[misc]
-    score = await asyncio.wait_for(scoring, 60)
+    score = await asyncio.wait_for(scoring, 300)
     assert (score.verdict, score.reward) == (Verdict.CRASHED_SANDBOX, 0.0), score
     await until(lambda: not processes_of(fresh))
     assert (await score_one(fresh, function_job(RIGHT))).verdict is Verdict.ACCEPTED
@@ -130,7 +130,7 @@ async def test_a_full_queue_holds_callers_in_the_cluster_back(
         await until(lambda: scoring.sandbox.cores.queued_s > 0)
         with pytest.raises(QueueFull):
             scoring.sandbox.cores.refuse_if_full()
-        scores = await asyncio.wait_for(call, 60)
+        scores = await asyncio.wait_for(call, 300)
         await busy
     finally:
         scoring.close()
@@ -144,7 +144,7 @@ async def test_nobody_waits_for_a_slot_for_ever(
     scoring = await new_scoring("B", slots=1, queue_wait_s=0.1)
     try:
         jobs = [function_job(BUSY, cpu_s=0.6), function_job(RIGHT)]
-        busy, waiting = await asyncio.wait_for(scoring.score(jobs), 60)
+        busy, waiting = await asyncio.wait_for(scoring.score(jobs), 300)
     finally:
         scoring.close()
     assert busy.verdict is Verdict.TIME_LIMIT
@@ -158,7 +158,7 @@ async def test_one_slow_answer_holds_back_no_other_score(
     scoring = await new_scoring("B", slots=1, answer_deadline_s=3)
     try:
         jobs = [function_job(RIGHT), function_job(BUSY, cpu_s=60), function_job(f"{RIGHT}\n# 2")]
-        right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 60)
+        right, slow, waiting = await asyncio.wait_for(scoring.score(jobs), 300)
         assert (right.verdict, right.reward) == (Verdict.ACCEPTED, 1.0)
         assert (slow.verdict, slow.reward) == (Verdict.INFRA_ERROR, None)
         assert slow.detail == "not graded in 3 s"

@@ -62,7 +62,7 @@ async def judge_url() -> AsyncIterator[str]:
 async def graded(scoring: Scoring, completion: str, **grader: Any) -> Score:
     model = TypeAdapter(Grader).validate_python(grader)
     job = ScoreJob(job_id="j", completion=completion, grader=model)
-    (score,) = await asyncio.wait_for(scoring.score([job]), 60)
+    (score,) = await asyncio.wait_for(scoring.score([job]), 300)
     return score
 
 

@@ -166,7 +166,7 @@ async def _asked(scoring: Scoring, events: list[dict[str, Any]]) -> list[dict[st
     }
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scoring, "config", config)
-        await asyncio.wait_for(http_api(scoring)(scope, receive, send), 60)
+        await asyncio.wait_for(http_api(scoring)(scope, receive, send), 300)
     return sent
 
 

@@ -103,7 +103,7 @@ async def test_the_grader_of_the_page_gives_its_reward(url: str) -> None:
     shell = await asyncio.create_subprocess_exec(
         "bash", "-c", command.replace(SERVICE, url), stdout=asyncio.subprocess.PIPE
     )
-    said, _ = await asyncio.wait_for(shell.communicate(), 60)
+    said, _ = await asyncio.wait_for(shell.communicate(), 300)
     assert json.loads(said)["reward"] == 0.5
 
 

@@ -15,7 +15,7 @@ JobMaker = Callable[..., ScoreJob]
 
 
 async def verdict_of(scoring: Scoring, job: ScoreJob) -> Score:
-    (score,) = await asyncio.wait_for(scoring.score([job]), 60)
+    (score,) = await asyncio.wait_for(scoring.score([job]), 300)
     assert score.job_id == job.job_id
     return score
 

@@ -37,7 +37,7 @@ from services.protocol.weights.weights import (
 from services.transport.bucket import MAGIC, NO_BASE, Kind, digest
 
 HOST = "127.0.0.1"
-LINK_TIMEOUT_S = 30.0
+LINK_TIMEOUT_S = 120.0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,7 +31,7 @@ class HttpServed:
 
     async def until_open_requests(self, number: int) -> None:
         """Return as soon as the engine has so many; looks every millisecond."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while True:
                 if self.open_requests == number:
                     return

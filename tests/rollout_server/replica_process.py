@@ -76,12 +76,12 @@ async def main(model: str) -> dict[str, Any]:
     bus.health = replica.check_health
     with engine_sockets():
         await replica.start()
-    await asyncio.wait_for(bus.registered.wait(), 60)
+    await asyncio.wait_for(bus.registered.wait(), 300)
     (engine,) = multiprocessing.active_children()
     assert replica._engine is not None
     seen = {
         "sockets_left": socket_files(),
-        "engine_answers": not await asyncio.wait_for(replica._engine.is_sleeping(), 60),
+        "engine_answers": not await asyncio.wait_for(replica._engine.is_sleeping(), 300),
         "start_method": type(engine)._start_method,  # type: ignore[attr-defined]
         "parent_is_replica": parent(engine.pid) == os.getpid(),
         # A spawned process would have loaded its libraries elsewhere. (Its command line says
@@ -91,7 +91,7 @@ async def main(model: str) -> dict[str, Any]:
     killed_at = time.monotonic()
     assert engine.pid is not None
     os.kill(engine.pid, signal.SIGKILL)
-    await asyncio.wait_for(ended.wait(), 60)
+    await asyncio.wait_for(ended.wait(), 300)
     assert bus.left_at is not None
     return seen | {
         "commit_timeout_s": bus.commit_timeout_s,

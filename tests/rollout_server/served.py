@@ -28,7 +28,7 @@ class Served:
     def __init__(self, engine: Any, folder: Path) -> None:
         self.engine = engine
         self.folder = folder
-        self.loader = EngineLoader(engine, host=HOST, in_flight="keep", commit_timeout_s=30)
+        self.loader = EngineLoader(engine, host=HOST, in_flight="keep", commit_timeout_s=300)
         self.policies: dict[str, PreTrainedModel] = {}
         self.next_version = 0
         self.dtype = torch.float32

@@ -55,7 +55,7 @@ class Adapted:
             served.engine,
             host=HOST,
             in_flight="keep",
-            commit_timeout_s=30,
+            commit_timeout_s=300,
             keep_copy=True,
             adapter=requests,
         )
@@ -114,7 +114,7 @@ async def test_each_token_has_the_logprob_of_the_merged_model_it_is_labelled_wit
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_the_canary_is_scored_with_the_adapter(adapted: Adapted, sender: Sender) -> None:
-    prover = CanaryProver(adapted.served.engine, timeout_s=30)
+    prover = CanaryProver(adapted.served.engine, timeout_s=300)
     for seed in (3, 4):
         version = await adapted.push(sender, seed)
         proof = await prover.prove(with_canary(version))

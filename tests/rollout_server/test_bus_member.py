@@ -32,7 +32,7 @@ from services.rollout_server.control.bus_member import BusMember
 from services.rollout_server.weights.canary import Proof
 
 Sequences = tuple[tuple[int, ...], ...]
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class ScriptedBus:

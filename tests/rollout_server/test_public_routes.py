@@ -114,7 +114,7 @@ async def test_an_operator_ends_every_answer_of_a_request_for_several(app: HttpS
     )
     await app.until_open_requests(3)
     assert (await Operator(app).do(ControlAction.ABORT)).error is None
-    answer = await asyncio.wait_for(several, 60)
+    answer = await asyncio.wait_for(several, 300)
     assert [choice.finish_reason for choice in answer.choices] == ["abort"] * 3
 
 

@@ -58,7 +58,7 @@ async def test_each_token_has_the_logprob_of_the_version_it_is_labelled_with_acr
 async def test_the_canary_proves_the_weights_that_are_served_and_no_others(
     served: Served, sender: Sender
 ) -> None:
-    prover = CanaryProver(served.engine, timeout_s=30)
+    prover = CanaryProver(served.engine, timeout_s=300)
     first = await served.push(sender, seed=1)
     right = await prover.prove(with_canary(first))
     expected = scores_of(served.policies[str(first)])
@@ -192,7 +192,7 @@ async def test_a_commit_that_fails_half_way_serves_nothing_until_a_whole_version
     await served.push(sender, seed=5)
     version, served.next_version = served.next_version, served.next_version + 2
     # One that has loaded nothing yet takes the manifest's word for the model.
-    served.loader = EngineLoader(served.engine, host=HOST, in_flight="keep", commit_timeout_s=30)
+    served.loader = EngineLoader(served.engine, host=HOST, in_flight="keep", commit_timeout_s=300)
     tensors = dict(policy(served.folder, 6).named_parameters())
     tensors["model.no_such_parameter"] = torch.zeros(4)
     order, payloads = sender.order(tensors, version, "torn")

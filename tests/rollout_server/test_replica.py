@@ -14,7 +14,7 @@ from services.rollout_server.config import RolloutServerConfig
 
 from .conftest import build_model
 
-PROMPT_S = 60.0
+PROMPT_S = 300.0
 """Neither Serve nor a bus that looks after its members is here to end it in its stead."""
 
 

@@ -185,7 +185,7 @@ async def test_who_waits_for_an_answer_waits_until_the_engine_is_released() -> N
     await asyncio.sleep(0)
     assert not waiting.done()
     await scene.do(ControlAction.RESUME)
-    await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(waiting, 300)
 
 
 def test_an_engine_sleeps_only_where_its_device_and_its_arguments_allow_it() -> None:

@@ -469,7 +469,7 @@ class _Server(uvicorn.Server):
         for connection in list(self.server_state.connections):
             connection.shutdown()
         if self.server_state.tasks:
-            await asyncio.wait(set(self.server_state.tasks), timeout=60)
+            await asyncio.wait(set(self.server_state.tasks), timeout=300)
         assert not self.server_state.tasks, "a request outlived its client"
         await self.lifespan.shutdown()
 
@@ -524,22 +524,22 @@ class Cluster:
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = _Server(uvicorn.Config(self.app, log_level="error", lifespan="on"))
         task = asyncio.create_task(server.serve(sockets=[listener]))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await server.listening.wait()
 
         async def stop() -> None:
             server.leaving.set()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await task
 
         self._stack.push_async_callback(stop)
         # Without TLS settings: reading the machine's certificates costs more than a test.
-        self.http = httpx.AsyncClient(timeout=60, verify=False)
+        self.http = httpx.AsyncClient(timeout=300, verify=False)
         self.client = openai.AsyncOpenAI(
             base_url=f"{self.url}/v1",
             api_key="none",
             max_retries=0,
-            timeout=20,
+            timeout=300,
             http_client=self.http,
         )
         self._stack.push_async_callback(self.http.aclose)
@@ -551,14 +551,14 @@ class Cluster:
     async def until_leased(self, *replica_ids: str) -> None:
         """The router has come to see leases of exactly these replicas."""
         membership = self.reservations.membership
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while set(membership.leased(None)) != set(replica_ids):
                 await membership.wait_for_change(0.05)
 
     async def stalled(self) -> Replica:
         """The replica that has just stalled on purpose."""
         waits = {asyncio.create_task(r.stalled.wait()): r for r in self.replicas}
-        done, open_waits = await asyncio.wait(waits, timeout=60, return_when="FIRST_COMPLETED")
+        done, open_waits = await asyncio.wait(waits, timeout=300, return_when="FIRST_COMPLETED")
         for task in open_waits:
             task.cancel()
         return waits[done.pop()]

@@ -103,8 +103,8 @@ async def test_the_open_requests_of_one_key_are_bounded(cluster, tmp_path, fault
         await _chat(cluster, ALICE)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    await asyncio.wait_for(replica.hung_up.wait(), 60)
-    async with asyncio.timeout(60):
+    await asyncio.wait_for(replica.hung_up.wait(), 300)
+    async with asyncio.timeout(300):
         while True:
             try:
                 await _chat(cluster, ALICE)
@@ -115,7 +115,7 @@ async def test_the_open_requests_of_one_key_are_bounded(cluster, tmp_path, fault
 
 async def _until_status(cluster, key, status):
     headers = {"authorization": f"Bearer {key}"}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             got = await cluster.http.get(f"{cluster.url}/v1/models", headers=headers)
             if got.status_code == status:
@@ -131,7 +131,7 @@ async def test_keys_follow_their_file_and_a_bad_file_changes_nothing(cluster, ke
     logger.addHandler(caplog.handler)
     try:
         keys.write_text(f"- {{name: alice, key: {ALICE}")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while "api_keys_unusable" not in caplog.messages:
                 await _until_status(cluster, BOB, 200)
     finally:

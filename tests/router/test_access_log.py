@@ -23,7 +23,7 @@ class Lines(list):
         self._more.set()
 
     async def all(self, count):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(self) < count:
                 self._more.clear()
                 await self._more.wait()

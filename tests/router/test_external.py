@@ -265,7 +265,7 @@ def test_an_address_that_cannot_be_meant_is_refused(url):
 
 
 async def _until_listed(cluster, *names):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while True:
             data = (await cluster.http.get(f"{cluster.url}/v1/models")).json()["data"]
             if {model["id"]: model["journal"] for model in data} == dict(names):
@@ -302,7 +302,7 @@ async def test_where_there_are_only_backends_no_other_model_is_waited_for(
     await cluster.start(replicas=0, backends=backends, lease_wait_s=0)
     body = {"messages": ASK} | ({"model": model} if model else {})
     url = f"{cluster.url}/v1/chat/completions"
-    got = await asyncio.wait_for(cluster.http.post(url, json=body), 60)
+    got = await asyncio.wait_for(cluster.http.post(url, json=body), 300)
     assert (got.status_code, got.json()["error"]["param"]) == (404, "model")
     assert f"served: {MODEL}" in got.json()["error"]["message"]
 
@@ -319,11 +319,11 @@ async def test_a_model_of_the_cluster_is_waited_for_while_the_bus_may_still_come
     monkeypatch.setattr(cluster.bus, "watch", miss)
     backends = await outside(Backend("first"))
     await cluster.start(replicas=1, backends=backends, lease_wait_s=60)
-    await asyncio.wait_for(absent.wait(), 60)
+    await asyncio.wait_for(absent.wait(), 300)
     call = asyncio.create_task(_chat(cluster, model=CLUSTER_MODEL))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not len(cluster.reservations.queue):
             assert not call.done(), "it was refused"
             await asyncio.sleep(0.001)
     monkeypatch.setattr(cluster.bus, "watch", watch)
-    assert (await asyncio.wait_for(call, 60)).parse().choices[0].message.content
+    assert (await asyncio.wait_for(call, 300)).parse().choices[0].message.content

@@ -33,7 +33,7 @@ async def test_an_interrupted_answer_equals_an_undisturbed_one(cluster, fault, a
     answer = asyncio.create_task(ask(cluster))
     stalled = await cluster.stalled()
     assert await interrupt(cluster, 2) == 1
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await stalled.hung_up.wait()
     asked = sum(len(replica.bodies) for replica in cluster.replicas)
     assert not answer.done()

@@ -16,7 +16,7 @@ from services.router.listener import socket_holder
 from services.router.listener.listening_socket import InheritedListeningSocket
 from services.router.listener.socket_holder import SocketHolder, listening
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 """That only a hang reaches."""
 
 

@@ -21,7 +21,7 @@ def _chat(cluster, number):
 
 
 async def _until(condition):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not condition():  # noqa: ASYNC110  these conditions have no event
             await asyncio.sleep(0.005)
 

@@ -159,7 +159,7 @@ async def test_good_and_bad_requests_are_answered_as_by_vllm_itself(cluster, vll
     different = []
     # vLLM closes connections that nobody uses for five seconds.
     limits = httpx.Limits(keepalive_expiry=2)
-    async with httpx.AsyncClient(timeout=60, verify=False, limits=limits) as http:
+    async with httpx.AsyncClient(timeout=300, verify=False, limits=limits) as http:
         for parsing, url in enumerate((vllm.plain, vllm.parsing)):
             chosen = [case for case in cases() if case.parsing == bool(parsing)]
             await cluster.bus.put(_member("whole", url))
@@ -398,7 +398,7 @@ async def _paused(state, ask):
 @contextlib.asynccontextmanager
 async def _labelled(url, version):
     """The same weights under another policy version's name."""
-    async with httpx.AsyncClient(timeout=60, verify=False) as http:
+    async with httpx.AsyncClient(timeout=300, verify=False) as http:
         for label in (version, 3):
             body = {"new_version": str(label)}
             (await http.post(f"{url}/update_weight_version", json=body)).raise_for_status()

@@ -208,12 +208,12 @@ async def test_while_a_large_session_is_read_others_are_served(cluster, monkeypa
 
     def slowly(*how):
         loop.call_soon_threadsafe(began.set)
-        assert goes_on.wait(60)
+        assert goes_on.wait(300)
         return written(*how)
 
     monkeypatch.setattr(TrajectoryReading, "trajectories", slowly)
     reading = asyncio.create_task(desk.read(name))
-    await asyncio.wait_for(began.wait(), 60)
+    await asyncio.wait_for(began.wait(), 300)
     await _say(cluster, "another", [_user("two")])
     goes_on.set()
     assert len((await reading).trajectories) == 1
@@ -257,7 +257,7 @@ async def test_calls_without_an_answer_leave_nothing_and_are_counted(cluster, fa
     assert (await desk.read(name)).open_calls == 1
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
-    await asyncio.wait_for(replica.hung_up.wait(), 60)
+    await asyncio.wait_for(replica.hung_up.wait(), 300)
     done = await desk.finish(name)
     assert (done.calls, done.unrecorded_calls, done.trajectories) == ({}, 2, [])
 
@@ -311,7 +311,7 @@ async def test_a_list_request_waits_for_the_next_session_to_finish(cluster):
     await desk.read(name)
     assert not waiting.done()
     await desk.finish(name)
-    assert [found.id for found in await asyncio.wait_for(waiting, 60)] == [name]
+    assert [found.id for found in await asyncio.wait_for(waiting, 300)] == [name]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ async def stall_timer():
 
 
 async def _expires(stall_timer):
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await stall_timer.expired.wait()
 
 

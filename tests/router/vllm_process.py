@@ -120,7 +120,7 @@ def _end(server: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        server.wait(60)
+        server.wait(300)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
-    server.wait(60)
+    server.wait(300)

@@ -19,7 +19,7 @@ from services.protocol.trajectory import PolicySpan, Trajectory
 from services.trainer.config import TrainerConfig
 
 VOCABULARY = 320
-ANSWER_S = 60.0
+ANSWER_S = 300.0
 IMPORTED_S = 240.0
 """To import torch and transformers takes seconds, and over a minute on a machine that is busy."""
 

@@ -24,7 +24,7 @@ MODEL = RankModel(
     buckets=((0, 1),),
     canary=((3, 4), (5, 6)),
 )
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class FakeBus:

@@ -28,16 +28,16 @@ def test_a_process_has_one_connection_to_a_store_until_that_fails(store: TCPStor
 
 def test_a_member_that_waits_does_not_keep_others_from_meeting(store: TCPStore) -> None:
     client = rendezvous.connect(HOST, store.port)
-    waiting = Rendezvous(client, "a", timeout_s=20)
+    waiting = Rendezvous(client, "a", timeout_s=300)
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(waiting.get("key")))
     thread.start()
-    other = Rendezvous(client, "b", timeout_s=20)
+    other = Rendezvous(client, "b", timeout_s=300)
     other.set("key", "of b")
     assert other.get("key") == b"of b"
     assert thread.is_alive(), "prefixes are not apart"
-    Rendezvous(client, "a", timeout_s=20).set("key", "of a")
-    thread.join(60)
+    Rendezvous(client, "a", timeout_s=300).set("key", "of a")
+    thread.join(300)
     assert found == [b"of a"]
 
 

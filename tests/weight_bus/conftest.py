@@ -13,7 +13,7 @@ from services.protocol.weights.weights import Dtype, TensorSpec, WeightManifest
 from services.weight_bus.bus import Bus
 from services.weight_bus.config import WeightBusConfig
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 SCORES = ((-1.0,),)
 """What the trainer says of the canary."""
 

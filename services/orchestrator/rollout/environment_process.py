@@ -14,7 +14,7 @@ from services.orchestrator.rollout.rollout import RolloutFailed
 from services.protocol.errors import InvalidInput
 from services.side_by_side import cancel
 
-_START_S = 60.0
+_START_S = 300.0
 _GRACE_S = 5.0
 _LONGEST_REPLY = 16 * 1024 * 1024  # bytes
 _log = Log("orchestrator")

@@ -39,7 +39,7 @@ def stopped(victim: TargetProcess) -> bool:
 
 
 async def connected(connections: ControlConnections) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not connections.open:  # noqa: ASYNC110  of a socket, which tells nobody else
             await asyncio.sleep(0)
 
