@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests.router.vllm_process import Urls
@@ -25,6 +26,12 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Tests that were started in the background of a shell ignore Ctrl-C, and so would every
 # command that a test starts in order to interrupt it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same cases each time: a run says something of the code, and nothing of luck. For others:
+# pytest --hypothesis-profile=default
+settings.register_profile("same cases", derandomize=True)
+settings.load_profile("same cases")
 
 
 def pytest_collection_finish() -> None:

@@ -82,7 +82,9 @@ def test_homes_are_told_once_and_to_everybody_but_their_teller():
 
 
 names = st.sampled_from(["r1", "r2", "r3"])
-news = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), st.floats(0, 4))
+pauses = st.integers(0, 16).map(lambda quarters: quarters / 4)
+"""Sums and differences of these are exact: who is silent for 3 s is so by every arithmetic."""
+news = st.tuples(names, st.dictionaries(st.sampled_from("ab"), st.integers(0, 9)), pauses)
 
 
 @given(talk=st.lists(news, max_size=40))
