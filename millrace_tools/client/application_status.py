@@ -1,124 +1,111 @@
 """The status of the services, seen from outside their cluster.
 
 The router and the orchestrator are asked at the address of clients. Ray's dashboard, where there
-is one, knows the applications behind them.
+is one, knows the applications behind them, and what they are to become.
 """
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
 from millrace_tools.client.runs_client import RUNS
-from millrace_tools.client.services_url import http_client
+from millrace_tools.client.serve_details import ApplicationStatus, Target, serve_details
+from millrace_tools.client.services_url import http_client, nothing_answers
 
 _TIMEOUT_S = 2.0  # Serve holds requests back for applications that are still starting
-_DASHBOARD = "http://127.0.0.1:8265"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ApplicationStatus:
-    """An application as Serve reports it, or as it looks over HTTP.
-
-    Attributes:
-        status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
-        running: replicas that are up.
-        message: why it is not running.
-    """
-
-    name: str
-    status: str
-    running: int = 0
-    message: str = ""
-
-    @property
-    def failed(self) -> bool:
-        """It will not come up by itself."""
-        return self.status in ("DEPLOY_FAILED", "DELETING")
 
 
 def leased_replicas(url: str) -> int:
     """Replicas that the router may use now; 0 where no router answers."""
-    health, _ = _ask(url, "/health")
-    return health.get("leased_replicas", 0) if isinstance(health, dict) else 0
+    return _leased(_ask(url, "/health")) or 0
 
 
 def application_states(url: str) -> list[ApplicationStatus]:
-    """The status of each application; only the dashboard knows those without an address."""
-    outside = _from_outside(url)
-    known = {state.name: state for state in _from_dashboard(url)}
-    for state in outside:
-        if not (state.name in known and known[state.name].failed):
+    """The status of each application; only the dashboard knows those without an address.
+
+    While Serve replaces an application, the one before still answers. So an answer counts only
+    where Serve has nothing left to do, and only if it is of the model that was deployed last.
+
+    Raises:
+        InvalidInput: nothing listens at `url`, and no dashboard knows of its services.
+    """
+    details, health = serve_details(url), _ask(url, "/health")
+    if details is None and not health.listening:
+        raise nothing_answers(url)
+    known = {} if details is None else {state.name: state for state in details.applications}
+    target = Target() if details is None else details.target
+    for state in _from_outside(url, health, target):
+        if state.name not in known or known[state.name].status == "RUNNING":
             known[state.name] = state
     return list(known.values())
 
 
-def _from_outside(url: str) -> list[ApplicationStatus]:
-    health, no_health = _ask(url, "/health")
-    runs, no_runs = _ask(url, RUNS)
-    leased = health.get("leased_replicas") if isinstance(health, dict) else None
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """The JSON at a path, None where there is none, and the problem in that case."""
+
+    content: Any = None
+    problem: str = ""
+    listening: bool = True
+
+
+def _from_outside(url: str, health: _Answer, target: Target) -> list[ApplicationStatus]:
+    """What the services say themselves."""
+    runs, leased = _ask(url, RUNS), _leased(health)
+    problem = _rollout_problem(url, leased or 0, target)
     return [
-        _answering("rollout_server", leased or 0, "no replica has weights and a lease"),
-        _answering("router", int(leased is not None), no_health),
-        _answering("orchestrator", int(isinstance(runs, list)), no_runs),
+        _answering("rollout_server", leased or 0, problem),
+        _answering("router", int(leased is not None), "" if leased is not None else health.problem),
+        _answering("orchestrator", 1, "" if isinstance(runs.content, list) else runs.problem),
     ]
 
 
-def _ask(url: str, path: str) -> tuple[Any, str]:
-    """The JSON at `path`, None where there is none, and the problem in that case."""
+def _rollout_problem(url: str, leased: int, target: Target) -> str:
+    """Why the rollout servers are not what was deployed last; empty where they are."""
+    if not leased:
+        return "no replica has weights and a lease"
+    if leased < target.replicas:
+        return f"{leased} of {target.replicas} replicas have weights and a lease"
+    if target == Target():
+        return ""
+    models = _served(url)
+    names = [model["id"] for model in models]
+    if target.served_model is not None and names != [target.served_model]:
+        return f"they serve {', '.join(names) or 'no model'}, not {target.served_model} yet"
+    # A bus that was restarted does not know where its weights are from.
+    held = {one for model in models for one in model.get("trained_from", [])}
+    if target.model is not None and (others := held - {target.model}):
+        return f"they hold weights of {', '.join(sorted(others))}, not of {target.model} yet"
+    return ""
+
+
+def _served(url: str) -> list[dict[str, Any]]:
+    """The models of the cluster's own replicas."""
+    content = _ask(url, "/v1/models").content
+    models = content.get("data", []) if isinstance(content, dict) else []
+    return [model for model in models if model.get("journal", True)]
+
+
+def _leased(health: _Answer) -> int | None:
+    found = health.content
+    return found.get("leased_replicas") if isinstance(found, dict) else None
+
+
+def _ask(url: str, path: str) -> _Answer:
     url = url.rstrip("/")
     with http_client(url, _TIMEOUT_S) as http:
         try:
-            return http.get(path).json(), f"{url} has no {path}"
+            return _Answer(content=http.get(path).json(), problem=f"{url} has no {path}")
         except httpx.ConnectError:
-            return None, f"nothing listens at {url}"
+            return _Answer(problem=f"nothing listens at {url}", listening=False)
         except httpx.HTTPError as error:
-            return None, f"{url}{path}: {error or type(error).__name__}"
+            return _Answer(problem=f"{url}{path}: {error or type(error).__name__}")
         except ValueError:
-            return None, f"{url} has no {path}"
-
-
-def _from_dashboard(url: str) -> list[ApplicationStatus]:
-    """Empty where there is no dashboard, or it is the dashboard of other services."""
-    address, parts = os.environ.get("RAY_DASHBOARD_ADDRESS"), urlsplit(url)
-    if not address and parts.hostname not in LOOPBACK:
-        return []
-    path = f"{address or _DASHBOARD}/api/serve/applications/"
-    try:
-        # Without the API key, which is for the services alone.
-        answer = httpx.get(path, timeout=_TIMEOUT_S, trust_env=False)
-        details = answer.raise_for_status().json()
-        if parts.port not in _ports(details):
-            return []
-        return [_reported(name, detail) for name, detail in details["applications"].items()]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
-        return []
-
-
-def _ports(details: Mapping[str, Any]) -> set[int | None]:
-    """Ports of these services: of Serve's proxy, and of the router's own listener."""
-    router = details["applications"].get("router", {}).get("deployed_app_config") or {}
-    listen = router.get("args", {}).get("listen") or {}
-    return {details["http_options"]["port"], listen.get("port")}
+            return _Answer(problem=f"{url} has no {path}")
 
 
 def _answering(name: str, running: int, problem: str) -> ApplicationStatus:
-    if running:
+    if not problem:
         return ApplicationStatus(name=name, status="RUNNING", running=running)
     return ApplicationStatus(name=name, status="NOT_READY", message=problem)
-
-
-def _reported(name: str, detail: Mapping[str, Any]) -> ApplicationStatus:
-    deployments = detail["deployments"].values()
-    replicas = [replica for deployment in deployments for replica in deployment["replicas"]]
-    messages = [detail["message"], *(deployment["message"] for deployment in deployments)]
-    return ApplicationStatus(
-        name=name,
-        status=detail["status"],
-        running=sum(replica["state"] == "RUNNING" for replica in replicas),
-        message="\n".join(filter(None, messages)),
-    )

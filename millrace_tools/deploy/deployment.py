@@ -21,7 +21,7 @@ from ray.serve.schema import LoggingConfig, ServeApplicationSchema, ServeDeployS
 from millrace_tools.capacity.capacity import Nodes, check_capacity
 from millrace_tools.capacity.demands import ResourceDemand
 from millrace_tools.capacity.serve_demands import rank_demands, replica_demands
-from millrace_tools.client.application_status import ApplicationStatus
+from millrace_tools.client.serve_details import ApplicationStatus
 from millrace_tools.deploy.compatibility import check_compatibility
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
 from millrace_tools.deploy.wiring import check_addresses, check_place, check_several_nodes

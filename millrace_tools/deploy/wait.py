@@ -10,11 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from millrace_tools.client.application_status import (
-    ApplicationStatus,
-    application_states,
-    leased_replicas,
-)
+from millrace_tools.client.application_status import application_states, leased_replicas
+from millrace_tools.client.serve_details import ApplicationStatus
 from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_line
 from services.protocol.errors import NotReady
@@ -28,7 +25,12 @@ _STYLES = {"RUNNING": "green", "DEPLOYING": "yellow"}
 
 @command("wait", SERVICES_URL, option("--timeout", type=float, default=300.0, help="seconds (300)"))
 def wait(arguments: argparse.Namespace, console: Console) -> int:
-    """Wait until the services are up."""
+    """Wait until the services are as they were deployed last.
+
+    Raises:
+        InvalidInput: nothing listens at the URL, and no Ray cluster here has the services.
+        NotReady: see `wait_until_running`.
+    """
     url = arguments.url.rstrip("/")
     wait_until_running(lambda: application_states(url), console, timeout_s=arguments.timeout)
     leased = leased_replicas(url)
@@ -42,10 +44,12 @@ def wait_until_running(
 ) -> None:
     """Return when every application runs; `states_of` returns the status of each.
 
+    In a terminal a table shows what it waits for, elsewhere a line whenever that changes.
+
     Raises:
         NotReady: one has failed or the time is over; says which and why.
     """
-    began = time.monotonic()
+    began, awaited = time.monotonic(), ""
     said: set[str] = set()
     with Live(console=console, transient=True) as live:
         while True:
@@ -64,9 +68,12 @@ def wait_until_running(
             late = [state for state in states if state.status != "RUNNING"]
             if not late:
                 return
+            missing = "; ".join(_lateness(state) for state in late)
             if time.monotonic() - began > timeout_s:
-                missing = "; ".join(_lateness(state) for state in late)
                 raise NotReady(f"not all services are up after {timeout_s:g} s: {missing}{_busy()}")
+            if missing != awaited and not console.is_terminal:
+                print_line(f"    waiting: {missing}", console)
+            awaited = missing
             time.sleep(_STATES_S)
 
 

@@ -19,8 +19,8 @@ from millrace_tools.chaos.control_connections import ControlConnections
 from millrace_tools.chaos.observation import InjectedFault, Observation
 from millrace_tools.chaos.report import Report, make_report
 from millrace_tools.chaos.script import Script
-from millrace_tools.client.application_status import LOOPBACK
 from millrace_tools.client.runs_client import ENDED, RunsClient
+from millrace_tools.client.serve_details import LOOPBACK
 from millrace_tools.client.services_url import API_KEY
 from millrace_tools.command import ACTIVE_RUN, FAILED, RAY_ADDRESS, SERVICES_URL, command, option
 from millrace_tools.output import print_line, print_rows

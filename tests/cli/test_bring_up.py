@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from millrace_tools.client.application_status import ApplicationStatus
+from millrace_tools.client.serve_details import ApplicationStatus
 from millrace_tools.deploy.wait import reason, wait_until_leased, wait_until_running
 from services.protocol.errors import NotReady
 from tests.cli.conftest import Orchestra

@@ -202,6 +202,8 @@ class Member:
         leased: the bus's word that it may be given work now.
         committed_version: version it serves, None before its first commit.
         last_error: why it was last suspected or failed, empty if never.
+        trained_from: `WeightManifest.model` of the version that it serves; empty where the bus
+            does not know it, as after a restart.
     """
 
     replica_id: str
@@ -213,6 +215,7 @@ class Member:
     max_model_len: int
     pid: int
     last_error: str = ""
+    trained_from: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

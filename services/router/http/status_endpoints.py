@@ -1,5 +1,7 @@
 """`/v1/models`, `/v1/load` and `/health`: what the router can do now; `/` leads to the page."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter
@@ -24,8 +26,8 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
     async def models() -> dict[str, Any]:
         """Models that can be used now, in OpenAI's shape."""
         # By name, and where a name is both, requests go outside.
-        listed = {m.model: _model(m, journal=True) for m in inside.leased(None).values()}
-        listed |= {m.model: _model(m, journal=False) for m in outside.leased(None).values()}
+        listed = _models(inside.leased(None).values(), journal=True)
+        listed |= _models(outside.leased(None).values(), journal=False)
         return {"object": "list", "data": [listed[name] for name in sorted(listed)]}
 
     @routes.get("/v1/load")
@@ -45,6 +47,18 @@ def status_routes(replicas: Replicas, external: Replicas) -> APIRouter:
         return JSONResponse(content, status_code=200 if leased or backends else 503)
 
     return routes
+
+
+def _models(members: Iterable[Member], *, journal: bool) -> dict[str, dict[str, Any]]:
+    """The models of these members by name."""
+    listed: dict[str, dict[str, Any]] = {}
+    origins: defaultdict[str, set[str]] = defaultdict(set)
+    for member in members:
+        listed[member.model] = _model(member, journal=journal)
+        if member.trained_from:
+            origins[member.model].add(member.trained_from)
+    # Several while a policy that began from another model is on its way to the replicas.
+    return {name: one | {"trained_from": sorted(origins[name])} for name, one in listed.items()}
 
 
 def _model(member: Member, *, journal: bool) -> dict[str, Any]:

@@ -44,6 +44,14 @@ class Replica:
     loaded: WeightManifest | None = None
     was_leased: bool = False
 
+    @property
+    def trained_from(self) -> str:
+        """The model from which training to its version began; empty if that is not known."""
+        for served in (self.loaded, self.copy):
+            if served is not None and served.version == self.committed_version:
+                return served.model
+        return ""
+
 
 class Replicas:
     """All replicas and the versions they hold; no input or output, no tasks.
@@ -222,4 +230,5 @@ class Replicas:
             max_model_len=hello.max_model_len,
             pid=hello.pid,
             last_error=replica.last_error,
+            trained_from=replica.trained_from,
         )

@@ -1,0 +1,116 @@
+"""Serve's own account of a deployment, which only Ray's dashboard gives: the status of each
+application, and what was asked for."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+_TIMEOUT_S = 2.0
+_DASHBOARD = "http://127.0.0.1:8265"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_NO_ENTRY = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationStatus:
+    """An application as Serve reports it, or as it looks over HTTP.
+
+    Attributes:
+        status: `NOT_STARTED`, `DEPLOYING`, `RUNNING`, `DEPLOY_FAILED`, `UNHEALTHY`, ...
+        running: replicas that are up.
+        message: why it is not running.
+    """
+
+    name: str
+    status: str
+    running: int = 0
+    message: str = ""
+
+    @property
+    def failed(self) -> bool:
+        """It will not come up by itself."""
+        return self.status in ("DEPLOY_FAILED", "DELETING")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What was deployed last; None and 1 where Serve does not say.
+
+    Attributes:
+        served_model: name under which the rollout servers serve the policy.
+        model: what the trainer begins with, as its arguments name it.
+        replicas: rollout servers.
+    """
+
+    served_model: str | None = None
+    model: str | None = None
+    replicas: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeDetails:
+    """The dashboard's answer; empty where the dashboard asks for a token."""
+
+    applications: tuple[ApplicationStatus, ...] = ()
+    target: Target = Target()
+
+
+def serve_details(url: str) -> ServeDetails | None:
+    """What Serve says of the services at `url`; None where there is no dashboard, or it is the
+    dashboard of other services."""
+    address, parts = os.environ.get("RAY_DASHBOARD_ADDRESS"), urlsplit(url)
+    if not address and parts.hostname not in LOOPBACK:
+        return None
+    path = f"{address or _DASHBOARD}/api/serve/applications/"
+    try:
+        # Without the API key, which is for the services alone.
+        answer = httpx.get(path, timeout=_TIMEOUT_S, trust_env=False)
+        if answer.status_code in _NO_ENTRY:
+            return ServeDetails()
+        details = answer.raise_for_status().json()
+        found = details["applications"]
+        if parts.port not in _ports(details):
+            return None
+        return ServeDetails(
+            applications=tuple(_reported(name, detail) for name, detail in found.items()),
+            target=_target(found),
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        return None
+
+
+def _ports(details: Mapping[str, Any]) -> set[int | None]:
+    """Ports of these services: of Serve's proxy, and of the router's own listener."""
+    listen = _arguments(details["applications"], "router").get("listen") or {}
+    return {details["http_options"]["port"], listen.get("port")}
+
+
+def _target(applications: Mapping[str, Any]) -> Target:
+    rollout = applications.get("rollout_server", {}).get("deployments", {}).values()
+    return Target(
+        served_model=_arguments(applications, "rollout_server").get("served_model_name"),
+        model=_arguments(applications, "trainer").get("model"),
+        replicas=max([1, *(one.get("target_num_replicas", 1) for one in rollout)]),
+    )
+
+
+def _arguments(applications: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The arguments with which an application is deployed, or is about to be."""
+    config = applications.get(name, {}).get("deployed_app_config") or {}
+    return config.get("args") or {}
+
+
+def _reported(name: str, detail: Mapping[str, Any]) -> ApplicationStatus:
+    deployments = detail["deployments"].values()
+    replicas = [replica for deployment in deployments for replica in deployment["replicas"]]
+    messages = [detail["message"], *(deployment["message"] for deployment in deployments)]
+    return ApplicationStatus(
+        name=name,
+        status=detail["status"],
+        running=sum(replica["state"] == "RUNNING" for replica in replicas),
+        message="\n".join(filter(None, messages)),
+    )
