@@ -142,12 +142,14 @@ class RunStart:
 
     Attributes:
         run_id: the run.
-        checkpoint_dir: where its checkpoints are; the newest one is loaded, else the
-            model's initial weights.
+        checkpoint_dir: where its checkpoints are; the newest one is loaded, else `origin`, else
+            the model's initial weights.
         algorithm: how to update.
         temperature: that answers are sampled with; divides the trainer's logits, so that
             current logprobs are of the distribution that was sampled from.
         seed: of everything random in the trainer.
+        origin: folder with checkpoints of another run, from which this one branches off: the
+            policy of the newest good one is loaded, and nothing else of it. Empty: no branch.
     """
 
     run_id: str
@@ -155,6 +157,7 @@ class RunStart:
     algorithm: AlgorithmConfig
     temperature: float
     seed: int
+    origin: str = ""
 
 
 def checkpoint_bytes(parameters: int) -> int:

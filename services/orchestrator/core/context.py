@@ -71,6 +71,7 @@ class RunContext:
         return RunStart(
             run_id=self.run_id,
             checkpoint_dir=str(self.directory.checkpoints),
+            origin=str(self.directory.origin) if self.directory.origin.is_dir() else "",
             algorithm=self.run.algorithm,
             temperature=self.run.sampling.temperature,
             seed=self.run.seed,

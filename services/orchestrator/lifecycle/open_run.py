@@ -39,7 +39,9 @@ class OpenRun:
 
     async def begin(self, request: RunRequest, run_id: str) -> None:
         """A run was started or resumed by a client."""
-        await self._write(request.model_copy(update={"resume": run_id}), step=-1, returns=0)
+        await self._write(
+            request.model_copy(update={"resume": run_id, "branch": None}), step=-1, returns=0
+        )
 
     async def end(self) -> None:
         """No run is open any more."""

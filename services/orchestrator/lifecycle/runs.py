@@ -19,6 +19,7 @@ from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.open_run import OpenRun, PendingResume
 from services.orchestrator.lifecycle.run import Run
 from services.orchestrator.loop.recovery import RunFailed
+from services.orchestrator.run_folder.earlier_run import EarlierRun
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
@@ -152,6 +153,7 @@ class Runs:
     async def _begin(self, request: RunRequest) -> Run:
         run = request.config
         check_paths(run)
+        earlier = await asyncio.to_thread(EarlierRun.of, request)
         tasks = await asyncio.to_thread(TaskTable, run, quote=False)
         peers = self._peers()
         load, resumed = peers.load(self._config), request.resume is not None
@@ -160,7 +162,8 @@ class Runs:
         )
         refuse(run, tasks, facts)
         check_environments(run)
-        started = self._make(request, tasks, peers)
+        directory = await asyncio.to_thread(_folder, request, earlier)
+        started = self._make(request, tasks, peers, directory)
         self._ended.pop(started.progress.run_id, None)
         self._enter(started, self._live(started))
         return started
@@ -185,17 +188,13 @@ class Runs:
         if self._active is not None:
             raise RunActive(self._active.progress.run_id)
 
-    def _make(self, request: RunRequest, tasks: TaskTable, peers: Peers) -> Run:
+    def _make(
+        self, request: RunRequest, tasks: TaskTable, peers: Peers, directory: RunDirectory
+    ) -> Run:
         run = request.config
-        if request.resume is None:
-            run_id = _new_id(run.name)
-            directory = RunDirectory.create(run, run_id)
-        else:
-            run_id = request.resume
-            directory = RunDirectory.reopen(run, run_id)
         try:
             return Run(
-                run_id=run_id,
+                run_id=directory.path.name,
                 run=run,
                 config=self._config,
                 tasks=tasks,
@@ -282,6 +281,16 @@ def _not_resumed(request: RunRequest | None, error: Exception) -> str:
     why = f"{type(error).__name__}: {error}"
     _log.warning("run_not_resumed", run=None if request is None else request.resume, why=why)
     return why
+
+
+def _folder(request: RunRequest, earlier: EarlierRun | None) -> RunDirectory:
+    """The folder of the run that a request starts, resumes or branches off."""
+    run = request.config
+    if earlier is None:
+        return RunDirectory.create(run, _new_id(run.name))
+    if request.branch is None:
+        return earlier.resume(run)
+    return earlier.branch(run, _new_id(run.name))
 
 
 def _new_id(name: str) -> str:

@@ -1,8 +1,6 @@
 """The files of a run."""
 
 import logging
-import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,25 +21,26 @@ from services.protocol.run.orchestrator import RunConfig, RunSummary
 
 LOG_FILE = "log.jsonl"
 _MOST_BYTES = 32 * 1024 * 1024
-_RUN_ID = re.compile(r"[\w-]{1,100}", re.ASCII)
 
 
 class RunDirectory:
     """One folder per run.
 
-    `config.yaml`, `ledger.sqlite`, `checkpoints/`, `metrics.jsonl` (one line per train
-    step), `evaluations.jsonl` (one line per evaluation), `pass_rates.jsonl` (one line per
-    graded sample group: task and share that passed), `decisions.jsonl` (one line per decision
-    of the schedule, for `millrace replay`), `trajectories.jsonl` (answers of the
-    model for people to read), `groups.jsonl` and `tokens.jsonl` (see `GroupRecord`),
-    `timeline.jsonl` (see `Timeline`), `log.jsonl` (see `run_log`), `summary.json`,
-    `learning_curve.png` and, if the run broke in an unexpected way, `error.txt`.
+    `config.yaml`, `ledger.sqlite`, `checkpoints/`, `origin/` (the checkpoints that a branch
+    begins with), `metrics.jsonl` (one line per train step), `evaluations.jsonl` (one line per
+    evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
+    passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
+    `trajectories.jsonl` (answers of the model for people to read), `groups.jsonl` and
+    `tokens.jsonl` (see `GroupRecord`), `timeline.jsonl` (see `Timeline`), `log.jsonl` (see
+    `run_log`), `summary.json`, `learning_curve.png` and, if the run broke in an unexpected way,
+    `error.txt`.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.ledger = self.path / LEDGER_FILE
         self.checkpoints = self.path / "checkpoints"
+        self.origin = self.path / "origin"
         self.pass_rates = self.path / "pass_rates.jsonl"
         self.decisions = self.path / "decisions.jsonl"
         self.groups = self.path / "groups.jsonl"
@@ -66,34 +65,29 @@ class RunDirectory:
         try:
             directory = cls(path)
             directory.checkpoints.mkdir(parents=True)
-            text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-            directory._config.write_text(text, encoding="utf-8")
+            directory.write_config(config)
         except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
             fix = f"Choose a folder that can be written: {error.strerror}."
             raise InvalidInput("run_root", config.run_root, fix) from None
         return directory
 
-    @classmethod
-    def reopen(cls, config: RunConfig, run_id: str) -> Self:
-        """Find the folder of an earlier run; only `steps` and `trackers` may differ.
+    def read_config(self) -> RunConfig:
+        """The run as it is to be.
 
         Raises:
-            InvalidInput: there is no such run, or the run file is another one.
+            InvalidInput: its file cannot be used.
         """
-        path = Path(config.run_root) / run_id
-        if not _RUN_ID.fullmatch(run_id) or not os.path.exists(path / LEDGER_FILE):
-            fix = f"There is no such run under {config.run_root}."
-            raise InvalidInput("resume", run_id, fix)
-        directory = cls(path)
-        before = RunConfig.from_yaml(directory._config)
-        may_differ = ("steps", "run_root", "task_file", "environment", "trackers")
-        for name in RunConfig.model_fields:
-            now, then = getattr(config, name), getattr(before, name)
-            if now != then and name not in may_differ:
-                fix = f"Run {run_id} was started with {then!r}; only `steps` may change."
-                raise InvalidInput(name, now, fix)
-        return directory
+        return RunConfig.from_yaml(self._config)
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write `config.yaml`, whole or not at all.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+        replace_file(self._config, text.encode())
 
     def remove(self) -> None:
         """Remove the folder of a run that never began, as far as possible."""

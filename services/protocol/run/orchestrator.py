@@ -258,8 +258,17 @@ class RunRequest(StrictModel):
 
     Attributes:
         config: the run, its paths absolute.
-        resume: id of an earlier run to go on with instead of starting a new one.
+        resume: id of an earlier run to go on with instead of starting a new one, or `last`: the
+            newest run of the same name in `run_root`.
+        branch: id of an earlier run, or `last`, from whose newest checkpoint a new run begins.
     """
 
     config: RunConfig
     resume: str | None = None
+    branch: str | None = None
+
+    @model_validator(mode="after")
+    def _continues_one_run(self) -> Self:
+        if self.resume is not None and self.branch is not None:
+            raise ValueError("give resume, which goes on with a run, or branch, which starts one")
+        return self

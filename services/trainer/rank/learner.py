@@ -1,6 +1,7 @@
 """The torch side of one rank: model, optimizer, run. One thread uses it, in step with its peers."""
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from services.trainer.batch.batching import (
 )
 from services.trainer.batch.collate import collate_sequences
 from services.trainer.checkpoints.checkpoint import Part, Parts, load_newest
-from services.trainer.checkpoints.folder import CheckpointFolder
+from services.trainer.checkpoints.folder import CheckpointFolder, GoodCheckpoint
 from services.trainer.checkpoints.frozen_base import identify_base, refuse_other_base
 from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
 from services.trainer.checkpoints.writer import CheckpointWriter
@@ -75,7 +76,8 @@ class Learner:
         return self._exporter.snapshot(self._policy, version)
 
     def start_run(self, start: RunStart, version: int) -> RankRun:
-        """Load the newest good checkpoint, else the initial weights, and take a snapshot.
+        """Load the newest good checkpoint, else that of the run which this one branches off, else
+        the initial weights, and take a snapshot.
 
         Raises:
             InvalidInput: the user's own loss cannot be used, or there are checkpoints and none
@@ -86,16 +88,9 @@ class Learner:
         self._auxiliary_models = AuxiliaryModels.load(self._algorithm, self._config, self._mesh)
         torch.manual_seed(start.seed)
         self._checkpoints.settle()
-        loaded = load_newest(
-            CheckpointFolder(start.checkpoint_dir),
-            self._fresh_parts,
-            lambda manifest: refuse_other_base(manifest, self._config, self._base),
-        )
-        if loaded is None and self._touched:
-            self._policy = load_policy(self._config, self._mesh, Policy)
-            self._touched = False
+        loaded = self._load(start.checkpoint_dir, self._fresh_parts)
         if loaded is None:
-            self._optimizer = self._make_optimizer()
+            self._begin(start)
         self._progress = loaded.manifest.progress if loaded else Progress()
         self._checkpoints.follow(self._progress.step)
         return RankRun(
@@ -214,6 +209,25 @@ class Learner:
         self._policy.reshard_all()
         self._optimizer = self._make_optimizer()
         return self._parts()
+
+    def _load(self, folder: str, parts: Callable[[], Parts]) -> GoodCheckpoint | None:
+        return load_newest(
+            CheckpointFolder(folder),
+            parts,
+            lambda manifest: refuse_other_base(manifest, self._config, self._base),
+        )
+
+    def _begin(self, start: RunStart) -> None:
+        """The policy of a run without a checkpoint; the optimizer knows nothing of another run."""
+        if start.origin:
+            if self._load(start.origin, lambda: {"policy": self._fresh_parts()["policy"]}) is None:
+                fix = "It holds no checkpoint to begin with: put those of the other run back."
+                raise InvalidInput("origin", start.origin, fix)
+            torch.manual_seed(start.seed)
+        elif self._touched:
+            self._policy = load_policy(self._config, self._mesh, Policy)
+            self._touched = False
+        self._optimizer = self._make_optimizer()
 
     def _started(self) -> RunStart:
         if self._start is None:
