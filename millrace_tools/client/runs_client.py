@@ -42,9 +42,11 @@ class RunsClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def start(self, config: RunConfig, *, resume: str | None = None) -> RunStatus:
-        """Start a run, or resume an earlier one; no other run may be active."""
-        body = RunRequest(config=config, resume=resume).model_dump(mode="json")
+    def start(
+        self, config: RunConfig, *, resume: str | None = None, branch: str | None = None
+    ) -> RunStatus:
+        """Start a run, resume an earlier one, or branch off one; no other run may be active."""
+        body = RunRequest(config=config, resume=resume, branch=branch).model_dump(mode="json")
         return RunStatus.model_validate(self._call("POST", RUNS, json=body))
 
     def status(self, run_id: str) -> RunStatus:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_tools.client.runs_client import URL
+from millrace_tools.output import error_console, print_line
+from millrace_tools.run.follow import RunLost
 from millrace_tools.run.run_view import evaluation_text, failures_text, ledger_text
+from services.ledger.ledger import ledger_of
+from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState, RunStatus, RunSummary
 
 _EARLY, _LATE = 2, 4
@@ -38,6 +43,16 @@ def show_how_to_resume(status: RunStatus, url: str, console: Console) -> None:
     words = ["millrace", "run", near(config), "--resume", status.run_id]
     words += ["--url", url] if url != URL else []
     console.print(Text(f"To resume it:\n  {shlex.join(words)}"), soft_wrap=True)
+
+
+def show_lost(status: RunStatus, why: RunLost, url: str, console: Console) -> None:
+    """Print that a run was lost sight of, where its files are, and how to resume it."""
+    error_console().print(f"error: {status.run_id} was lost sight of: {why}")
+    with suppress(InvalidInput), ledger_of(status.run_dir) as ledger:
+        line = f"Its ledger is at train step {ledger.last_step()} of {status.steps}."
+        print_line(line, console)
+    print_line(f"Its files are in {near(status.run_dir)}.", console)
+    show_how_to_resume(status, url, console)
 
 
 def near(path: str | Path) -> str:
