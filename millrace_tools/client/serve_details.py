@@ -4,12 +4,15 @@ application, and what was asked for."""
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-_TIMEOUT_S = 2.0
+from services.http.api_key import key_header
+
+_TIMEOUT_S = 10.0  # it shares the cores with services that are starting
 _DASHBOARD = "http://127.0.0.1:8265"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _NO_ENTRY = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
@@ -33,7 +36,7 @@ class ApplicationStatus:
     @property
     def failed(self) -> bool:
         """It will not come up by itself."""
-        return self.status in ("DEPLOY_FAILED", "DELETING")
+        return self.status == "DEPLOY_FAILED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeDetails:
-    """The dashboard's answer; empty where the dashboard asks for a token."""
+    """The dashboard's answer; no application where it asks for a token that is not here."""
 
     applications: tuple[ApplicationStatus, ...] = ()
     target: Target = Target()
@@ -61,26 +64,58 @@ class ServeDetails:
 
 def serve_details(url: str) -> ServeDetails | None:
     """What Serve says of the services at `url`; None where there is no dashboard, or it is the
-    dashboard of other services."""
+    dashboard of other services. One that does not answer now is an application that is late."""
     address, parts = os.environ.get("RAY_DASHBOARD_ADDRESS"), urlsplit(url)
     if not address and parts.hostname not in LOOPBACK:
         return None
     path = f"{address or _DASHBOARD}/api/serve/applications/"
     try:
-        # Without the API key, which is for the services alone.
-        answer = httpx.get(path, timeout=_TIMEOUT_S, trust_env=False)
-        if answer.status_code in _NO_ENTRY:
-            return ServeDetails()
-        details = answer.raise_for_status().json()
-        found = details["applications"]
-        if parts.port not in _ports(details):
-            return None
-        return ServeDetails(
-            applications=tuple(_reported(name, detail) for name, detail in found.items()),
-            target=_target(found),
-        )
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
+        answer = _get(path)
+        if answer.status_code in _NO_ENTRY and (token := _ray_token()):
+            answer = _get(path, headers=key_header(token))
+    except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL):
         return None
+    except httpx.HTTPError as error:
+        return _silent(f"{path}: {error or type(error).__name__}")
+    if answer.status_code in _NO_ENTRY:
+        return ServeDetails()
+    if answer.is_server_error:
+        return _silent(f"{path} answered {answer.status_code}")
+    try:
+        return _details(answer.json(), parts.port)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # it is no dashboard
+
+
+def _get(path: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    """Without the API key, which is for the services alone."""
+    return httpx.get(path, timeout=_TIMEOUT_S, trust_env=False, headers=headers)
+
+
+def _ray_token() -> str | None:
+    """The token that Ray asks for, from where Ray's own commands take it."""
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _silent(problem: str) -> ServeDetails:
+    late = ApplicationStatus(name="dashboard", status="NOT_READY", message=problem)
+    return ServeDetails(applications=(late,))
+
+
+def _details(details: Mapping[str, Any], port: int | None) -> ServeDetails | None:
+    found = details["applications"]
+    if port not in _ports(details):
+        return None
+    return ServeDetails(
+        applications=tuple(_reported(name, detail) for name, detail in found.items()),
+        target=_target(found),
+    )
 
 
 def _ports(details: Mapping[str, Any]) -> set[int | None]:

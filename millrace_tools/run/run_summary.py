@@ -39,10 +39,15 @@ def show_summary(status: RunStatus, trajectories: list[dict[str, Any]], console:
 
 def show_how_to_resume(status: RunStatus, url: str, console: Console) -> None:
     """Print the command that resumes a run; on a line of its own, whole, to be copied."""
-    config = Path(status.run_dir) / "config.yaml"
-    words = ["millrace", "run", near(config), "--resume", status.run_id]
+    command = resume_command(status.run_dir, status.run_id, url)
+    console.print(Text(f"To resume it:\n  {command}"), soft_wrap=True)
+
+
+def resume_command(run_dir: str, run_id: str, url: str) -> str:
+    """The command that resumes a run, with the run file in its folder."""
+    words = ["millrace", "run", near(Path(run_dir) / "config.yaml"), "--resume", run_id]
     words += ["--url", url] if url != URL else []
-    console.print(Text(f"To resume it:\n  {shlex.join(words)}"), soft_wrap=True)
+    return shlex.join(words)
 
 
 def show_lost(status: RunStatus, why: RunLost, url: str, console: Console) -> None:

@@ -145,13 +145,8 @@ def _newest(config: RunConfig) -> str | None:
     of_name = re.compile(_OF_NAME.format(re.escape(config.name)))
     ledgers = Path(config.run_root).glob(f"*/{LEDGER_FILE}")
     runs = [one.parent for one in ledgers if of_name.fullmatch(one.parent.name)]
-    newest = max(runs, key=lambda run: (_written_at(run), run.name), default=None)
+    newest = max(runs, key=lambda run: (RunDirectory(run).written_at, run.name), default=None)
     return None if newest is None else newest.name
-
-
-def _written_at(run: Path) -> float:
-    files = (run / LEDGER_FILE, run / f"{LEDGER_FILE}-wal")
-    return max(one.stat().st_mtime for one in files if one.exists())
 
 
 def _kept(config: RunConfig) -> dict[str, Any]:

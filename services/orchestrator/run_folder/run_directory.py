@@ -72,6 +72,12 @@ class RunDirectory:
             raise InvalidInput("run_root", config.run_root, fix) from None
         return directory
 
+    @property
+    def written_at(self) -> float:
+        """When its ledger was written last, seconds since 1970; 0 for never."""
+        files = (self.ledger, self.ledger.with_name(f"{LEDGER_FILE}-wal"))
+        return max((one.stat().st_mtime for one in files if one.exists()), default=0.0)
+
     def read_config(self) -> RunConfig:
         """The run as it is to be.
 
