@@ -91,6 +91,8 @@ class Orchestra:
         if (method, path) == ("POST", "/v1/runs/tiny-1/stop"):
             stopped = self.status(state=RunState.STOPPED, detail="stopped")
             return 200, stopped.model_dump(mode="json")
+        if (method, path) == ("GET", "/health"):
+            return 200, {"leased_replicas": 2, "members": 2}
         if (method, path) == ("GET", "/v1/runs"):
             return 200, [self.statuses[0].model_dump(mode="json")]
         if (method, path) == ("GET", "/v1/runs/tiny-1"):

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.main import main
+from services.ledger.ledger import Ledger
+from services.ledger.sample_group import Prompt
+from services.orchestrator.tasks.task_table import TaskTable
+from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState
+from services.protocol.run.task import NOT_SHOWN
 from tests.cli.conftest import Orchestra, Reply
 
 Changed = Callable[[str, str], Path]
@@ -117,6 +123,111 @@ def test_services_that_are_still_starting_are_to_be_waited_for(
     error = capsys.readouterr().err
     assert "the services are still starting: run `millrace wait`" in error
     assert error.count("\n") == 1
+
+
+def test_a_run_waits_for_the_services_and_says_for_what(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none, one = {"leased_replicas": 0}, {"leased_replicas": 1}
+    orchestra.replies["GET", "/health"] = [(503, none), (503, none), (200, one)]
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 0
+    shown = capsys.readouterr().out
+    assert f"Waiting up to 300 s for the services at {orchestra.url}:" in shown
+    assert "waiting: rollout_server is not ready (no replica has weights and a lease)" in shown
+    assert [path for path, _ in orchestra.posted] == ["/v1/runs"]
+
+
+def test_a_run_starts_nothing_on_services_that_are_not_up_in_time(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.replies["GET", "/health"] = (503, {"leased_replicas": 0})
+    arguments = ["run", str(run_file), "--url", orchestra.url, "--wait"]
+    assert main([*arguments, "0.01"]) == 1
+    assert "not all services are up after 0.01 s: rollout_server" in capsys.readouterr().err
+    assert not orchestra.posted
+    assert main([*arguments, "0"]) == 0, "it does not look"
+
+
+def test_services_that_are_up_are_not_spoken_of(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("tiny-1 in ")
+    assert "aiting" not in shown
+
+
+GONE = {"param": "run_id", "value": "tiny-1", "fix": "No such run.", "message": "gone"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ((404, {"error": GONE}), "this orchestrator does not know it; it is new"),
+        ((500, "Internal Server Error"), "no answer for 0 s."),
+    ],
+    ids=["another cluster", "no cluster"],
+)
+def test_a_run_whose_cluster_died_ends_with_its_folder_and_the_command_that_resumes_it(
+    orchestra: Orchestra,
+    run_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reply: Reply,
+    why: str,
+) -> None:
+    monkeypatch.setattr("millrace_tools.run.follow._SILENCE_S", 0.0)
+    ledger = Ledger(orchestra.run_dir / "ledger.sqlite")
+    [group] = ledger.admit([Prompt(position=0, epoch=0, task_id="t")], version=1)
+    ledger.close_batch(1, train=[group.group_id], filtered=[])
+    ledger.close()
+    orchestra.replies["GET", "/v1/runs/tiny-1"] = reply
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"error: tiny-1 was lost sight of: {why}")
+    assert "Its ledger is at train step 1 of 2." in shown.out
+    assert f"Its files are in {orchestra.run_dir}." in shown.out
+    command = f"millrace run {orchestra.run_dir / 'config.yaml'} --resume tiny-1"
+    assert shown.out.splitlines()[-1] == f"  {command} --url {orchestra.url}"
+
+
+def test_a_run_is_resumed_or_branched_off_but_not_both(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["run", str(run_file), "--url", orchestra.url, "--branch", "tiny-0"]
+    assert main(arguments) == 0
+    assert [orchestra.posted[0][1][name] for name in ("resume", "branch")] == [None, "tiny-0"]
+    with pytest.raises(SystemExit):
+        main([*arguments, "--resume", "last"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_a_refusal_of_a_task_shows_its_value_although_the_orchestrator_does_not(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = run_file.parent / "tasks.jsonl"
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    rows[1]["split"] = "held-out" + "?" * 500
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(InvalidInput) as refused:
+        TaskTable(read_run_file(run_file), quote=False)
+    assert refused.value.value == NOT_SHOWN
+    error = {"param": refused.value.field, "value": NOT_SHOWN, "fix": refused.value.fix}
+    orchestra.replies["POST", "/v1/runs"] = (400, {"error": error})
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: {tasks}, line 2: split: 'held-out???")
+    assert len(shown) < len(str(tasks)) + 300
+
+
+def test_a_refusal_of_a_file_that_only_the_orchestrator_reads_so_stays_as_it_is(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = {"param": "tasks.jsonl, line 9: split", "value": NOT_SHOWN, "fix": "Change it."}
+    orchestra.replies["POST", "/v1/runs"] = (400, {"error": error})
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    expected = f"error: tasks.jsonl, line 9: split: '{NOT_SHOWN}' -> Change it.\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_failing_orchestrator_exits_with_1_and_no_traceback(

@@ -64,11 +64,125 @@ def test_what_is_missing_when_the_time_is_over_is_named_and_whether_the_machine_
         assert capsys.readouterr().err == missing + said + "\n"
 
 
-def test_nothing_listening_is_waited_for_and_then_said(
+def test_where_nothing_listens_and_no_cluster_is_here_the_wait_fails_at_once(
     closed_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["wait", "--url", closed_url, "--timeout", "600"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --url: '{closed_url}' -> Nothing answers there.")
+    assert "`serve run --non-blocking deploy/laptop.yaml`" in error
+
+
+def test_nothing_listening_is_waited_for_where_the_dashboard_knows_the_services(
+    orchestra: Orchestra,
+    closed_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    port = int(closed_url.rpartition(":")[2])
+    _dashboard(orchestra, port, router=_application("DEPLOYING"))
     assert main(["wait", "--url", closed_url, "--timeout", "0"]) == 1
-    assert f"router is not ready (nothing listens at {closed_url})" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "router is deploying" in error
+    assert f"orchestrator is not ready (nothing listens at {closed_url})" in error
+
+
+def test_what_it_waits_for_is_said_whenever_that_changes(
+    orchestra: Orchestra, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = (404, {"detail": "Not Found"})
+    orchestra.replies["GET", "/health"] = [away, _health(0), _health(0), _health(1)]
+    assert main(["wait", "--url", orchestra.url, "--timeout", "60"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    no_lease = "rollout_server is not ready (no replica has weights and a lease)"
+    no_router = f"router is not ready ({orchestra.url} has no /health)"
+    assert [line.strip() for line in shown if "waiting" in line] == [
+        f"waiting: {no_lease}; {no_router}",
+        f"waiting: {no_lease}",
+    ]
+
+
+def _deployed(status: str, replicas: int = 1, **args: Any) -> dict[str, Any]:
+    """An application that was deployed with these arguments."""
+    application = _application(status)
+    application["deployments"]["one"]["target_num_replicas"] = replicas
+    return application | {"deployed_app_config": {"args": args}}
+
+
+def _model(name: str, *trained_from: str) -> tuple[int, dict[str, Any]]:
+    return 200, {"data": [{"id": name, "journal": True, "trained_from": list(trained_from)}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "leased", "models", "said"),
+    [
+        ("DEPLOYING", 1, _model("old", "models/old"), "rollout_server is deploying"),
+        ("RUNNING", 2, _model("old", "models/old"), "they serve old, not new yet"),
+        ("RUNNING", 2, (200, {"data": []}), "they serve no model, not new yet"),
+        (
+            "RUNNING",
+            2,
+            _model("new", "models/new", "models/old"),
+            "they hold weights of models/old, not of models/new yet",
+        ),
+        ("RUNNING", 1, _model("new", "models/new"), "1 of 2 replicas have weights and a lease"),
+        ("RUNNING", 2, _model("new", "models/new"), ""),
+        ("RUNNING", 2, _model("new"), ""),
+    ],
+)
+def test_services_of_the_deployment_before_are_not_what_it_waits_for(
+    orchestra: Orchestra,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: str,
+    leased: int,
+    models: tuple[int, dict[str, Any]],
+    said: str,
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    orchestra.replies["GET", "/health"] = _health(leased)
+    orchestra.replies["GET", "/v1/models"] = models
+    _dashboard(
+        orchestra,
+        _port(orchestra),
+        trainer=_deployed("RUNNING", model="models/new"),
+        rollout_server=_deployed(status, 2, served_model_name="new", model="models/shape"),
+    )
+    assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == int(bool(said))
+    assert said in capsys.readouterr().err
+
+
+def test_an_answer_of_the_service_that_is_being_replaced_does_not_count(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    for name in ("trainer", "orchestrator", "router", "page"):
+        _dashboard(orchestra, _port(orchestra), **{name: _application("DEPLOYING")})
+        assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
+        assert f"{name} is deploying" in capsys.readouterr().err
+
+
+def test_a_dashboard_that_is_too_busy_to_answer_is_waited_for(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    orchestra.replies["GET", "/api/serve/applications/"] = (503, "the controller is away")
+    assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
+    assert "dashboard is not ready" in capsys.readouterr().err
+
+
+def test_a_dashboard_that_asks_for_a_token_gets_that_of_ray(
+    orchestra: Orchestra, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", orchestra.url)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-ray")
+    _dashboard(orchestra, _port(orchestra), trainer=_application("DEPLOYING"))
+    path = "GET", "/api/serve/applications/"
+    details = orchestra.replies[path]
+    orchestra.replies[path] = [(401, "no token"), details]  # type: ignore[list-item]
+    assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
+    assert "trainer is deploying" in capsys.readouterr().err
 
 
 def test_an_application_without_an_address_is_waited_for_where_the_dashboard_knows_it(

@@ -12,6 +12,26 @@ async def test_the_address_alone_leads_to_the_page(cluster):
     assert (answer.status_code, answer.headers["location"]) == (307, "page/")
 
 
+async def test_a_model_is_listed_with_the_models_that_its_replicas_were_trained_from(cluster):
+    await cluster.start()
+    first, second = cluster.replicas
+    old = second.member(trained_from="models/old")
+    for own, listed in (
+        ("models/old", ["models/old"]),
+        ("models/new", ["models/new", "models/old"]),
+        ("", ["models/old"]),
+    ):
+        await cluster.bus.put(first.member(trained_from=own), old)
+        async with asyncio.timeout(60):
+            while await _origins(cluster) != listed:
+                await asyncio.sleep(0.005)
+
+
+async def _origins(cluster):
+    [model] = (await cluster.http.get(f"{cluster.url}/v1/models")).json()["data"]
+    return model["trained_from"]
+
+
 async def test_the_load_counts_what_runs_what_waits_and_what_the_engines_say(cluster, fault):
     await cluster.start(max_sequences=1, min_sequences=1, max_choices=7)
     url = f"{cluster.url}/v1/load"

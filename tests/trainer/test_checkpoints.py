@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,29 @@ def test_the_random_state_comes_back_with_the_checkpoint(
     expected = ranks.call("draw")
     ranks.call("start_run", make_start(), 1)
     assert ranks.call("draw") == expected
+
+
+def test_a_branch_begins_with_the_policy_of_another_runs_checkpoint_and_nothing_else_of_it(
+    rank_groups, tiny_model, make_batch, make_start, tmp_path
+) -> None:
+    ranks = rank_groups[2]
+    other = make_start("other", weight_decay=0.1, advantage="gae")
+    run_steps(ranks, tiny_model, other, [make_batch(1), make_batch(2)])
+    ranks.call("save", 2)
+    policy = ranks.call("full_tensors")[0]
+    branch = replace(make_start("mine", learning_rate=2e-3), origin=other.checkpoint_dir)
+    run = ranks.call("start_run", branch, 3)[0]
+    assert (run.step, run.frontier) == (0, None)
+    assert largest_difference(ranks.call("full_tensors")[0], policy) == 0.0
+    ranks.call("save", 3)
+    first = ranks.call("train", make_batch(1), 3, 4)[0]
+    shutil.rmtree(other.checkpoint_dir)
+    ranks.load(tiny_model)
+    assert ranks.call("start_run", branch, 5)[0].step == 0, "its own checkpoint, by now"
+    assert ranks.call("train", make_batch(1), 5, 6)[0].digests == first.digests
+    lost = replace(branch, checkpoint_dir=str(tmp_path / "none"))
+    with pytest.raises(InvalidInput, match="It holds no checkpoint to begin with"):
+        ranks.call("start_run", lost, 7)
 
 
 def cut(checkpoint: Path) -> None:

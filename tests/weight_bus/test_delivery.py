@@ -1,6 +1,7 @@
 """One replica's updates, played against scripted members."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,21 @@ async def test_a_version_becomes_visible_whole_or_not_at_all(world: World) -> No
         assert (row.committed_version, row.leased) == (0, True), "the old version went away"
         assert failure in row.last_error
     await deliver(world, replica, 1)
+
+
+async def test_the_table_says_which_model_the_weights_of_a_replica_were_trained_from(
+    world: World,
+) -> None:
+    await world.register_trainer()
+    replica = await world.replica("r", keeps_copy=True)
+    for version, model in ((0, "models/old"), (1, "models/new")):
+        await world.bus.publish(replace(manifest(version), model=model))
+        before = _row(await world.table(), replica).trained_from
+        assert before == ("" if version == 0 else "models/old"), "until the commit"
+        await deliver(world, replica, version)
+        assert _row(await world.table(), replica).trained_from == model
+    unknown = await world.replica("s", committed_version=1)
+    assert _row(await world.table(), unknown).trained_from == ""
 
 
 async def test_links_are_kept_while_updates_succeed_and_never_used_again_after_a_failure(
