@@ -1,15 +1,21 @@
 """A cluster whose deployment file is changed while a run goes on."""
 
 import copy
+import json
 import os
 import sqlite3
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import psutil
+import ray
+from ray.serve.context import _get_global_client
 
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.deploy.deployment import Deployment
@@ -88,6 +94,29 @@ class LiveCluster:
         status = self.runs.status(run_id)
         assert status.state not in ENDED, status.detail
         return status.step
+
+
+@contextmanager
+def dashboard() -> Iterator[str]:
+    """An address with Ray's dashboard's answer about Serve: these clusters have no dashboard."""
+    client: Any = _get_global_client()
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=60)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(details).encode())
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join(60)
 
 
 def assert_nothing_was_lost(status: RunStatus) -> None:

@@ -17,12 +17,18 @@ from millrace_tools.capacity.machine import free_port
 from millrace_tools.cluster.private_cluster import PrivateCluster
 from millrace_tools.deploy.wait import wait_until_leased
 from millrace_tools.deploy.wiring import move_to
+from millrace_tools.main import main
 from services.protocol.errors import NotReady
 from services.protocol.reward.grader import ExactGrader
 from services.protocol.reward.reward_service import ScoreJob
 from services.protocol.yaml_text import load_yaml
 from tests.cluster.conftest import MODEL_NAME, READY_S, ROOT, Cluster, model_dir
-from tests.operations.live_cluster import ENDED, LiveCluster, assert_nothing_was_lost
+from tests.operations.live_cluster import (
+    ENDED,
+    LiveCluster,
+    assert_nothing_was_lost,
+    dashboard,
+)
 
 __all__ = ["model_dir"]
 TOLERANCE = 1e-4
@@ -174,16 +180,26 @@ def _resumed(live: LiveCluster, run_id: str) -> bool:
 
 
 def test_another_checkpoint_is_served_without_restarting_a_rollout_server(
-    live: LiveCluster, run_id: str, initial: list[float], tmp_path: Path
+    live: LiveCluster,
+    run_id: str,
+    initial: list[float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The trainer's model is another folder: here the untrained model's, so that it is known."""
+    """The trainer's model is another folder: here the untrained model's, so that it is known.
+
+    `millrace wait` returns when it is served, although every service answers all the time.
+    """
     assert_nothing_was_lost(live.runs.stop(run_id))
     assert not _near(_logprobs(live), initial), "the run has taught it nothing"
     shutil.copytree(live.cluster.model_dir, tmp_path / "model")
     before, version = live.processes(), live.cluster.table().newest_version
     assert version is not None
-    live.deploy("trainer", args={"model": str(tmp_path / "model")})
-    live.wait(lambda: _served(live) > version, "a newer version to be served")
+    with dashboard() as address:
+        monkeypatch.setenv("RAY_DASHBOARD_ADDRESS", address)
+        live.deploy("trainer", args={"model": str(tmp_path / "model")})
+        assert main(["wait", "--url", live.cluster.url]) == 0
+    assert _served(live) > version
     assert _near(_logprobs(live), initial)
     assert _others(live, "trainer", "ranks") == _others_of(before, "trainer", "ranks")
 
