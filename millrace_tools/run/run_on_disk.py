@@ -1,6 +1,6 @@
 """A run as its files have it: also without a cluster, and after the death of one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -19,7 +19,6 @@ class RunOnDisk:
 
     Attributes:
         state: `unfinished` may also be in progress in another cluster; `ended`: stopped or failed.
-        written_at: when its ledger was written last, seconds since 1970.
     """
 
     run_id: str
@@ -31,7 +30,6 @@ class RunOnDisk:
     heldout_pass_rate: float | None
     elapsed_s: float
     ledger: LedgerCounts
-    written_at: float
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -40,12 +38,13 @@ class RunOnDisk:
         Raises:
             InvalidInput: its configuration or its ledger cannot be read.
         """
-        directory = RunDirectory(folder)
-        steps = directory.read_config().steps
+        steps = RunDirectory(folder).read_config().steps
         with ledger_of(folder) as ledger:
             step, counts = ledger.last_step(), ledger.counts()
             elapsed_s = ledger.fact("elapsed_s", 0.0)
-        last = _last_step(folder)
+        lines = JsonLines(folder / "metrics.jsonl")
+        count = lines.look()
+        last = lines.one(count - 1, Step) if count else None
         ended = "finished" if step >= steps else "ended"
         return cls(
             run_id=folder.name,
@@ -57,23 +56,20 @@ class RunOnDisk:
             heldout_pass_rate=last.heldout if last else None,
             elapsed_s=elapsed_s,
             ledger=counts,
-            written_at=directory.written_at,
         )
 
 
-def runs_on_disk(roots: Iterable[Path]) -> list[RunOnDisk]:
-    """The runs in some folders, the one that was written last at the end; what cannot be read is
-    left out."""
-    found = {}
-    for ledger in (ledger for root in roots for ledger in root.glob(f"*/{LEDGER_FILE}")):
+def runs_below(roots: Iterable[Path]) -> list[Path]:
+    """The folders of runs in some folders; the one that was written last is at the end."""
+    ledgers = (ledger for root in roots for ledger in root.glob(f"*/{LEDGER_FILE}"))
+    folders = {ledger.parent.resolve() for ledger in ledgers}
+    return sorted(folders, key=lambda folder: (RunDirectory(folder).written_at, folder.name))
+
+
+def readable(folders: Iterable[Path]) -> Iterator[RunOnDisk]:
+    """The runs in these folders, without those that cannot be read, as of another version."""
+    for folder in folders:
         try:
-            found[ledger.resolve()] = RunOnDisk.read(ledger.parent)
+            yield RunOnDisk.read(folder)
         except InvalidInput:
             continue
-    return sorted(found.values(), key=lambda run: (run.written_at, run.run_id))
-
-
-def _last_step(folder: Path) -> Step | None:
-    lines = JsonLines(folder / "metrics.jsonl")
-    count = lines.look()
-    return lines.one(count - 1, Step) if count else None

@@ -9,7 +9,7 @@ from rich.console import Console
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_items, print_line, shown
-from millrace_tools.run.run_on_disk import RunOnDisk, runs_on_disk
+from millrace_tools.run.run_on_disk import RunOnDisk, readable, runs_below
 from millrace_tools.run.run_summary import near, resume_command
 from millrace_tools.run.run_view import evaluation_text, failures_text, idle_text, ledger_text
 from services.protocol.errors import InvalidInput, NotReady
@@ -56,7 +56,7 @@ def status(arguments: argparse.Namespace, console: Console) -> int:
     if known:
         print_items(known, _COLUMNS, console)
     ids = {run.run_id for run in known}
-    others = [run for run in runs_on_disk(roots) if run.run_id not in ids]
+    others = [folder for folder in runs_below(roots) if folder.name not in ids]
     if others:
         _show_on_disk(others, client.url, console)
     elif not known and away is None:
@@ -70,24 +70,25 @@ def _show_one(run_id: str, client: RunsClient, roots: Sequence[Path], console: C
     try:
         show_run(client.status(run_id), console)
     except (InvalidInput, NotReady):
-        run = next((run for run in runs_on_disk(roots) if run.run_id == run_id), None)
+        found = (folder for folder in runs_below(roots) if folder.name == run_id)
+        run = next(readable(found), None)
         if run is None:
             raise
         for name, value in vars(run).items():
-            if name != "written_at":
-                text = ledger_text(value) if name == "ledger" else shown(value)
-                print_line(f"{name:18} {text}", console)
+            text = ledger_text(value) if name == "ledger" else shown(value)
+            print_line(f"{name:18} {text}", console)
         print_line(f"On disk only. To go on with it:\n  {_resumes(run, client.url)}", console)
 
 
-def _show_on_disk(runs: Sequence[RunOnDisk], url: str, console: Console) -> None:
+def _show_on_disk(folders: Sequence[Path], url: str, console: Console) -> None:
     """Print the newest, and how to go on with the newest that is not finished."""
-    newest = runs[-_MOST_ON_DISK:]
-    more = f", the newest {len(newest)} of {len(runs)}" if len(newest) < len(runs) else ""
-    folders = sorted({near(Path(run.run_dir).parent) for run in newest})
-    print_line(f"On disk in {', '.join(folders)}{more}:", console)
-    print_items(newest, _COLUMNS, console)
-    for run in [run for run in newest if run.state != "finished"][-1:]:
+    newest = folders[-_MOST_ON_DISK:]
+    more = f", the newest {len(newest)} of {len(folders)}" if len(newest) < len(folders) else ""
+    roots = ", ".join(sorted({near(folder.parent) for folder in newest}))
+    print_line(f"On disk in {roots}{more}:", console)
+    runs = list(readable(newest))
+    print_items(runs, _COLUMNS, console)
+    for run in [run for run in runs if run.state != "finished"][-1:]:
         print_line(f"To go on with {run.run_id}:\n  {_resumes(run, url)}", console)
 
 
