@@ -115,7 +115,7 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(NoSuchRun)
     def no_such_run(_: Request, error: NoSuchRun) -> AsciiJson:
         run_id = error.args[0]
-        fix = "No such run. `millrace status` lists the runs since the orchestrator started."
+        fix = "No such run. `millrace status` lists those of this orchestrator and those on disk."
         return error_answer(404, "run_id", run_id, fix, message=f"{run_id!r}: {fix}")
 
     @app.exception_handler(NotReady)

@@ -93,7 +93,8 @@ class EarlierRun:
         branch = RunDirectory.create(config, run_id)
         try:
             for one in checkpoints:
-                shutil.copytree(one, branch.origin / one.name, copy_function=_link)
+                target = branch.origin / one.name
+                shutil.copytree(one, target, symlinks=True, copy_function=_link)
         except OSError as error:
             branch.remove()
             fix = f"The checkpoints of {self.run_id} cannot be copied there: {error}."
