@@ -96,15 +96,15 @@ def test_a_branch_begins_with_the_policy_of_another_runs_checkpoint_and_nothing_
     run = ranks.call("start_run", branch, 3)[0]
     assert (run.step, run.frontier) == (0, None)
     assert largest_difference(ranks.call("full_tensors")[0], policy) == 0.0
-    ranks.call("save", 3)
     first = ranks.call("train", make_batch(1), 3, 4)[0]
-    shutil.rmtree(other.checkpoint_dir)
-    ranks.load(tiny_model)
-    assert ranks.call("start_run", branch, 5)[0].step == 0, "its own checkpoint, by now"
+    assert ranks.call("start_run", branch, 5)[0].step == 0
     assert ranks.call("train", make_batch(1), 5, 6)[0].digests == first.digests
+    ranks.call("save", 6)
+    shutil.rmtree(other.checkpoint_dir)
+    assert ranks.call("start_run", branch, 7)[0].step == 1, "its own checkpoint, by now"
     lost = replace(branch, checkpoint_dir=str(tmp_path / "none"))
     with pytest.raises(InvalidInput, match="It holds no checkpoint to begin with"):
-        ranks.call("start_run", lost, 7)
+        ranks.call("start_run", lost, 8)
 
 
 def cut(checkpoint: Path) -> None:
