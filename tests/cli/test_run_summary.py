@@ -10,8 +10,10 @@ from rich.console import Console
 from millrace_tools.deploy.run_file import read_run_file
 from millrace_tools.main import main
 from millrace_tools.run.run_summary import show_summary
+from services.ledger.ledger import Ledger
+from services.orchestrator.run_folder.earlier_run import EarlierRun
 from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.protocol.run.orchestrator import RunState
+from services.protocol.run.orchestrator import RunRequest, RunState
 from tests.cli.conftest import Orchestra
 
 
@@ -79,7 +81,9 @@ def test_a_run_that_did_not_finish_ends_with_the_command_to_go_on(
 def test_a_run_goes_on_from_the_file_in_its_own_directory(run_file: Path, tmp_path: Path) -> None:
     started = read_run_file(run_file, seed=3, steps=9)
     directory = RunDirectory.create(started, "tiny-1")
-    directory.ledger.touch()
+    Ledger(directory.ledger).close()
     again = read_run_file(directory.path / "config.yaml")
     assert again == started
-    assert RunDirectory.reopen(again, "tiny-1").path == directory.path
+    earlier = EarlierRun.of(RunRequest(config=again, resume="tiny-1"))
+    assert earlier is not None
+    assert earlier.directory.path == directory.path
