@@ -11,7 +11,7 @@ import httpx
 
 from millrace_tools.client.runs_client import RUNS
 from millrace_tools.client.serve_details import ApplicationStatus, Target, serve_details
-from millrace_tools.client.services_url import http_client, nothing_answers
+from millrace_tools.client.services_url import asks_for_key, http_client, nothing_answers
 
 _TIMEOUT_S = 2.0  # Serve holds requests back for applications that are still starting
 
@@ -29,6 +29,7 @@ def application_states(url: str) -> list[ApplicationStatus]:
 
     Raises:
         InvalidInput: nothing listens at `url`, and no dashboard knows of its services.
+        NotReady: a service asks for an API key.
     """
     details, health = serve_details(url), _ask(url, "/health")
     if details is None and not health.listening:
@@ -96,7 +97,10 @@ def _ask(url: str, path: str) -> _Answer:
     url = url.rstrip("/")
     with http_client(url, _TIMEOUT_S) as http:
         try:
-            return _Answer(content=http.get(path).json(), problem=f"{url} has no {path}")
+            answer = http.get(path)
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise asks_for_key(url)
+            return _Answer(content=answer.json(), problem=f"{url} has no {path}")
         except httpx.ConnectError:
             return _Answer(problem=f"nothing listens at {url}", listening=False)
         except httpx.HTTPError as error:

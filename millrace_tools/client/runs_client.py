@@ -6,7 +6,7 @@ from typing import Any, Self
 import httpx
 
 from millrace_tools.client.services_url import (
-    API_KEY,
+    asks_for_key,
     http_client,
     nothing_answers,
     unknown_path,
@@ -98,5 +98,5 @@ class RunsClient:
         if answer.status_code == httpx.codes.NOT_FOUND:
             raise unknown_path(self.url, RUNS, "orchestrator")
         if answer.status_code == httpx.codes.UNAUTHORIZED:
-            raise NotReady(f"{self.url} asks for an API key: set {API_KEY} to one that it knows")
+            raise asks_for_key(self.url)
         raise NotReady(f"{answer.url} answered {answer.status_code}: {answer.text[:200]}")

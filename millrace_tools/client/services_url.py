@@ -41,6 +41,11 @@ def nothing_answers(url: str) -> InvalidInput:
     return InvalidInput("--url", url, fix)
 
 
+def asks_for_key(url: str) -> NotReady:
+    """The error where a service wants a key, or knows another one."""
+    return NotReady(f"{url} asks for an API key: set {API_KEY} to one that it knows")
+
+
 def unknown_path(url: str, path: str, service: str) -> InvalidInput | NotReady:
     """The error where a server answers that does not know the path of `service`."""
     with suppress(httpx.HTTPError):

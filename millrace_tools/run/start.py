@@ -1,11 +1,13 @@
 """`millrace run`: start a run and follow it."""
 
 import argparse
+from contextlib import suppress
 
 from rich.console import Console
 
 from millrace_tools.client.application_status import application_states
 from millrace_tools.client.runs_client import RunsClient
+from millrace_tools.client.serve_details import serve_details
 from millrace_tools.command import (
     FAILED,
     INTERRUPTED,
@@ -22,7 +24,7 @@ from millrace_tools.output import print_line, print_problem
 from millrace_tools.run.follow import RunLost, follow_or_stop
 from millrace_tools.run.run_summary import near, show_how_to_resume, show_lost, show_summary
 from services.orchestrator.tasks.task_table import TaskTable
-from services.protocol.errors import InvalidInput
+from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.run.task import NOT_SHOWN
 
@@ -51,7 +53,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return INVALID if problems else 0
     with RunsClient(arguments.url) as client:
         if arguments.wait > 0:
-            _wait(client.url, console, timeout_s=arguments.wait)
+            _wait(client, console, timeout_s=arguments.wait)
         status = _start(client, config, arguments)
         console.print(f"[bold]{status.run_id}[/] in {near(status.run_dir)}", soft_wrap=True)
         try:
@@ -66,15 +68,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return INTERRUPTED if status.state == RunState.STOPPED else FAILED
 
 
-def _wait(url: str, console: Console, *, timeout_s: float) -> None:
+def _wait(client: RunsClient, console: Console, *, timeout_s: float) -> None:
     """Wait for services that are not as they were deployed last; nothing is said if all are.
 
     Raises:
-        InvalidInput: nothing listens at the URL.
+        InvalidInput: nothing listens at the URL, or something else than the services.
         NotReady: see `wait_until_running`.
     """
+    url = client.url
     if all(state.status == "RUNNING" for state in application_states(url)):
         return
+    if serve_details(url) is None:
+        with suppress(NotReady):  # they are starting
+            client.runs()
     print_line(f"Waiting up to {timeout_s:g} s for the services at {url}:", console)
     wait_until_running(lambda: application_states(url), console, timeout_s=timeout_s)
 

@@ -148,6 +148,15 @@ def test_a_run_starts_nothing_on_services_that_are_not_up_in_time(
     assert main([*arguments, "0"]) == 0, "it does not look"
 
 
+def test_a_server_of_others_is_not_waited_for(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in ("/health", "/v1/runs"):
+        orchestra.replies["GET", path] = (404, "<html>")
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 2
+    assert "has no /v1/runs: is the orchestrator deployed?" in capsys.readouterr().err
+
+
 def test_services_that_are_up_are_not_spoken_of(
     orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

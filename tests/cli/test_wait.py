@@ -1,6 +1,7 @@
 """`millrace wait`, against an HTTP server that stands in for the services and the dashboard."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,19 @@ def test_an_answer_of_the_service_that_is_being_replaced_does_not_count(
         _dashboard(orchestra, _port(orchestra), **{name: _application("DEPLOYING")})
         assert main(["wait", "--url", orchestra.url, "--timeout", "0"]) == 1
         assert f"{name} is deploying" in capsys.readouterr().err
+
+
+def test_a_missing_key_is_not_waited_for(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    orchestra.replies["GET", "/v1/runs"] = (401, {"error": {"message": "no key"}})
+    for command in (["wait", "--timeout", "600"], ["run", str(run_file)]):
+        assert main([*command, "--url", orchestra.url]) == 1
+        error = capsys.readouterr().err
+        assert error == (
+            f"error: {orchestra.url} asks for an API key: "
+            "set MILLRACE_API_KEY to one that it knows\n"
+        )
 
 
 def test_a_dashboard_that_is_too_busy_to_answer_is_waited_for(

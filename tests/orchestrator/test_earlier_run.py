@@ -80,7 +80,7 @@ async def test_the_folders_run_file_follows_a_resume_so_that_it_resumes_again(
         await run_to_end(cluster, cluster.run_config(steps=4), resume=first.run_id)
         assert config_of(first).steps == 4
         problem = await refused(cluster, cluster.run_config(steps=2), resume=first.run_id)
-        assert "`--steps with more than 4`" in problem.fix
+        assert "give `--steps`, more than 4." in problem.fix
         again = await run_to_end(cluster, config_of(first), resume=first.run_id)
         assert (again.state, again.step) == (RunState.FINISHED, 4)
 

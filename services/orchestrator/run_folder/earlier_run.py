@@ -133,10 +133,10 @@ class EarlierRun:
         wanted, before = config.steps, self.config.steps
         if wanted > step or (wanted == step and before <= step):
             return
-        goes_on = f"--steps {before}" if before > step else f"--steps with more than {step}"
+        goes_on = f"`--steps {before}`" if before > step else f"`--steps`, more than {step}"
         fix = (
             f"Run {self.run_id} has done {step} of {before} train steps, so it would end at once: "
-            f"give `{goes_on}`. Nothing was changed."
+            f"give {goes_on}. Nothing was changed."
         )
         raise InvalidInput("steps", wanted, fix)
 
