@@ -1,5 +1,6 @@
 """The base class of every configuration and HTTP body."""
 
+import re
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice
@@ -8,6 +9,7 @@ from typing import Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from services.protocol.errors import InvalidInput
 from services.protocol.yaml_text import load_yaml
@@ -15,6 +17,7 @@ from services.protocol.yaml_text import load_yaml
 Place = Sequence[str | int]
 _DEPTH = 4
 _MOST = 3
+_WRONG_FIELD = "wrong_field"
 
 
 class StrictModel(BaseModel):
@@ -44,6 +47,18 @@ class StrictModel(BaseModel):
             raise first_problem(error, source, cls) from None
 
 
+def wrong_field(field: str, value: object, fix: str) -> PydanticCustomError:
+    """For a rule across fields to raise: `first_problem` then names this one, below the model."""
+    return PydanticCustomError(_WRONG_FIELD, "{fix}", {"field": field, "value": value, "fix": fix})
+
+
+def nearest(value: object, known: Sequence[str]) -> str:
+    """The end of a fix that lists what is known: the one that was meant; empty without one."""
+    by_small = {name.lower(): name for name in known}
+    found = get_close_matches(str(value).lower(), by_small, n=1)
+    return f"; the nearest is {by_small[found[0]]}" if found else ""
+
+
 def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -> InvalidInput:
     """Turn pydantic's complaints about data for `model` into one `InvalidInput`: the first
     unknown key, else the first of all, because a misspelt key is the reason why the right one
@@ -58,6 +73,12 @@ def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -
         fix = no_such_key(str(key), place, model)
     elif problem["type"] == "missing":
         fix = "This key is required"
+    elif problem["type"] == "literal_error":
+        fix += nearest(problem["input"], re.findall("'([^']+)'", problem["ctx"]["expected"]))
+    elif problem["type"] == _WRONG_FIELD:
+        wrong = problem["ctx"]
+        place = ".".join(str(part) for part in (*problem["loc"], wrong["field"]))
+        return InvalidInput(f"{source}: {place}", wrong["value"], wrong["fix"])
     value = "(missing)" if problem["type"] == "missing" else problem["input"]
     if not problem["loc"] and isinstance(value, dict):
         value = "(several keys)"  # a rule across fields, whose message names them
@@ -77,9 +98,7 @@ def no_such_key(key: str, place: Place, model: type[BaseModel]) -> str:
     if elsewhere := list(islice(_places_of(key, model), _MOST)):
         return f"No such key here; it belongs to {' or '.join(elsewhere)}"
     known = {name for one in here for name, _ in _fields(one)} - {key}
-    if nearest := get_close_matches(key, sorted(known), n=1):
-        return f"No such key; the nearest is {nearest[0]}"
-    return "No such key; check its spelling and its place"
+    return f"No such key{nearest(key, sorted(known)) or '; check its spelling and its place'}"
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:

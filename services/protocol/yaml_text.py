@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from services.protocol.errors import InvalidInput
+from services.protocol.text_file import read_text_file
 
 
 class NotYaml(ValueError):
@@ -49,14 +50,9 @@ def load_yaml(path: str | Path) -> Any:
     """Parse a YAML file into plain data.
 
     Raises:
-        InvalidInput: the file is missing or is not YAML.
+        InvalidInput: the file is missing, or is not YAML in UTF-8.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput("file", str(path), f"It cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InvalidInput("file", str(path), "It is not UTF-8 text.") from None
+    text = read_text_file(path)
     try:
         return parse_yaml(text)
     except NotYaml as error:

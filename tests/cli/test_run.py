@@ -262,9 +262,15 @@ def test_a_failing_orchestrator_exits_with_1_and_no_traceback(
         (
             "group_size: 2",
             "group_size: 1",
-            "'(several keys)' -> group_size: advantage grpo compares",
+            "group_size: 1 -> Advantage grpo compares the answers to a prompt: give at least 2",
         ),
         ("model: m", "model: m\nschedule: {preset: fast}", "schedule.preset: 'fast'"),
+        (
+            "model: m",
+            "model: m\nalgorithm: {preset: DAPPO}",
+            "algorithm.preset: 'DAPPO' -> Input should be 'grpo'",
+        ),
+        ("model: m", "model: m\nalgorithm: {preset: DAPPO}", "; the nearest is dapo."),
         ("model: m", "model: [m", "is not valid YAML at line 5, column 6: expected"),
         ("tasks.jsonl", "tusks.jsonl", "There is no such file"),
     ],

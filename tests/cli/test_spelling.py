@@ -40,6 +40,46 @@ def test_of_a_union_only_the_member_that_is_meant_counts(
     assert _fix(RUN | {"tasks": [TASKS[0] | {"grader": grader}]}).endswith(fix)
 
 
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"algorithm": {"preset": "dappo"}}, "dapo"),
+        ({"algorithm": {"preset": "GRPO"}}, "grpo"),
+        ({"algorithm": {"preset": "reinforce++"}}, "reinforce_plus_plus"),
+        ({"algorithm": {"loss": "clipp"}}, "clip"),
+        ({"schedule": {"preset": "one-step-off"}}, "one_step_off"),
+    ],
+)
+def test_an_unknown_choice_gets_all_that_are_known_and_the_nearest(
+    changes: dict[str, object], named: str
+) -> None:
+    fix = _fix(RUN | {"tasks": TASKS} | changes)
+    assert fix.endswith(f"; the nearest is {named}.")
+    assert fix.count(named) >= 2
+
+
+def test_a_choice_that_is_near_none_gets_the_list_alone() -> None:
+    fix = _fix(RUN | {"tasks": TASKS, "schedule": {"preset": "fast"}})
+    assert "'sync'" in fix
+    assert "nearest" not in fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "value"),
+    [
+        ({"group_size": 1}, "run.yaml: group_size", 1),
+        ({"evaluation": {"sets": {"hard": {}}}}, "run.yaml: evaluation.sets", "hard"),
+        ({"trackers": ["wandb", "wandb"]}, "run.yaml: trackers", ["wandb", "wandb"]),
+    ],
+)
+def test_a_rule_across_keys_names_the_key_to_change(
+    changes: dict[str, object], field: str, value: object
+) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        RunConfig.from_data(RUN | {"tasks": TASKS} | changes, source="run.yaml")
+    assert (refused.value.field, refused.value.value) == (field, value)
+
+
 def _fix(data: dict[str, object]) -> str:
     with pytest.raises(InvalidInput) as refused:
         RunConfig.from_data(data, source="run.yaml")

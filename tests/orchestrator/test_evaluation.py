@@ -194,7 +194,7 @@ async def test_evaluations_go_last_at_a_full_router_and_take_no_older_version(
     [
         ({"samples": 4}, "4 greedy answers are the same one"),
         ({"sets": {"heldout": {"samples": 2}}}, "sets.heldout: 2 greedy answers"),
-        ({"sets": {"aime": {"every": 2}}}, "no source has this evaluation_set, only heldout"),
+        ({"sets": {"aime": {"every": 2}}}, "No source has this evaluation_set, only heldout"),
     ],
 )
 def test_what_an_evaluation_cannot_be_is_refused(evaluation: dict[str, Any], said: str) -> None:

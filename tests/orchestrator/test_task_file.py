@@ -8,6 +8,7 @@ import pytest
 
 from services.orchestrator.tasks.task_table import load_tasks
 from services.protocol.errors import InvalidInput
+from services.protocol.run.orchestrator import RunConfig
 
 TEST = {"args": [1], "expected": 1}
 GRADER = {"kind": "python_function", "entry_point": "f", "tests": [TEST]}
@@ -85,3 +86,20 @@ def test_messages_are_sent_as_they_stand_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows))
     assert load_tasks(path)[0].chat == messages
+
+
+def test_a_file_that_is_not_utf_8_names_the_line_and_the_byte(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    second = json.dumps(TASK | {"task_id": "é"}, ensure_ascii=False)
+    file.write_bytes(json.dumps(TASK).encode() + b"\n\n" + second.encode("latin-1") + b"\n")
+    at = second.index("é") + 1
+    with pytest.raises(InvalidInput) as refused:
+        load_tasks(file, quote=False)
+    assert refused.value.fix == f"It is not UTF-8 at line 3, byte {at}: save the file as UTF-8."
+
+
+def test_a_run_file_that_is_not_utf_8_names_the_line_too(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_bytes("name: a\r\nmodel: é\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match="not UTF-8 at line 2, byte 8"):
+        RunConfig.from_yaml(file)

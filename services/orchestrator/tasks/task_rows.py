@@ -16,6 +16,7 @@ from typing import Any
 from services.orchestrator.tasks.prompts import WINDOW
 from services.protocol.errors import InvalidInput
 from services.protocol.run.task import NOT_SHOWN, TaskSource
+from services.protocol.text_file import not_utf8
 
 _BLOCK = 4096  # rows
 
@@ -93,8 +94,9 @@ class JsonRows(Rows):
         line = self._file.readline()
         try:
             return json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError:
-            raise InvalidInput("task file", self._name, "It is not UTF-8 text.") from None
+        except UnicodeDecodeError as error:
+            fix = not_utf8(error, line=self._lines[number])
+            raise InvalidInput("task file", self._name, fix) from None
         except json.JSONDecodeError as error:
             fix = f"It is not JSON: {error.msg} at column {error.colno}."
             shown = line.decode("utf-8").rstrip("\n") if quote else NOT_SHOWN

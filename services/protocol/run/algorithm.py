@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.protocol.strict import StrictModel
+from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
     "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
@@ -182,6 +182,7 @@ class AlgorithmConfig(StrictModel):
         if value not in LOSSES and not (place and name.isidentifier()):
             raise ValueError(
                 f"Choose {', '.join(LOSSES)}, or your own as file.py:function or module:function"
+                f"{nearest(value, LOSSES)}"
             )
         return value
 

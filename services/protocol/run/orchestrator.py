@@ -10,7 +10,7 @@ from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, Evaluation
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.run.task import CurriculumConfig, TaskSource
 from services.protocol.run.tracker import TrackerConfig
-from services.protocol.strict import StrictModel
+from services.protocol.strict import StrictModel, wrong_field
 
 
 class SamplingConfig(StrictModel):
@@ -84,21 +84,20 @@ class RunConfig(StrictModel):
         if (self.task_file is None) == (not self.tasks):
             raise ValueError("give the run either a task_file or tasks")
         if self.group_size < self.algorithm.smallest_group:
-            raise ValueError(
-                f"group_size: advantage {self.algorithm.advantage} compares the answers to a "
-                f"prompt; give at least {self.algorithm.smallest_group}, or choose gae or "
-                "reinforce_plus_plus"
+            fix = (
+                f"Advantage {self.algorithm.advantage} compares the answers to a prompt: give at "
+                f"least {self.algorithm.smallest_group}, or choose algorithm.advantage: gae or "
+                "reinforce_plus_plus."
             )
+            raise wrong_field("group_size", self.group_size, fix)
         known = [source.evaluation_set or DEFAULT_SET for source in self.task_sources]
         for name in self.evaluation.sets:
             if name not in known:
-                raise ValueError(
-                    f"evaluation.sets.{name}: no source has this evaluation_set, only "
-                    f"{', '.join(dict.fromkeys(known))}"
-                )
+                fix = f"No source has this evaluation_set, only {', '.join(dict.fromkeys(known))}."
+                raise wrong_field("evaluation.sets", name, fix)
         kinds = [tracker.kind for tracker in self.trackers]
         if len(set(kinds)) < len(kinds):
-            raise ValueError("trackers: name each at most once")
+            raise wrong_field("trackers", kinds, "Name each at most once.")
         return self
 
     @property

@@ -1,12 +1,13 @@
 """Tasks: where a run takes them from, and which it prefers to learn from."""
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.grader import Grader
-from services.protocol.strict import StrictModel
+from services.protocol.strict import StrictModel, nearest
 
 NOT_SHOWN = "(not shown)"
 _MAPPED = ("task_id", "split", "messages", "prompt", "grader")
@@ -178,6 +179,8 @@ def _problem(error: ValidationError, source: str, *, quote: bool) -> InvalidInpu
     elif kind == "union_tag_invalid":
         place.append("kind")
         value, fix = value["kind"], f"It must be one of {problem['ctx']['expected_tags']}"
+        if quote:
+            fix += nearest(value, re.findall("'([^']+)'", problem["ctx"]["expected_tags"]))
     field = f"{source}: {'.'.join(place)}" if place else source
     shown = quote or kind in ("missing", "union_tag_not_found")
     return InvalidInput(field, value if shown else NOT_SHOWN, f"{fix}.")
