@@ -1,10 +1,12 @@
 """Writes docs/algorithms.md from the docstrings of the code: `python docs/make_algorithms.py`."""
 
 import ast
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from services.protocol.run.algorithm import ALGORITHM_PRESETS
+from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS, AlgorithmPreset
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -25,7 +27,8 @@ HEAD = """# Algorithms
 After this page you can choose the algorithm of a run, or write a loss of your own.
 
 An algorithm is a choice of advantage, loss, aggregation and correction. `algorithm.preset`
-makes the choice of a paper; keys of the run file override it. All keys are in
+makes the choice of a paper; keys of the run file override it. `millrace run FILE --dry-run` prints
+the algorithm that results, and what the preset leaves to the run file. All keys are in
 [your-own-tasks.md](your-own-tasks.md), and the measurements of a step in
 [diagnostics.md](diagnostics.md). `python docs/make_algorithms.py` makes this page from the
 docstrings; change those, not this page.
@@ -53,6 +56,10 @@ per token. The trainer's ranks run the file unchanged, so it must have the same 
 nodes. They run it only with `user_losses: true` in the trainer's `args`, because everybody who may
 start runs may then run code there.
 """
+KEYS = """Keys are those of `algorithm`; `max_tokens` is `sampling.max_tokens`, the longest answer. A
+preset never sets the size of a batch, `minibatches` or `learning_rate`: these depend on the model
+and the machine.
+"""
 
 
 def page() -> str:
@@ -65,11 +72,19 @@ def page() -> str:
 
 
 def _presets() -> str:
-    rows = ["| preset | keys |", "|---|---|"]
-    for name, keys in ALGORITHM_PRESETS.items():
-        listed = ", ".join(f"`{key}: {value}`" for key, value in keys.items())
-        rows.append(f"| `{name}` | {listed} |")
-    return "\n".join([*rows, "", "`dr_grpo` needs `fixed_length`, the longest answer in tokens.\n"])
+    rows = ["| preset | keys that it sets | what it leaves to the run file |", "|---|---|---|"]
+    for name, preset in ALGORITHM_PRESETS.items():
+        rows.append(f"| `{name}` | {', '.join(_keys(preset))} | {preset.left} |")
+    return "\n".join([*rows, "", KEYS])
+
+
+def _keys(preset: AlgorithmPreset) -> Iterator[str]:
+    for key, value in preset.keys.items():
+        yield f"`{key}: {value}`"
+    for key, share in preset.of_longest.items():
+        yield f"`{key}`: " + ("`max_tokens`" if share == 1 else f"{share:g} `max_tokens`")
+    for key, value in preset.schedule.items():
+        yield f"`schedule.{key}: {json.dumps(value)}`"
 
 
 def _module(file: Path) -> str:

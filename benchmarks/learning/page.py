@@ -1,5 +1,6 @@
 """The tables of docs/learning.md, made from the results of `benchmarks.learning`."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -84,12 +85,19 @@ def steps_to(one: Outcome, rate: float = LEARNED) -> int | None:
 def _settings_table(head: str, settings: Mapping[str, Mapping[str, Any]]) -> Rows:
     rows = [[head, "keys of the run file"]]
     for name, keys in settings.items():
-        said = ", ".join(f"`{key}: {value}`" for key, value in _flat(keys.get("algorithm", keys)))
-        said += "".join(
-            f", `schedule.{key}: {value}`" for key, value in _flat(keys.get("schedule", {}))
+        said = ", ".join(
+            f"`{key}: {_yaml(value)}`" for key, value in _flat(keys.get("algorithm", keys))
         )
-        rows.append([f"`{name}`", said.lower() or "none"])
+        said += "".join(
+            f", `schedule.{key}: {_yaml(value)}`" for key, value in _flat(keys.get("schedule", {}))
+        )
+        rows.append([f"`{name}`", said or "none"])
     return rows
+
+
+def _yaml(value: object) -> str:
+    """A value as a run file has it."""
+    return str(value) if isinstance(value, str | float) else json.dumps(value)
 
 
 def _flat(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace_tools.capacity.model_shape import parameters_of
+from millrace_tools.deploy.algorithm_plan import algorithm_figures
 from services.disk import free_bytes
 from services.orchestrator.checks.run_check import DeploymentFacts, problems, trajectories
 from services.orchestrator.config import OrchestratorConfig
@@ -79,7 +80,8 @@ class RunPlan:
             f"{run.batch_groups} groups x {run.group_size} = {answers:,} "
             f"trajectories, at most {answers * run.sampling.max_tokens:,} sampled tokens",
         )
-        yield "schedule", f"{schedule.preset}: unfinished {schedule.unfinished}"
+        dynamic = ", dynamic sampling" if schedule.dynamic_sampling else ""
+        yield "schedule", f"{schedule.preset}: unfinished {schedule.unfinished}{dynamic}"
         open_now = schedule.groups_in_flight(run.batch_groups)
         yield (
             "in flight",
@@ -87,6 +89,7 @@ class RunPlan:
         )
         worst = schedule.max_staleness
         yield "worst staleness", f"{worst} versions, on_stale: {schedule.on_stale}"
+        yield from algorithm_figures(run.algorithm)
         yield "evaluation", "; ".join(self._sets())
         if self.cluster is not None:
             yield from self._on(self.cluster)

@@ -78,6 +78,48 @@ def test_a_plan_shows_the_arithmetic_and_starts_nothing(
 
 
 @pytest.mark.parametrize(
+    ("algorithm", "shown"),
+    [
+        (
+            "{preset: dapo}",
+            (
+                "sync: unfinished wait, dynamic sampling",
+                "dapo: advantage grpo",
+                "clip, ratio current/behaviour from 0.8 to 1.28, token_mean",
+                "from 0 at 205 tokens to 1 at 256 and beyond",
+                "left by preset",
+            ),
+        ),
+        (
+            "{preset: gspo, ratio_anchor: proximal, minibatches: 4, warmup_steps: 2}",
+            (
+                "gspo, ratio current/proximal of whole answers from 0.9997 to 1.0004",
+                "by token, truncated at 2",
+                "4 a train step, learning rate 1e-06, warm-up over 2",
+            ),
+        ),
+        ("{preset: dr_grpo}", ("dr_grpo: advantage dr_grpo", "fixed_length 256")),
+        ("{preset: rloo}", ("reinforce, no clip, fixed_length 1",)),
+        ("{preset: cispo}", ("weight current/behaviour from 0 to 5",)),
+        (
+            "{kl: {coefficient: 0.1}, mask_truncated: true}",
+            ("no preset: advantage grpo", "left out of the loss", "0.1 x k3, in the loss"),
+        ),
+    ],
+)
+def test_a_plan_shows_the_algorithm_as_it_was_resolved(
+    changed: Changed, capsys: pytest.CaptureFixture[str], algorithm: str, shown: tuple[str, ...]
+) -> None:
+    file = changed("batch_groups: 2", f"batch_groups: 1\nalgorithm: {algorithm}")
+    file.write_text(file.read_text().replace("group_size: 2", "group_size: 8"))
+    assert main(["run", str(file), "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for part in shown:
+        assert part in said
+    assert ("left by preset" in said) == ("preset" in algorithm)
+
+
+@pytest.mark.parametrize(
     ("before", "after", "field", "fix"),
     [
         ("model: m", "model: m", "model: 'm'", "serve tiny_code"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.protocol.errors import InvalidInput
-from services.protocol.run.algorithm import ALGORITHM_PRESETS
+from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
 from services.protocol.trainer import TrainBatch
 from tests.trainer.test_learner import assert_same_weights
 

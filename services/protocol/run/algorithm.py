@@ -4,34 +4,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.protocol.run.algorithm_preset import PresetName, fill_in_algorithm
 from services.protocol.strict import StrictModel, nearest
 
 AdvantageKind = Literal[
     "grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
 ]
-
-Preset = Literal[
-    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo",
-    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
-]  # fmt: skip
-_PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
-ALGORITHM_PRESETS: dict[str, dict[str, Any]] = {
-    "grpo": {**_PPO_CLIP, "aggregation": "sequence_mean"},
-    "dr_grpo": {**_PPO_CLIP, "advantage": "dr_grpo", "aggregation": "fixed_length"},
-    "dapo": {"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
-    "gspo": {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
-    "cispo": {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
-    "rloo": {
-        "advantage": "rloo",
-        "loss": "reinforce",
-        "aggregation": "fixed_length",
-        "fixed_length": 1,
-    },
-    "reinforce_plus_plus": {**_PPO_CLIP, "advantage": "reinforce_plus_plus"},
-    "reinforce_plus_plus_baseline": {**_PPO_CLIP, "advantage": "reinforce_plus_plus_baseline"},
-    "ppo": {**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
-}
-"""The keys of each `preset`; a key of the run file wins."""
 
 LOSSES = ("clip", "gspo", "cispo", "reinforce")
 """Losses that are built in."""
@@ -101,7 +79,8 @@ class AlgorithmConfig(StrictModel):
     """Settings of the update that a batch becomes.
 
     Attributes:
-        preset: fills in what a published algorithm chooses; keys that are given win. See
+        preset: fills in what a published algorithm chooses, in a run file also what it
+            chooses of the schedule and by the longest answer; keys that are given win. See
             `ALGORITHM_PRESETS`.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `reinforce_plus_plus` normalises over the
@@ -139,7 +118,7 @@ class AlgorithmConfig(StrictModel):
         grad_clip: largest global gradient norm.
     """
 
-    preset: Preset | None = None
+    preset: PresetName | None = None
     advantage: AdvantageKind = "grpo"
     loss: str = "clip"
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "token_mean"
@@ -168,12 +147,7 @@ class AlgorithmConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_preset(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("preset"), str):
-            return data
-        preset = dict(ALGORITHM_PRESETS.get(data["preset"], {}))
-        if "aggregation" in data:
-            preset.pop("fixed_length", None)  # belongs to the aggregation that is replaced
-        return preset | data
+        return fill_in_algorithm(data)
 
     @field_validator("loss")
     @classmethod

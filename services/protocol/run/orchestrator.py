@@ -1,11 +1,12 @@
 """Requests and answers of the orchestrator over `/v1/runs`."""
 
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, model_validator
 
 from services.protocol.run.algorithm import AlgorithmConfig
+from services.protocol.run.algorithm_preset import fill_in_run
 from services.protocol.run.evaluation import DEFAULT_SET, Evaluation, EvaluationConfig
 from services.protocol.run.schedule import ScheduleConfig
 from services.protocol.run.task import CurriculumConfig, TaskSource
@@ -78,6 +79,11 @@ class RunConfig(StrictModel):
     curriculum: CurriculumConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
     trackers: list[TrackerConfig] = Field(default=[])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_preset(cls, data: Any) -> Any:
+        return fill_in_run(data, max_tokens=SamplingConfig().max_tokens)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

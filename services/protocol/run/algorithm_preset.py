@@ -1,0 +1,121 @@
+"""Published algorithms: what each chooses, as keys of a run file, and what it leaves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PresetName = Literal[
+    "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo",
+    "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"
+]  # fmt: skip
+_PPO_CLIP = {"clip_low": 0.2, "clip_high": 0.2}
+_TOGETHER = {"fixed_length": "aggregation", "overlong_buffer": "overlong_limit"}
+"""Keys that mean nothing without another: where the run file has that one, they are its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmPreset:
+    """A paper's choice. Keys that the run file has win.
+
+    Attributes:
+        keys: of `algorithm`.
+        of_longest: further keys of `algorithm`, each as a share of `sampling.max_tokens`.
+        schedule: keys of `schedule`.
+        left: what the paper chooses, too, and the preset leaves to the run file.
+    """
+
+    keys: Mapping[str, Any]
+    of_longest: Mapping[str, float] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
+    left: str
+
+
+ALGORITHM_PRESETS: dict[str, AlgorithmPreset] = {
+    "grpo": AlgorithmPreset(
+        keys={**_PPO_CLIP, "aggregation": "sequence_mean"},
+        left="the KL penalty in the loss, `kl.coefficient: 0.04`, which loads a reference model",
+    ),
+    "dr_grpo": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "dr_grpo", "aggregation": "fixed_length"},
+        of_longest={"fixed_length": 1.0},
+        left="batch size, minibatches and learning rate",
+    ),
+    "dapo": AlgorithmPreset(
+        keys={"clip_low": 0.2, "clip_high": 0.28, "aggregation": "token_mean"},
+        of_longest={"overlong_limit": 1.0, "overlong_buffer": 0.2},
+        schedule={"dynamic_sampling": True},
+        left="batch size, `minibatches: 16` and learning rate; overlong filtering "
+        "(`mask_truncated`), which would hide the answers that the overlong penalty punishes",
+    ),
+    "gspo": AlgorithmPreset(
+        keys={"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "aggregation": "sequence_mean"},
+        left="batch size, `minibatches: 4` and learning rate",
+    ),
+    "cispo": AlgorithmPreset(
+        keys={"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0, "aggregation": "token_mean"},
+        left="DAPO's `schedule.dynamic_sampling` and length penalty (`overlong_limit`, "
+        "`overlong_buffer`), which the paper uses as well; it does not publish its `clip_high`",
+    ),
+    "rloo": AlgorithmPreset(
+        keys={
+            "advantage": "rloo",
+            "loss": "reinforce",
+            "aggregation": "fixed_length",
+            "fixed_length": 1,
+        },
+        left="the KL penalty in the reward: `kl: {where: reward, estimator: k1, coefficient: ...}`",
+    ),
+    "reinforce_plus_plus": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "reinforce_plus_plus"},
+        left="the KL penalty in the reward of each token: "
+        "`kl: {where: reward, estimator: k1, coefficient: ...}`",
+    ),
+    "reinforce_plus_plus_baseline": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "reinforce_plus_plus_baseline"},
+        left="the KL penalty in the loss: `kl: {estimator: k2, coefficient: ...}`",
+    ),
+    "ppo": AlgorithmPreset(
+        keys={**_PPO_CLIP, "advantage": "gae", "aggregation": "token_mean"},
+        left="several epochs over a batch: each answer is trained once, in one of `minibatches`; "
+        "`entropy_bonus` and `kl`",
+    ),
+}
+
+
+def fill_in_algorithm(algorithm: Any) -> Any:
+    """Data of `algorithm` with the keys that its preset chooses by itself."""
+    preset = _preset_of(algorithm)
+    return algorithm if preset is None else _beside(preset.keys, algorithm)
+
+
+def fill_in_run(run: Any, *, max_tokens: int) -> Any:
+    """Data of a run with the keys that its algorithm's preset chooses elsewhere in the run file,
+    or by the longest answer.
+
+    Args:
+        run: the data.
+        max_tokens: the longest answer, where the data does not say.
+    """
+    preset = _preset_of(run.get("algorithm")) if isinstance(run, dict) else None
+    if preset is None:
+        return run
+    sampling, schedule = run.get("sampling", {}), run.get("schedule", {})
+    filled = dict(run)
+    if preset.schedule and isinstance(schedule, dict):
+        filled["schedule"] = {**preset.schedule, **schedule}
+    longest = sampling.get("max_tokens", max_tokens) if isinstance(sampling, dict) else None
+    if preset.of_longest and isinstance(longest, int):
+        keys = {name: int(share * longest) for name, share in preset.of_longest.items()}
+        filled["algorithm"] = _beside(keys, run["algorithm"])
+    return filled
+
+
+def _preset_of(algorithm: Any) -> AlgorithmPreset | None:
+    name = algorithm.get("preset") if isinstance(algorithm, dict) else None
+    return ALGORITHM_PRESETS.get(name) if isinstance(name, str) else None
+
+
+def _beside(keys: Mapping[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """The given keys, and those of a preset that they leave room for."""
+    fitting = {name: one for name, one in keys.items() if _TOGETHER.get(name) not in given}
+    return fitting | given

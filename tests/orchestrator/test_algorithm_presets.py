@@ -1,0 +1,64 @@
+"""An algorithm's preset in a run file is the paper's whole choice, or says what it leaves."""
+
+from typing import Any
+
+import pytest
+
+from services.protocol.run.algorithm_preset import ALGORITHM_PRESETS
+from services.protocol.run.orchestrator import RunConfig
+
+RUN = {"name": "r", "model": "m", "task_file": "t", "steps": 1, "batch_groups": 1, "group_size": 2}
+
+
+def run(**keys: Any) -> RunConfig:
+    return RunConfig.from_data(RUN | keys, source="run.yaml")
+
+
+def test_dapo_is_clip_higher_token_mean_dynamic_sampling_and_the_overlong_penalty() -> None:
+    found = run(algorithm={"preset": "dapo"}, sampling={"max_tokens": 20480})
+    algorithm = found.algorithm
+    assert (algorithm.clip_low, algorithm.clip_high) == (0.2, 0.28)
+    assert algorithm.aggregation == "token_mean"
+    assert found.schedule.dynamic_sampling
+    assert (algorithm.overlong_limit, algorithm.overlong_buffer) == (20480, 4096)
+
+
+def test_dapo_keeps_the_schedule_and_every_key_of_the_run_file() -> None:
+    found = run(
+        algorithm={"preset": "dapo", "overlong_limit": 100},
+        schedule={"preset": "one_step_off", "dynamic_sampling": False},
+    )
+    assert (found.schedule.preset, found.schedule.max_staleness) == ("one_step_off", 1)
+    assert not found.schedule.dynamic_sampling
+    assert (found.algorithm.overlong_limit, found.algorithm.overlong_buffer) == (100, 0)
+    without = run(algorithm={"preset": "dapo", "overlong_limit": None})
+    assert without.algorithm.overlong_limit is None
+
+
+def test_dr_grpo_divides_by_the_longest_answer() -> None:
+    assert run(algorithm={"preset": "dr_grpo"}).algorithm.fixed_length == 256
+    mine = run(algorithm={"preset": "dr_grpo", "aggregation": "token_mean"}).algorithm
+    assert mine.fixed_length is None
+
+
+@pytest.mark.parametrize("name", ALGORITHM_PRESETS)
+def test_a_preset_alone_makes_a_run_that_is_resolved_only_once(name: str) -> None:
+    found = run(algorithm={"preset": name})
+    again = RunConfig.model_validate(found.model_dump(mode="json"))
+    assert again == found
+    assert ALGORITHM_PRESETS[name].left
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"algorithm": {"preset": "dapo"}, "sampling": 3},
+        {"algorithm": {"preset": "dapo"}, "schedule": "fast"},
+        {"algorithm": {"preset": ["dapo"]}},
+        {"algorithm": {"preset": "dapo"}, "sampling": {"max_tokens": "long"}},
+        {"algorithm": "dapo"},
+    ],
+)
+def test_what_is_no_mapping_is_refused_as_without_a_preset(keys: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"run\.yaml: (sampling|schedule|algorithm)"):
+        run(**keys)
