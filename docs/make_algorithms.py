@@ -56,8 +56,8 @@ per token. The trainer's ranks run the file unchanged, so it must have the same 
 nodes. They run it only with `user_losses: true` in the trainer's `args`, because everybody who may
 start runs may then run code there.
 """
-KEYS = """Keys are those of `algorithm`; `max_tokens` is `sampling.max_tokens`, the longest answer. A
-preset never sets the size of a batch, `minibatches` or `learning_rate`: these depend on the model
+KEYS = """Keys are those of `algorithm`; `max_tokens` is `sampling.max_tokens`, the longest answer.
+A preset never sets the size of a batch, `minibatches` or `learning_rate`: these depend on the model
 and the machine.
 """
 
