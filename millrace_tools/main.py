@@ -8,12 +8,13 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from millrace_tools import chat, export, grade, view
+from millrace_tools import chat, export, view
 from millrace_tools.cluster import replica, versions
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
 from millrace_tools.deploy import check, wait
 from millrace_tools.doctor import command as doctor
+from millrace_tools.grade import command as grade
 from millrace_tools.output import error_console, print_problem
 from millrace_tools.run import chaos, control, ledger, logs, replay, start, status
 from millrace_tools.top import command as top

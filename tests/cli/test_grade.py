@@ -1,6 +1,8 @@
 """`millrace grade`: the service's own grading in the command's process, shown or as JSON."""
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,10 +65,10 @@ def test_a_part_of_the_reward_is_not_success(given, capsys) -> None:
 
 
 def test_the_suffix_says_the_language(given) -> None:
-    from millrace_tools.grade import read_job
+    from millrace_tools.grade.code_job import read_code_job
 
     tests = given("tests.json", SUM)
-    job = read_job(given("a.cpp", "int main(){}"), tests)
+    job = read_code_job(given("a.cpp", "int main(){}"), tests)
     assert job.grader.language == "cpp17"
 
 
@@ -79,11 +81,11 @@ def test_the_suffix_says_the_language(given) -> None:
     ],
 )
 def test_asserts_are_tests_too(given, capsys, name, content, total) -> None:
-    from millrace_tools.grade import read_job
+    from millrace_tools.grade.code_job import read_code_job
 
     if isinstance(content, str):
         content += "\n\n\ncheck(f)\n"
-    job = read_job(given("a.py", "def f(x):\n    return x + 1"), given(name, content))
+    job = read_code_job(given("a.py", "def f(x):\n    return x + 1"), given(name, content))
     assert (job.grader.kind, job.grader.total) == ("python_asserts", total)
 
 
@@ -98,6 +100,10 @@ def test_asserts_are_tests_too(given, capsys, name, content, total) -> None:
         ("tests.yaml", {"tests": SUM, "polices": "all"}, "tests.yaml: polices"),
         ("tests.yaml", {"tests": SUM, "language": "cobol"}, "tests.yaml: language"),
         ("tests.yaml", {"test_set": "0" * 64}, "tests.yaml: test_set"),
+        ("tests.yaml", {"kind": "math", "expected": "3"}, "the nearest is maths"),
+        ("tests.yaml", {"kind": "exact", "expected": 3}, "tests.yaml: expected"),
+        ("tests.yaml", {"kind": "python", "name": "mine"}, "Give --deployment FILE"),
+        ("tests.yaml", {"kind": "http", "name": "mine"}, "http_graders"),
     ],
 )
 def test_what_cannot_be_used_is_named(given, capsys, tests, content, field) -> None:
@@ -112,3 +118,137 @@ def test_a_file_that_is_not_there_is_named(given, capsys) -> None:
     assert "FILE: 'nothing.py' -> It cannot be read" in capsys.readouterr().err
     assert main(["grade", given("a.py", RIGHT), "--tests", "no.json"]) == 2
     assert "no.json" in capsys.readouterr().err
+
+
+USER = [{"role": "user", "content": "How many?"}]
+CALLS = {
+    "kind": "python_function",
+    "entry_point": "f",
+    "template": "def f(a, b):\n    {completion}",
+    "tests": [{"args": [1, 2], "expected": 3}, {"args": [2, 2], "expected": 4}],
+}
+OWN = {"kind": "python", "name": "share", "arguments": {"letter": "a"}}
+PARTS = [
+    {"grader": {"kind": "exact", "expected": "4"}, "weight": 2.0},
+    {"grader": OWN, "weight": 1},
+]
+GRADERS = {
+    "call": CALLS,
+    "exact": {"kind": "exact", "expected": "18"},
+    "maths": {"kind": "maths", "expected": "1/2"},
+    "own": OWN,
+    "both": {"kind": "weighted", "parts": PARTS},
+}
+GRADER = """
+from services.reward_service.graders.user_graders import grader
+
+
+@grader("share")
+def share(completion: str, letter: str) -> float:
+    return completion.count(letter) / len(completion)
+"""
+
+
+@pytest.fixture
+def tasks(given) -> str:
+    """A task file with a grader of every sort, all of one split."""
+    rows = [
+        {"task_id": name, "split": "train", "messages": USER, "grader": grader}
+        for name, grader in GRADERS.items()
+    ]
+    return given("tasks.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def deployment(given, tmp_path: Path, monkeypatch) -> str:
+    """A Serve file whose reward service knows the user's grader."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    given("letter_share.py", GRADER)
+    service = {
+        "name": "reward_service",
+        "import_path": "services.reward_service.app:build",
+        "args": {"grader_modules": ["letter_share"]},
+        "runtime_env": {"env_vars": {"PYTHONPATH": str(tmp_path)}},
+    }
+    return given("deploy.yaml", {"applications": [service]})
+
+
+@pytest.mark.parametrize(
+    ("task", "answer", "status", "reward"),
+    [
+        ("call", "return a + b", 0, 1.0),
+        ("call", "return a", 1, 0.0),
+        ("exact", "18", 0, 1.0),
+        ("maths", "It is 0.5.\n\n0.5", 0, 1.0),
+    ],
+)
+def test_an_answer_to_a_task_is_graded_as_in_a_run(
+    tasks, capsys, task, answer, status, reward
+) -> None:
+    assert main(["grade", answer, "--task-file", tasks, "--task", task]) == status
+    score = json.loads(capsys.readouterr().out)
+    assert (score["job_id"], score["reward"]) == (task, reward)
+
+
+def test_graders_of_the_users_own_are_those_of_the_deployment(tasks, deployment, capsys) -> None:
+    asked = ["--task-file", tasks, "--deployment", deployment]
+    assert main(["grade", "aaab", *asked, "--task", "own"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == 0.75
+    assert main(["grade", "4", *asked, "--task", "both"]) == 1
+    assert json.loads(capsys.readouterr().out)["reward"] == 2.0
+
+
+def test_a_terminal_shows_what_was_answered_and_what_was_expected(
+    tasks, deployment, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(command_line, "Console", lambda: Console(force_terminal=True, width=60))
+    asked = ["--task-file", tasks, "--deployment", deployment]
+    assert main(["grade", "return -a", *asked, "--task", "call"]) == 1
+    shown = capsys.readouterr().out
+    assert "f(1, 2): wrong result -1, expected 3" in shown
+    assert "wrong_answer: 0 of 2 tests passed, reward 0 (test 1: wrong result -1)" in shown
+    assert main(["grade", "17", *asked, "--task", "exact"]) == 1
+    assert "reward 0 (answered '17', expected '18')" in capsys.readouterr().out
+    assert main(["grade", "aa", *asked, "--task", "both"]) == 1
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[1][:4] == ["exact", "2", "wrong_answer", "0"]
+    assert rows[2][:4] == ["python", "1", "accepted", "1"]
+
+
+def test_an_answer_may_come_from_standard_input(tasks, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("18\n"))
+    assert main(["grade", "-", "--task-file", tasks, "--task", "exact"]) == 0
+
+
+def test_a_run_file_says_where_its_tasks_are_and_how_they_are_graded(given, capsys) -> None:
+    given("sums.jsonl", json.dumps({"question": "1+1?", "answer": 2}) + "\n")
+    columns = {"prompt": "question", "task_id": "answer"}
+    source = {"file": "sums.jsonl", "split": "train", "columns": columns}
+    source["grader"] = {"kind": "exact", "expected": "2"}
+    run = {"name": "r", "model": "m", "steps": 1, "batch_groups": 1, "group_size": 2}
+    file = given("run.yaml", run | {"tasks": [source]})
+    assert main(["grade", "2", "--task-file", file]) == 0
+    assert main(["grade", "3", "--task-file", file, "--task", "2"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--task", "exat"], "--task: 'exat' -> tasks.jsonl has 5 tasks"),
+        (["--task", "exat"], "the nearest is exact."),
+        ([], "--task: None -> tasks.jsonl has 5 tasks: call, exact, maths, own, both."),
+        (["--task", "own"], "Give --deployment FILE"),
+    ],
+)
+def test_a_task_that_cannot_be_graded_is_named(tasks, capsys, monkeypatch, asked, said) -> None:
+    monkeypatch.chdir(Path(tasks).parent)
+    assert main(["grade", "1", "--task-file", "tasks.jsonl", *asked]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_tests_or_a_task_file_both_are_named(given, capsys) -> None:
+    assert main(["grade", given("a.py", RIGHT)]) == 2
+    error = capsys.readouterr().err
+    assert "--tests: None -> Give the tests" in error
+    assert "--task-file" in error

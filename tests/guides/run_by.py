@@ -9,6 +9,7 @@ COMMANDS_RUN_BY = {
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",
     "curl -sN http://127.0.0.1:8000/v1/grade": "tests/reward_service/test_rewards_doc.py",
     "millrace grade answer.py": "tests/cli/test_grade.py",
+    "millrace grade --task-file": "tests/examples/test_your_own_tasks_doc.py",
     "millrace export RUN_DIR adapters/mine --adapter": "tests/trainer/test_lora.py",
     "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
     "millrace doctor": "tests/cli/doctor",
@@ -35,7 +36,6 @@ PYTHON_RUN_BY = {
     "docs/environments.md": "tests/examples/test_environments_doc.py",
     "docs/migrating.md": "tests/guides/test_migration.py",
     "docs/rewards.md": "tests/reward_service/test_rewards_doc.py",
-    "docs/your-own-tasks.md": "tests/examples/test_your_own_tasks_doc.py",
 }
 """By page; its C++ too."""
 

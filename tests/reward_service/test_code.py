@@ -172,6 +172,29 @@ async def test_a_users_checker_judges_in_a_jail_of_its_own(scoring: Scoring) -> 
     assert (broken.verdict, broken.reward) == (Verdict.INFRA_ERROR, None), broken
 
 
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ("-14", "-14"),
+        ("1.5", "1.5"),
+        ("True", "True"),
+        ("['a', (1, None)]", "['a', (1, None)]"),
+        ("{'k': {2}}", "{'k': {2}}"),
+        ("object()", "(of type object)"),
+        ("10 ** 5000", "(cannot be shown)"),
+        ("[1] * 9000", "(too long to show: 27,001 characters)"),
+    ],
+)
+async def test_a_wrong_result_is_shown_as_python_writes_it(
+    scoring: Scoring, returned: str, shown: str
+) -> None:
+    tests = [{"args": [], "expected": "right"}]
+    score = await graded(scoring, f"def f():\n    return {returned}", tests=tests, entry_point="f")
+    assert score.verdict is Verdict.WRONG_ANSWER
+    assert score.detail == f"test 1: wrong result {shown}"
+    assert score.tests[0].output == shown
+
+
 async def test_every_test_leaves_a_record(scoring: Scoring) -> None:
     tests = [*SUM, {"stdin": "1 1", "expected": "3"}]
     code = "print(sum(map(int, input().split())), '\\x1b[2J' * 0)"

@@ -19,7 +19,7 @@ import pytest_asyncio
 import uvicorn
 import yaml
 
-from millrace_tools.grade import read_job
+from millrace_tools.grade.code_job import read_code_job
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service import languages as table
 from services.reward_service.http_api import http_api
@@ -83,7 +83,7 @@ async def test_the_answers_of_the_page_are_right(scoring: Scoring, folder: Path,
     _, _, file, _, tests = shlex.split(line)
     if file.endswith(".cpp") and shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    (score,) = await scoring.score([read_job(str(folder / file), str(folder / tests))])
+    (score,) = await scoring.score([read_code_job(str(folder / file), str(folder / tests))])
     assert (score.verdict, score.reward) == (Verdict.ACCEPTED, 1.0), score.detail
     assert score.passed == score.total > 1
 
@@ -122,7 +122,7 @@ async def test_the_language_of_the_page_is_one_file(
         answer.write_text('#include <stdio.h>\nint main() { puts("2"); return 0; }\n')
         tests = tmp_path / "double.yaml"
         tests.write_text('[{stdin: "1", expected: "2"}]')
-        (score,) = await scoring.score([read_job(str(answer), str(tests))])
+        (score,) = await scoring.score([read_code_job(str(answer), str(tests))])
         assert (score.verdict, score.detail) == (Verdict.ACCEPTED, "")
         assert score.compile is not None
     finally:

@@ -25,6 +25,8 @@ from services.reward_service.sandbox.execution import Outcome, Program, SlotFail
 from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _HEAD_BYTES = 256
+_MAX_SHOWN = 1 << 13
+"""Characters of a result that are decoded only to be shown."""
 _CHECKER_LIMITS = Limits(cpu_s=10.0)
 
 
@@ -142,7 +144,7 @@ class Trial:
             failure = None
             if not await passes(number, line):
                 failure = failed(Verdict.WRONG_ANSWER, f"wrong result {_shown(line)}")
-            self._record(number, outcome, printable(line[1:][:_HEAD_BYTES]), failure)
+            self._record(number, outcome, printable(_shown(line)), failure)
         left = waiting[len(judged.lines) :]
         if judged.failure is None or not any(self._matters(number) for number in left):
             return []
@@ -252,7 +254,16 @@ def head(output: bytes) -> str:
 
 
 def _shown(line: str) -> str:
-    return f"({line[1:]})" if line.startswith(NOT_ENCODABLE) else line[1:]
+    """A result as Python writes it."""
+    text = line[len(VALUE) :]
+    if line.startswith(NOT_ENCODABLE):
+        return f"({text})"
+    if len(text) > _MAX_SHOWN:
+        return f"(too long to show: {len(text):,} characters)"
+    try:
+        return repr(decode(text))
+    except ValueError:  # no text of the codec, or an integer of thousands of digits
+        return "(cannot be shown)"
 
 
 def policy_reward(policy: Policy, tests: list[CodeTest], passed: Collection[int]) -> float:
