@@ -1,4 +1,4 @@
-"""`millrace demo`: trains the example's model with all services on one machine."""
+"""`millrace demo`: trains the example's model, or on a task of one's own, on one machine."""
 
 import argparse
 import contextlib
@@ -21,12 +21,16 @@ from rich.console import Console
 from millrace_tools.capacity.machine import check_folder, check_memory, check_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.command import command, option
-from millrace_tools.demo.init import is_clone, workplace, write_starter
+from millrace_tools.demo.init import demo_model, is_clone, workplace, write_starter
+from millrace_tools.demo.phases import Phases
+from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
 from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.deploy.run_plan import RunPlan
 from millrace_tools.deploy.wait import wait_until_leased
 from millrace_tools.deploy.wiring import arguments_of, move_to
 from millrace_tools.run.follow import follow
 from millrace_tools.run.run_summary import near, show_summary
+from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunConfig, RunState, RunStatus
 from services.protocol.yaml_text import load_yaml
@@ -54,11 +58,13 @@ class DemoOptions:
         seed: of the model, the engines and the run.
         port: of the HTTP API.
         steps: train steps, None for the run file's.
+        folder: of a task of the user's, with a deployment and a run file; None for the example.
     """
 
     seed: int
     port: int
     steps: int | None
+    folder: Path | None = None
 
     @property
     def url(self) -> str:
@@ -68,49 +74,49 @@ class DemoOptions:
     @property
     def model(self) -> Path:
         """The folder of the example's model."""
-        return ROOT / "models" / f"tiny_code-seed{self.seed}"
-
-
-class Phases:
-    """Prints a line per finished phase."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._began = time.monotonic()
+        return demo_model(self.seed)
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since this object was made."""
-        return time.monotonic() - self._began
+    def deploy_file(self) -> Path:
+        """The services."""
+        return DEPLOY_FILE if self.folder is None else self.folder / "deploy.yaml"
 
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time what happens inside; a phase that fails prints nothing."""
-        began = time.monotonic()
-        self._console.print(f"[dim]{self.elapsed_s:6.1f} s[/]  {name}", highlight=False)
-        yield
-        took = time.monotonic() - began
-        self._console.print(f"[dim]{self.elapsed_s:6.1f} s[/]  [green]done[/] in {took:.1f} s")
+    @property
+    def run_file(self) -> Path:
+        """The run."""
+        return RUN_FILE if self.folder is None else self.folder / "run.yaml"
+
+    def read_run(self) -> RunConfig:
+        """The run; of a task of the user's, the run file alone says the seed.
+
+        Raises:
+            InvalidInput: the file cannot be used.
+        """
+        seed = self.seed if self.folder is None else None
+        return read_run_file(self.run_file, seed=seed, steps=self.steps)
 
 
 @command(
     "demo",
-    option("--seed", type=int, default=0, help="of model and run (0)"),
+    option("folder", nargs="?", type=Path, help="of `init --task`, in place of the example"),
+    option("--seed", type=int, default=0, help="of the example's model and run (0)"),
     option("--port", type=int, default=8000, help="of the HTTP API (8000)"),
     option("--steps", type=int, help="train steps instead of the run file's"),
 )
 def demo(arguments: argparse.Namespace, console: Console) -> int:
-    """Train the example on a private local cluster, which ends with the command.
+    """Train the example, or your task, on a private local cluster, which ends with the command.
 
     Raises:
-        InvalidInput: the machine or an argument does not fit.
+        InvalidInput: the machine, a file or an argument does not fit.
         NotReady: a service does not come up.
     """
-    options = DemoOptions(seed=arguments.seed, port=arguments.port, steps=arguments.steps)
+    options = DemoOptions(
+        seed=arguments.seed, port=arguments.port, steps=arguments.steps, folder=arguments.folder
+    )
     _check(options)
-    content = resolved(load_yaml(DEPLOY_FILE), options)
+    content = _deployment(options)
     phases = Phases(console)
-    with terminated_like_interrupted(), model_maker(options) as maker:
+    with terminated_like_interrupted(), _model(content, options) as maker:
         # Importing Ray takes seconds, in which the model is already being made.
         from millrace_tools.cluster.private_cluster import PrivateCluster
 
@@ -133,9 +139,11 @@ def demo(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def resolved(data: Any, options: DemoOptions) -> Any:
-    """The deployment file's content with this demo's model, seed and port."""
+    """The deployment file's content with this demo's port, and the example's model and seed."""
     content = copy.deepcopy(data)
     move_to(content, options.port)
+    if options.folder is not None:
+        return content
     arguments = arguments_of(content)
     for name in ("trainer", "rollout_server"):
         arguments[name] |= {"model": str(options.model), "seed": options.seed}
@@ -148,12 +156,45 @@ def _check(options: DemoOptions) -> None:
         raise InvalidInput("--seed", options.seed, "Give 0 or more.")
     if not is_clone():
         write_starter(ROOT)
-    RunConfig.from_yaml(RUN_FILE)
+    if options.folder is None:
+        RunConfig.from_yaml(RUN_FILE)  # its tasks are made with the model
+    else:
+        if options.seed:
+            raise InvalidInput("--seed", options.seed, f"{options.run_file} says it.")
+        _check_run(options.read_run())
     check_port(options.port)
     check_memory(MEMORY_GIB)
     check_folder(TEMPORARY, _TEMPORARY_MIB, "Ray's session")
     for name in ("models", "runs"):
         check_folder(ROOT / name, _KEPT_MIB, "the demo")
+
+
+def _check_run(run: RunConfig) -> None:
+    """Read every task, so that no mistake is found only when the services are up."""
+    for problem in RunPlan(run=run, tasks=TaskTable(run), cluster=None).problems():
+        raise problem
+
+
+def _deployment(options: DemoOptions) -> Any:
+    """The content to deploy."""
+    path = str(options.deploy_file)
+    data = load_yaml(path)
+    refuse_other_kind(data, SERVE, path)
+    try:
+        return resolved(data, options)
+    except (KeyError, TypeError, AttributeError):
+        fix = f"It needs the applications of {near(DEPLOY_FILE)}; ask `millrace check {path}`."
+        raise InvalidInput("file", path, fix) from None
+
+
+def _model(
+    content: Any, options: DemoOptions
+) -> contextlib.AbstractContextManager["subprocess.Popen[str] | None"]:
+    """The process that makes the example's model; None where another model is served."""
+    served = arguments_of(content)["rollout_server"].get("model")
+    if isinstance(served, str) and Path(served).resolve() == options.model.resolve():
+        return model_maker(options)
+    return contextlib.nullcontext()
 
 
 def _engine_environment(content: Any) -> dict[str, str] | None:
@@ -168,22 +209,23 @@ def _engine_environment(content: Any) -> dict[str, str] | None:
 def _train(
     options: DemoOptions,
     content: Any,
-    maker: subprocess.Popen[str],
+    maker: subprocess.Popen[str] | None,
     cluster: "PrivateCluster",
     phases: Phases,
     console: Console,
 ) -> RunStatus:
     with phases.phase("starting Ray, and making the model and its tasks"):
         cluster.start()
-        finish_model(maker)
-    with phases.phase(f"deploying {near(DEPLOY_FILE)}"):
+        if maker is not None:
+            finish_model(maker)
+    with phases.phase(f"deploying {near(options.deploy_file)}"):
         replicas = cluster.deploy(content, console, timeout_s=SERVICES_S)
         wait_until_leased(options.url, replicas, timeout_s=SERVICES_S)
     console.print(f"          chat at {options.url}/v1", highlight=False)
     console.print(f"          watch it at {options.url}/", highlight=False)
     console.print(f"          metrics at {cluster.metrics_url}", highlight=False, soft_wrap=True)
-    config = read_run_file(RUN_FILE, seed=options.seed, steps=options.steps)
-    with RunsClient(options.url) as client, phases.phase(f"running {near(RUN_FILE)}"):
+    config = options.read_run()
+    with RunsClient(options.url) as client, phases.phase(f"running {near(options.run_file)}"):
         status = client.start(config)
         (Path(status.run_dir) / "deploy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         status = follow(client, status, console)
@@ -241,14 +283,18 @@ def _say_what_next(
     options: DemoOptions, status: RunStatus, phases: Phases, console: Console
 ) -> None:
     console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
+    view = (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page")
+    readme = f"less {near(options.run_file.with_name('README.md'))}"
+    by_hand = (readme, "the pieces by hand: serve run, millrace run, chat")
+    for suggestion, why in (view, by_hand, *_other_runs(options)):
+        console.print(f"  {suggestion:60} [dim]{why}[/]", highlight=False, soft_wrap=True)
+
+
+def _other_runs(options: DemoOptions) -> Iterator[tuple[str, str]]:
+    if options.folder is not None:
+        yield f"millrace demo {options.folder}", "again, after a change of its files"
+        return
     following = options.seed + 1
     again = f"make demo SEED={following}" if is_clone() else f"millrace demo --seed {following}"
-    for suggestion, why in (
-        (again, "another model from the start"),
-        (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page"),
-        (
-            f"less {near(RUN_FILE.with_name('README.md'))}",
-            "the pieces by hand: serve run, millrace run, chat",
-        ),
-    ):
-        console.print(f"  {suggestion:60} [dim]{why}[/]", highlight=False, soft_wrap=True)
+    yield again, "another model from the start"
+    yield "millrace init --task NAME", "a task of your own, which runs as it is"

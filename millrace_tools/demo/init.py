@@ -1,4 +1,4 @@
-"""`millrace init`: the deployment files and examples of a clone or the package, in a folder."""
+"""`millrace init`: files to begin with, from a clone or the package, in a folder."""
 
 import argparse
 import shutil
@@ -8,20 +8,40 @@ from rich.console import Console
 
 import services
 from millrace_tools.command import command, option
+from millrace_tools.demo.task_starter import write_task
+from millrace_tools.output import print_line
 from services.protocol.errors import InvalidInput
 
 FOLDERS = ("deploy", "examples")
 _CLONE = Path(services.__file__).parents[1]
 _PACKED = Path(__file__).parent / "starter_files"  # only the wheel has it: see pyproject.toml
 _MADE = ("__pycache__", "model*", "runs", "tasks.jsonl")
+_GENERATORS = ("board.py", "boards", "make_dashboards.py")
+"""What makes Grafana's dashboards: an operator needs the dashboards alone."""
 
 
-@command("init", option("folder", nargs="?", type=Path, help="(./millrace)"))
+@command(
+    "init",
+    option("folder", nargs="?", type=Path, help="(./millrace; with --task ./NAME)"),
+    option("--task", metavar="NAME", help="a task of your own: five files that run as they are"),
+)
 def init(arguments: argparse.Namespace, console: Console) -> int:
-    """Write deployment files and examples into a folder; existing files stay as they are."""
-    folder = arguments.folder or workplace()
-    written = write_starter(folder)
-    console.print(f"{len(written)} files written to {folder}", highlight=False, soft_wrap=True)
+    """Write files to begin with into a folder; existing files stay as they are.
+
+    Deployment files and examples, for operators; with --task a task of one's own.
+    """
+    name = arguments.task
+    if name is None:
+        folder = arguments.folder or workplace()
+        written = write_starter(folder)
+    else:
+        folder = arguments.folder or Path(name)
+        laptop = _source() / "deploy" / "laptop.yaml"
+        written = write_task(name, folder, deployment=laptop, model=demo_model(seed=0))
+    print_line(f"{len(written)} files written to {folder}", console)
+    if name is not None:
+        print_line(f"  less {folder / 'README.md'}", console)
+        print_line(f"  millrace demo {folder}", console)
     return 0
 
 
@@ -35,6 +55,11 @@ def workplace() -> Path:
     return _CLONE if is_clone() else Path.cwd() / "millrace"
 
 
+def demo_model(seed: int) -> Path:
+    """The folder of the example's model, whether it was made yet or not."""
+    return workplace() / "models" / f"tiny_code-seed{seed}"
+
+
 def write_starter(folder: Path) -> list[Path]:
     """Write the files into a folder; what is there already stays as it is.
 
@@ -44,10 +69,7 @@ def write_starter(folder: Path) -> list[Path]:
     Raises:
         InvalidInput: the folder cannot be written, or this installation lacks the files.
     """
-    source = _CLONE if is_clone() else _PACKED
-    if not source.is_dir():
-        fix = "This installation has no starter files; install the wheel or a clone again."
-        raise InvalidInput("file", str(source), fix)
+    source = _source()
     written: list[Path] = []
 
     def copy(one: str, to: str) -> str:
@@ -56,7 +78,7 @@ def write_starter(folder: Path) -> list[Path]:
             written.append(Path(to))
         return to
 
-    leave = shutil.ignore_patterns(*_MADE)
+    leave = shutil.ignore_patterns(*_MADE, *_GENERATORS)
     try:
         for name in FOLDERS:
             shutil.copytree(
@@ -65,3 +87,16 @@ def write_starter(folder: Path) -> list[Path]:
     except OSError as error:
         raise InvalidInput("folder", str(folder), f"It cannot be written: {error}.") from None
     return written
+
+
+def _source() -> Path:
+    """The folder of `FOLDERS`.
+
+    Raises:
+        InvalidInput: this installation lacks them.
+    """
+    source = _CLONE if is_clone() else _PACKED
+    if not source.is_dir():
+        fix = "This installation has no starter files; install the wheel or a clone again."
+        raise InvalidInput("file", str(source), fix)
+    return source

@@ -21,6 +21,7 @@ from millrace_tools.cluster.leftovers import (
     forgotten_segments,
     shared_memory_segments,
 )
+from millrace_tools.main import main
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600
@@ -88,12 +89,14 @@ def forgotten_folders(before: set[Path]) -> set[Path]:
 def start_demo(port: int) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
     """The command, which is interrupted if its test has failed before it ended."""
     started = []
-    words = ["-m", "millrace_tools.main", "demo", "--steps", "2", "--port", str(port)]
+    words = ["-m", "millrace_tools.main", "demo", "--port", str(port)]
 
-    def start(changes: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    def start(
+        changes: dict[str, str] | None = None, *own: str, cwd: Path = ROOT
+    ) -> "subprocess.Popen[str]":
         demo = subprocess.Popen(
-            [sys.executable, *words],
-            cwd=ROOT,
+            [sys.executable, *words, *(own or ("--steps", "2"))],
+            cwd=cwd,
             env=os.environ | (changes or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -125,6 +128,21 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     answers = [json.loads(line) for line in (run_dir / "trajectories.jsonl").open()]
     assert all(answer["verdict"] for answer in answers)
+
+
+def test_a_task_of_ones_own_is_learned_as_it_was_written(
+    start_demo: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--task", "mine"]) == 0
+    demo = start_demo({"PYTHONPATH": str(ROOT)}, "mine", cwd=tmp_path)
+    said, _ = demo.communicate(timeout=DEMO_S)
+    assert demo.returncode == 0, said
+    (run_dir,) = (tmp_path / "mine" / "runs").iterdir()
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert summary["train_steps"] == 20
+    assert summary["heldout_pass_rate_after"] > summary["heldout_pass_rate_before"]
+    assert summary["failures"] == {}
 
 
 def test_ctrl_c_during_start_up_leaves_nothing_behind(start_demo) -> None:
