@@ -14,6 +14,8 @@ COMMANDS_RUN_BY = {
     "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
     "millrace doctor": "tests/cli/doctor",
     "uv pip install --compile-bytecode millrace[cpu]": "tests/operations/test_wheel.py",
+    "millrace init --task": "tests/cli/test_init.py",
+    "millrace demo mine": "tests/demo/test_demo.py",
     "millrace init": "tests/operations/test_wheel.py",
     "millrace view": "tests/page",
     "millrace top": "tests/cli/top",
