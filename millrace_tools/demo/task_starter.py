@@ -14,7 +14,7 @@ _TEMPLATE = Path(__file__).parent / "task_template"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,39}")
 _SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 _HELDOUT = 4
-"""Every so manieth task is only measured."""
+"""One task in so many is only measured."""
 _SERVICE = """  import_path: services.reward_service.app:build
   args: {}
 """

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     "grade",
     option(
         "answer",
-        metavar="FILE|ANSWER",
         help="a file of code, such as answer.py or answer.cpp, or of a model's answer; "
         "with --task-file the answer itself, or - for standard input",
     ),

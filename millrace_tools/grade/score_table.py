@@ -26,7 +26,7 @@ _MAX_CHARACTERS = 200
 
 
 def print_score(score: Score, grader: AnyGrader, console: Console) -> None:
-    """Print the score; whoever has the task file may see what its tests expect."""
+    """Print the score with what the tests expect, which the owner of the tests may see."""
     if isinstance(grader, WeightedGrader):
         print_rows([_PARTS, *_part_rows(score, grader)], console)
     elif isinstance(grader, _CODE) and score.tests:

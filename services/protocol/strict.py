@@ -74,7 +74,9 @@ def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -
     elif problem["type"] == "missing":
         fix = "This key is required"
     elif problem["type"] == "literal_error":
-        fix += nearest(problem["input"], re.findall("'([^']+)'", problem["ctx"]["expected"]))
+        fix += nearest(problem["input"], _quoted(problem["ctx"]["expected"]))
+    elif problem["type"] == "union_tag_invalid":
+        fix += nearest(problem["ctx"]["tag"], _quoted(problem["ctx"]["expected_tags"]))
     elif problem["type"] == _WRONG_FIELD:
         wrong = problem["ctx"]
         place = ".".join(str(part) for part in (*problem["loc"], wrong["field"]))
@@ -83,6 +85,11 @@ def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -
     if not problem["loc"] and isinstance(value, dict):
         value = "(several keys)"  # a rule across fields, whose message names them
     return InvalidInput(f"{source}: {field}", value, fix.rstrip(".") + ".")
+
+
+def _quoted(listed: str) -> list[str]:
+    """The names in a list as pydantic writes it."""
+    return re.findall("'([^']+)'", listed)
 
 
 def no_such_key(key: str, place: Place, model: type[BaseModel]) -> str:

@@ -48,6 +48,7 @@ def test_of_a_union_only_the_member_that_is_meant_counts(
         ({"algorithm": {"preset": "reinforce++"}}, "reinforce_plus_plus"),
         ({"algorithm": {"loss": "clipp"}}, "clip"),
         ({"schedule": {"preset": "one-step-off"}}, "one_step_off"),
+        ({"trackers": ["wandd"]}, "wandb"),
     ],
 )
 def test_an_unknown_choice_gets_all_that_are_known_and_the_nearest(

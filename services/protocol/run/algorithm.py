@@ -81,7 +81,7 @@ class AlgorithmConfig(StrictModel):
     Attributes:
         preset: fills in what a published algorithm chooses, in a run file also what it
             chooses of the schedule and by the longest answer; keys that are given win. See
-            `ALGORITHM_PRESETS`.
+            `docs/algorithms.md`.
         advantage: `grpo` divides by the group's standard deviation, `dr_grpo` does not,
             `rloo` takes the mean of the others, `reinforce_plus_plus` normalises over the
             batch, its `_baseline` variant after subtracting the group's mean; `gae` asks a
