@@ -113,8 +113,9 @@ def demo(arguments: argparse.Namespace, console: Console) -> int:
     options = DemoOptions(
         seed=arguments.seed, port=arguments.port, steps=arguments.steps, folder=arguments.folder
     )
-    _check(options)
+    _check_files(options)
     content = _deployment(options)
+    _check_machine(options)
     phases = Phases(console)
     with terminated_like_interrupted(), _model(content, options) as maker:
         # Importing Ray takes seconds, in which the model is already being made.
@@ -150,8 +151,8 @@ def resolved(data: Any, options: DemoOptions) -> Any:
     return content
 
 
-def _check(options: DemoOptions) -> None:
-    """Checks before anything is started."""
+def _check_files(options: DemoOptions) -> None:
+    """Check the arguments and the run before anything is started."""
     if options.seed < 0:
         raise InvalidInput("--seed", options.seed, "Give 0 or more.")
     if not is_clone():
@@ -162,6 +163,10 @@ def _check(options: DemoOptions) -> None:
         if options.seed:
             raise InvalidInput("--seed", options.seed, f"{options.run_file} says it.")
         _check_run(options.read_run())
+
+
+def _check_machine(options: DemoOptions) -> None:
+    """Check port, memory and disks before anything is started."""
     check_port(options.port)
     check_memory(MEMORY_GIB)
     check_folder(TEMPORARY, _TEMPORARY_MIB, "Ray's session")
@@ -180,11 +185,12 @@ def _deployment(options: DemoOptions) -> Any:
     path = str(options.deploy_file)
     data = load_yaml(path)
     refuse_other_kind(data, SERVE, path)
-    try:
-        return resolved(data, options)
-    except (KeyError, TypeError, AttributeError):
-        fix = f"It needs the applications of {near(DEPLOY_FILE)}; ask `millrace check {path}`."
-        raise InvalidInput("file", path, fix) from None
+    with contextlib.suppress(KeyError, TypeError, AttributeError):  # it is of another shape
+        content = resolved(data, options)
+        if "rollout_server" in arguments_of(content):
+            return content
+    fix = f"It needs the applications of {near(DEPLOY_FILE)}; ask `millrace check {path}`."
+    raise InvalidInput("file", path, fix)
 
 
 def _model(

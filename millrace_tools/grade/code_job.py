@@ -34,7 +34,7 @@ def read_code_job(file: str, tests: str) -> ScoreJob:
     suffix = path.suffix.lower()
     language = next((name for name, one in languages().items() if suffix in one.suffixes), None)
     data = _grader_data(tests)
-    model = _MODELS.get(data["kind"])
+    model = _MODELS.get(str(data["kind"]))
     if model is None:
         fix = f"Known are {', '.join(_MODELS)}{nearest(data['kind'], list(_MODELS))}."
         raise InvalidInput(f"{tests}: kind", data["kind"], fix)

@@ -21,7 +21,6 @@ from millrace_tools.cluster.leftovers import (
     forgotten_segments,
     shared_memory_segments,
 )
-from millrace_tools.main import main
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600
@@ -131,11 +130,12 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
 
 
 def test_a_task_of_ones_own_is_learned_as_it_was_written(
-    start_demo: Callable[..., "subprocess.Popen[str]"], tmp_path: Path, monkeypatch
+    start_demo: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["init", "--task", "mine"]) == 0
-    demo = start_demo({"PYTHONPATH": str(ROOT)}, "mine", cwd=tmp_path)
+    clone = {"PYTHONPATH": str(ROOT)}
+    init = [sys.executable, "-m", "millrace_tools.main", "init", "--task", "mine"]
+    subprocess.run(init, cwd=tmp_path, env=os.environ | clone, check=True)
+    demo = start_demo(clone, "mine", cwd=tmp_path)
     said, _ = demo.communicate(timeout=DEMO_S)
     assert demo.returncode == 0, said
     (run_dir,) = (tmp_path / "mine" / "runs").iterdir()
