@@ -14,7 +14,12 @@ from rich.text import Text
 from millrace_tools.client.runs_client import URL
 from millrace_tools.output import error_console, print_line
 from millrace_tools.run.follow import RunLost
-from millrace_tools.run.run_view import evaluation_text, failures_text, ledger_text
+from millrace_tools.run.run_view import (
+    evaluation_text,
+    failures_text,
+    ledger_text,
+    version_text,
+)
 from services.ledger.ledger import ledger_of
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunState, RunStatus, RunSummary
@@ -29,8 +34,10 @@ def show_summary(status: RunStatus, trajectories: list[dict[str, Any]], console:
     for name, value in _figures(status):
         table.add_row(Text(name, style="dim"), Text(value, overflow="fold"))
     good = status.state == RunState.FINISHED
-    title = f"{status.run_id} {status.state}"
-    console.print(Panel(table, title=title, border_style="green" if good else "red"))
+    style = ("yellow" if status.findings else "green") if good else "red"
+    console.print(Panel(table, title=f"{status.run_id} {status.state}", border_style=style))
+    for one in status.findings:
+        console.print(Text(f"{one.text}.\n  {one.advice}."), soft_wrap=True)
     if not good:
         console.print(Text(status.detail))
     if trajectories:
@@ -76,7 +83,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
             ("train steps", str(summary.train_steps)),
             ("seconds", f"{summary.wall_s:.1f}"),
             ("tokens generated", f"{summary.tokens_generated:,}"),
-            ("weight pushes", f"{summary.weight_pushes} (policy version {summary.policy_version})"),
+            ("weight pushes", _pushes(summary)),
             ("sample groups", ledger_text(summary.ledger)),
             ("seed", str(summary.seed)),
         ]
@@ -97,6 +104,11 @@ def _evaluations(summary: RunSummary) -> list[tuple[str, str]]:
     if all(one.samples == 1 for one in after) and len(after) < 2:
         return []
     return [(f"held-out, {one.name}", evaluation_text(one)) for one in after]
+
+
+def _pushes(summary: RunSummary) -> str:
+    newest = version_text(summary.policy_version, summary.train_steps)
+    return f"{summary.weight_pushes} (policy {newest})"
 
 
 def _before_after(summary: RunSummary) -> str:

@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from millrace_tools.client.runs_client import ENDED
 from millrace_tools.output import print_line, shown
 from millrace_tools.run.step_log import Step
 from services.protocol.run.evaluation import Evaluation
@@ -28,6 +29,9 @@ class RunView:
         self._heldout: float | None = None
         self._seconds: Mapping[str, float] = {}
         self._said = ""
+        self._ledger: Mapping[str, int] = {}
+        self._found: set[str] = set()
+        self._ahead = 0
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -47,11 +51,27 @@ class RunView:
             return
         if not self._rewards:
             self._heldout = status.heldout_pass_rate  # measured before the first step
+        self._explain_versions(status)
         for step in steps:
             self._heldout = self._heldout if step.heldout is None else step.heldout
-            self._say(_line(step, status.steps, self._heldout))
+            self._say(_line(step, status.steps, self._heldout, filtered_share(step, self._ledger)))
+            self._ledger = step.ledger
+        for one in status.findings:
+            if one.kind not in self._found and status.state not in ENDED:  # the summary has them
+                self._say(f"warning: {one.text}. {one.advice}.")
+        self._found = {one.kind for one in status.findings}
         if status.state != RunState.TRAINING or not self._rewards:
             self._say(f"{status.state}: {status.detail}")
+
+    def _explain_versions(self, status: RunStatus) -> None:
+        """Say once how policy versions and train steps of this run belong together."""
+        ahead = (status.policy_version or 0) - status.step
+        if status.policy_version is not None and ahead != self._ahead:
+            self._ahead = ahead
+            self._say(
+                f"policy version {status.policy_version} is step {status.step} of this run: "
+                "versions count the weights of all runs since the services started"
+            )
 
     def _say(self, line: str) -> None:
         if line != self._said:
@@ -79,16 +99,23 @@ def run_table(status: RunStatus, rewards: list[float]) -> Table:
     for one in status.evaluations:
         table.add_row(Text(f"held-out, {one.name}"), evaluation_text(one), f"step {one.step}")
     table.add_row("tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s")
-    version = f"version {shown(status.policy_version)}"
+    version = version_text(status.policy_version, status.step)
     table.add_row("policy", version, _staleness(status.staleness))
     for side, causes in status.idle.items():
         if text := idle_text(causes):
             table.add_row(f"{side} idle", text)
     table.add_row("replicas", f"{status.live_replicas} leased")
     table.add_row("ledger", ledger_text(status.ledger))
+    for one in status.findings:
+        table.add_row(Text("warning", style="yellow"), Text(f"{one.text}. {one.advice}."))
     if status.failures:
         table.add_row("failures", Text(failures_text(status.failures)))
     return table
+
+
+def version_text(version: int | None, step: int) -> str:
+    """A policy version, which counts over all runs, and this run's own step."""
+    return "none yet" if version is None else f"version {version} = step {step} of this run"
 
 
 def idle_text(causes: Mapping[str, float]) -> str:
@@ -131,10 +158,23 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
-def _line(step: Step, steps: int, heldout: float | None) -> str:
+def filtered_share(step: Step, before: Mapping[str, int]) -> float | None:
+    """Share of the sample groups closed since the ledger `before` that taught nothing.
+
+    None where the ledger is not known, or nothing was closed.
+    """
+    filtered, trained = (
+        max(0, step.ledger.get(ending, 0) - before.get(ending, 0))
+        for ending in ("filtered", "trained")
+    )
+    return filtered / (filtered + trained) if filtered + trained else None
+
+
+def _line(step: Step, steps: int, heldout: float | None, filtered: float | None) -> str:
     return (
         f"step {step.number}/{steps}  reward {shown(step.reward)}  "
         + (f"held-out {shown(heldout)}  " if heldout is not None else "")
+        + (f"filtered {filtered:.0%}  " if filtered is not None else "")
         + f"version {shown(step.policy_version)}  {_staleness(step.staleness)}"
     )
 

@@ -11,7 +11,13 @@ from millrace_tools.command import SERVICES_URL, command, option
 from millrace_tools.output import print_items, print_line, shown
 from millrace_tools.run.run_on_disk import RunOnDisk, readable, runs_below
 from millrace_tools.run.run_summary import near, resume_command
-from millrace_tools.run.run_view import evaluation_text, failures_text, idle_text, ledger_text
+from millrace_tools.run.run_view import (
+    evaluation_text,
+    failures_text,
+    idle_text,
+    ledger_text,
+    version_text,
+)
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.run.orchestrator import RunStatus
 
@@ -103,6 +109,8 @@ def show_run(run: RunStatus, console: Console) -> None:
         "ledger": ledger_text(run.ledger),
         "idle": "; ".join(f"{side} {text}" for side, text in sides if text),
         "failures": failures_text(run.failures),
+        "findings": "; ".join(f"{one.text}. {one.advice}" for one in run.findings),
+        "policy_version": version_text(run.policy_version, run.step),
     }
     for name, value in run.model_dump(mode="json", exclude={"summary"}).items():
         if name == "evaluations":

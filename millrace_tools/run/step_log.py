@@ -21,6 +21,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
     Attributes:
         heldout: held-out pass rate measured after it, None if it was not.
         seconds: wall time by use: waiting for a batch, training, saving.
+        ledger: sample groups of the run so far, by ending.
         elapsed_s: wall time of the run at its end, seconds; grows from line to line, also
             when a step is done again after a recovery.
     """
@@ -32,6 +33,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, rename=_NAMES):
     staleness: float | None
     elapsed_s: float
     seconds: Mapping[str, float] = {}
+    ledger: Mapping[str, int] = {}
 
 
 class StepLog:
@@ -60,6 +62,7 @@ class StepLog:
                 policy_version=status.policy_version,
                 staleness=status.staleness,
                 elapsed_s=status.elapsed_s,
+                ledger=status.ledger.model_dump(),
             )
         ]
 

@@ -40,6 +40,8 @@ def _of_run(run: RunStatus) -> Iterator[str]:
     if run.state in _WORKING:
         if run.heldout_problem:
             yield f"{run.run_id}: {run.heldout_problem}"
+        for one in run.findings:
+            yield f"{run.run_id}: {one.text}"
         if not run.live_replicas:
             yield f"{run.run_id} has no replica with a lease"
 

@@ -13,7 +13,7 @@ the cause for which their attempt was thrown away.
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,10 @@ class LedgerReader:
         admitted = self._one(f"SELECT {column} FROM account")
         return LedgerCounts(admitted=admitted, **dict(rows.fetchall()))
 
-    def failures(self) -> dict[str, int]:
-        """Failed groups by reason."""
-        query = "SELECT reason, COUNT(*) FROM groups WHERE status = 'failed' GROUP BY reason"
-        return dict(self._db.execute(query).fetchall())
+    def reasons(self, ending: Ending) -> dict[str, int]:
+        """Groups that ended so, by reason."""
+        query = "SELECT reason, COUNT(*) FROM groups WHERE status = ? GROUP BY reason"
+        return dict(self._db.execute(query, (ending,)).fetchall())
 
     def wasted(self) -> dict[str, int]:
         """Response tokens that trained nothing and will not, by cause, the largest first.
@@ -241,8 +241,21 @@ class Ledger(LedgerReader, LedgerFile):
         with self.transaction():
             self._change(group_id, "status = ?, reason = ?", ending, reason)
 
-    def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
-        """Close the groups of a batch, all or none; `step` is the train step that it was.
+    def close_batch(
+        self,
+        step: int,
+        *,
+        train: Sequence[int],
+        filtered: Sequence[int],
+        reasons: Mapping[int, str] | None = None,
+    ) -> None:
+        """Close the groups of a batch, all or none.
+
+        Args:
+            step: the train step that it was.
+            train: groups that the step trained.
+            filtered: groups that it did not train.
+            reasons: of filtered groups, by group.
 
         Raises:
             LedgerError: one of them is closed already or was never admitted.
@@ -251,7 +264,9 @@ class Ledger(LedgerReader, LedgerFile):
             for group_id in train:
                 self._change(group_id, "status = 'trained', train_step = ?", step)
             for group_id in filtered:
-                self._change(group_id, "status = 'filtered', train_step = ?", step)
+                reason = (reasons or {}).get(group_id, "")
+                change = "status = 'filtered', train_step = ?, reason = ?"
+                self._change(group_id, change, step, reason)
 
     def _change(self, group_id: int, assignments: str, *values: Any) -> None:
         """Update a group that is in flight; every transition goes through here."""

@@ -52,7 +52,7 @@ class Orchestra:
             "steps": 2,
             "reward": 0.25,
             "heldout_pass_rate": 0.1,
-            "policy_version": 1,
+            "policy_version": changes.get("step", 0),
             "staleness": 1.0,
             "tokens_generated": 2048,
             "tokens_per_second": 512.0,

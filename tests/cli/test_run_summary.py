@@ -13,7 +13,7 @@ from millrace_tools.run.run_summary import show_summary
 from services.ledger.ledger import Ledger
 from services.orchestrator.run_folder.earlier_run import EarlierRun
 from services.orchestrator.run_folder.run_directory import RunDirectory
-from services.protocol.run.orchestrator import RunRequest, RunState
+from services.protocol.run.orchestrator import Finding, RunRequest, RunState
 from tests.cli.conftest import Orchestra
 
 
@@ -87,3 +87,14 @@ def test_a_run_goes_on_from_the_file_in_its_own_directory(run_file: Path, tmp_pa
     earlier = EarlierRun.of(RunRequest(config=again, resume="tiny-1"))
     assert earlier is not None
     assert earlier.directory.path == directory.path
+
+
+def test_a_run_that_learned_nothing_ends_with_what_happened_and_what_to_try(
+    orchestra: Orchestra,
+) -> None:
+    found = Finding(kind="no_gain", text="nothing was learned: 0% -> 0%", advice="Try easier tasks")
+    status = orchestra.finished().model_copy(update={"findings": [found]})
+    screen = io.StringIO()
+    show_summary(status, [], Console(file=screen, width=120))
+    assert "nothing was learned: 0% -> 0%.\n  Try easier tasks." in screen.getvalue()
+    assert "version 2 = step 2 of this run" in screen.getvalue()

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.run.follow import follow
+from millrace_tools.run.run_view import RunView
 from millrace_tools.run.step_log import StepLog
-from services.protocol.run.orchestrator import RunState
+from services.protocol.run.orchestrator import Finding, RunState
 from tests.cli.conftest import Orchestra
 
 
@@ -114,3 +115,43 @@ def test_a_followed_run_shows_each_step_with_the_newest_evaluation(
         "step 4/2  reward 0.04  held-out 0.50  version 4  staleness 1",
         "finished: all done",
     ]
+
+
+def test_a_step_line_shows_the_filtered_share_and_a_warning_comes_once(
+    orchestra: Orchestra, file: Path
+) -> None:
+    found = Finding(kind="equal_rewards", text="9 of 12 taught nothing", advice="Try easier tasks")
+    still = found.model_copy(update={"text": "12 of 16 taught nothing"})
+    orchestra.statuses = [
+        orchestra.status(step=1, findings=[found]),
+        orchestra.status(step=2, findings=[still]),
+        orchestra.finished(),
+    ]
+    first = orchestra.statuses.pop(0)
+    ledgers = [{"trained": 1, "filtered": 3}, {"trained": 2, "filtered": 3}]
+    log = StepLog(str(orchestra.run_dir))
+    steps = []
+    for number, ledger in enumerate(ledgers, 1):
+        _append(file, json.dumps(json.loads(_line(number, float(number))) | {"ledger": ledger}))
+        _append(file, "\n")
+        steps.append(log.new(first))
+    screen = io.StringIO()
+    with RunView(Console(file=screen, width=200)) as view:
+        view.show(first, steps[0])
+        for status in orchestra.statuses:
+            view.show(status, steps[1] if status is orchestra.statuses[0] else [])
+    assert [line.rstrip() for line in screen.getvalue().splitlines()] == [
+        "step 1/2  reward 0.01  held-out 0.10  filtered 75%  version 1  staleness 1",
+        "warning: 9 of 12 taught nothing. Try easier tasks.",
+        "step 2/2  reward 0.02  held-out 0.10  filtered 0%  version 2  staleness 1",
+        "finished: all done",
+    ]
+
+
+def test_versions_that_are_not_the_runs_steps_are_explained_once(orchestra: Orchestra) -> None:
+    screen = io.StringIO()
+    with RunView(Console(file=screen, width=200)) as view:
+        for step, version in ((0, 21), (1, 22)):
+            view.show(orchestra.status(step=step, policy_version=version), [])
+    assert screen.getvalue().count("is step ") == 1
+    assert "policy version 21 is step 0 of this run: versions count" in screen.getvalue()

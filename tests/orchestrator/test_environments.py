@@ -215,7 +215,7 @@ async def test_a_runs_ledger_balances_whatever_an_environment_does(
         ledger = Ledger(Path(status.run_dir) / "ledger.sqlite")
         assert ledger.imbalance() == 0
         assert ledger.counts() == status.ledger
-        assert sum(ledger.failures().values()) == status.ledger.failed
+        assert sum(ledger.reasons("failed").values()) == status.ledger.failed
         trained = sum(
             sum(one.trajectory.loss_mask)
             for _, b in cluster.trainer.batches

@@ -1,7 +1,7 @@
 """Watches a run's ledger and trainer from outside, and says at once what must never be."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -179,9 +179,16 @@ class WatchedLedger(Ledger):
         super().close_group(group_id, ending, reason=reason)
         self._witness.closed(group_id, ending)
 
-    def close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
+    def close_batch(
+        self,
+        step: int,
+        *,
+        train: Sequence[int],
+        filtered: Sequence[int],
+        reasons: Mapping[int, str] | None = None,
+    ) -> None:
         """See `Ledger`."""
-        super().close_batch(step, train=train, filtered=filtered)
+        super().close_batch(step, train=train, filtered=filtered, reasons=reasons)
         self._witness.batch_closed(step, train, filtered)
 
     def rollback(self, step: int, *, keep: Collection[int] = ()) -> int:

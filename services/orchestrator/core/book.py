@@ -155,7 +155,7 @@ class GroupBook:
         Returns:
             False if the place was filled as often as it may be: the group stays open.
         """
-        group_id, reason = result.group.group_id, "equal rewards"
+        group_id, reason = result.group.group_id, result.equal_rewards
         if not self.schedule.refill(group_id):
             return False
         self.ledger.close_group(group_id, "filtered", reason=reason)
@@ -190,7 +190,7 @@ class GroupBook:
 
     def trained(self, step: int, batch: Selection, version: int) -> None:
         """Train step `step` made policy `version` of a batch."""
-        self.ledger.close_batch(step, train=batch.train, filtered=batch.filtered)
+        self._close_batch(step, train=batch.train, filtered=batch.filtered)
         self.schedule.published(version)
         self._emit(BatchTrained(group_ids=batch.train, step=step, version=version))
         for group_id in batch.train:
@@ -200,9 +200,13 @@ class GroupBook:
             del self._results[group_id]
             self._emit(GroupClosed(group_id=group_id, ending="filtered"))
 
+    def _close_batch(self, step: int, *, train: Sequence[int], filtered: Sequence[int]) -> None:
+        reasons = {group_id: self._results[group_id].equal_rewards for group_id in filtered}
+        self.ledger.close_batch(step, train=train, filtered=filtered, reasons=reasons)
+
     def filtered(self, step: int, batch: Selection) -> None:
         """A batch had nothing to learn from; `step` is the newest train step."""
-        self.ledger.close_batch(step, train=(), filtered=batch.filtered)
+        self._close_batch(step, train=(), filtered=batch.filtered)
         self.schedule.published(None)
         self._emit_filtered([self._results.pop(group_id) for group_id in batch.filtered])
 

@@ -11,6 +11,9 @@ from services.protocol.run.task import Task
 from services.protocol.trainer import ScoredTrajectory, TrainGroup
 from services.protocol.trajectory import Trajectory
 
+NO_REWARD, FULL_REWARD, SAME_REWARD = "all rewards 0", "all rewards 1", "all rewards equal"
+"""Reasons for which the ledger has a sample group as filtered."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Graded:
@@ -52,6 +55,12 @@ class GroupResult:
     def trainable(self) -> bool:
         """Rewards differ: a group of equal rewards has no gradient."""
         return len({graded.reward for graded in self.graded}) > 1
+
+    @property
+    def equal_rewards(self) -> str:
+        """Of a group whose rewards are equal: which they are, as the ledger keeps it."""
+        reward = self.graded[0].reward
+        return NO_REWARD if reward <= 0 else FULL_REWARD if reward >= 1 else SAME_REWARD
 
     @property
     def lengths(self) -> list[int]:

@@ -72,6 +72,8 @@ class RunEnding:
             detail = f"{detail}; its summary could not be written: {error!r}"
         else:
             self._progress.summary = summary
+            if state is RunState.FINISHED and summary.findings:
+                detail = f"{detail}; {summary.findings[0].text}"
             with self._part("learning_curve"):
                 await asyncio.to_thread(self._directory.draw_learning_curve)
         await asyncio.to_thread(self._record.trackers.close, state)

@@ -29,6 +29,7 @@ from services.orchestrator.loop.recovery import RunFailed, adopt, start_trainer
 from services.orchestrator.loop.trainer_idle import TrainerIdle
 from services.orchestrator.loop.training import TrainingLoop, TrainSteps
 from services.orchestrator.observers.decision_log import DecisionLog
+from services.orchestrator.observers.findings import findings
 from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupTraces
 from services.orchestrator.observers.replica_demand import follow_demand
 from services.orchestrator.observers.run_record import RunRecord
@@ -40,7 +41,13 @@ from services.orchestrator.tasks.prompts import PromptSource
 from services.orchestrator.tasks.task_table import TaskTable
 from services.orchestrator.trackers.tracker import Trackers
 from services.protocol.errors import InvalidInput, NotReady
-from services.protocol.run.orchestrator import LedgerCounts, RunConfig, RunState, RunStatus
+from services.protocol.run.orchestrator import (
+    Finding,
+    LedgerCounts,
+    RunConfig,
+    RunState,
+    RunStatus,
+)
 from services.side_by_side import cancel, race
 
 
@@ -103,14 +110,16 @@ class Run:
         )
         self._ending = RunEnding(context, book, record)
         self._stop, self._keep_progress = asyncio.Event(), True
-        self._counts = LedgerCounts()
+        self._counts, self._findings = LedgerCounts(), list[Finding]()
 
     def status(self) -> RunStatus:
         """The status of the run."""
         if self.progress.active:
             self._counts = self._book.ledger.counts()
+            self._findings = findings(self._context.run, self._book.ledger)
         live_replicas = len(self._context.fleet.leased)
         status = self.progress.status(ledger=self._counts, live_replicas=live_replicas)
+        status.findings = status.summary.findings if status.summary else self._findings
         if self._context.run.schedule.adaptive:
             status.admission_window = self._window.size
         return status
@@ -253,5 +262,5 @@ def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirec
         recoveries=ledger.fact("recoveries", 0),
         elapsed_before_s=ledger.fact("elapsed_s", 0.0),
         lengths=LengthBias(settled_after=settled_after),
-        failures=Failures(counts=Counter(ledger.failures()), example=example),
+        failures=Failures(counts=Counter(ledger.reasons("failed")), example=example),
     )

@@ -20,6 +20,7 @@ from services.orchestrator.loop.checkpoints import Checkpoints
 from services.orchestrator.loop.groups import Groups
 from services.orchestrator.loop.recovery import RunFailed, TrainerLost, ask, start_trainer
 from services.orchestrator.loop.trainer_idle import TrainerIdle
+from services.orchestrator.observers.findings import STALE
 from services.orchestrator.observers.group_telemetry import GroupTraces
 from services.orchestrator.observers.run_record import RunRecord
 from services.protocol.run.orchestrator import RunState
@@ -227,9 +228,9 @@ class TrainingLoop:
         open_groups = {group.group_id: group for group in self._book.ledger.in_flight()}
         for group_id in overdue:
             if closes or version is None:
-                self._groups.close(group_id, "expired", reason="stale")
+                self._groups.close(group_id, "expired", reason=STALE)
             else:
-                self._groups.roll_out_again(open_groups[group_id], version, reason="stale")
+                self._groups.roll_out_again(open_groups[group_id], version, reason=STALE)
                 self._moved_at = time.monotonic()
         self._changes.notify()
 

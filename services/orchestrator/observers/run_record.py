@@ -12,11 +12,12 @@ from services.orchestrator.core.context import RunContext
 from services.orchestrator.core.events import Event, GroupClosed, RolledBack
 from services.orchestrator.core.results import Graded, GroupResult, tokens_before
 from services.orchestrator.core.schedule import Selection
+from services.orchestrator.observers.findings import findings, gain, of_no_gain
 from services.orchestrator.observers.group_record import GroupRecord, trajectory_line
 from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.trackers.tracker import Trackers
 from services.protocol.run.evaluation import Evaluation
-from services.protocol.run.orchestrator import RunSummary
+from services.protocol.run.orchestrator import Finding, RunSummary
 from services.protocol.trainer import TrainReport
 
 _log = Log("orchestrator")
@@ -28,6 +29,7 @@ class RunRecord:
     def __init__(self, context: RunContext, ledger: Ledger, trackers: Trackers) -> None:
         self._directory = directory = context.directory
         self._ledger, self._progress = ledger, context.progress
+        self._run = context.run
         self._samples = context.config.sample_trajectories
         self._groups = GroupRecord(directory.groups, directory.tokens)
         self.timeline = Timeline(directory.timeline)
@@ -218,10 +220,11 @@ class RunRecord:
         before, after = self._evaluations()
         first = progress.heldout_set
         began, ended = before.get(first), after.get(first)
+        rates = [one.pass_rate if one else None for one in (began, ended)]
         summary = RunSummary(
             run_id=progress.run_id,
-            heldout_pass_rate_before=began.pass_rate if began else None,
-            heldout_pass_rate_after=ended.pass_rate if ended else None,
+            heldout_pass_rate_before=rates[0],
+            heldout_pass_rate_after=rates[1],
             heldout_step=ended.step if ended else None,
             heldout_problem=progress.heldout_problem,
             evaluations_before=list(before.values()),
@@ -235,9 +238,20 @@ class RunRecord:
             ledger=self._ledger.counts(),
             failures=dict(progress.failures.counts),
             failure_example=progress.failures.example,
+            findings=self._findings(*rates),
         )
         self._directory.write_summary(summary)
         return summary
+
+    def _findings(self, before: float | None, after: float | None) -> list[Finding]:
+        """Why the run learned nothing; none for one that learned."""
+        rewards = [line["reward"] for line in self._directory.metrics.lines()]
+        measured = gain(before, after, rewards)
+        nothing = of_no_gain(self._run, self._ledger.counts(), measured)
+        causes = findings(self._run, self._ledger)
+        if nothing is None:
+            return causes if measured is None else []
+        return [nothing, *causes]
 
     def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Evaluation]]:
         """Results of each held-out set: before training, and the newest of trained weights."""

@@ -155,6 +155,20 @@ class LedgerCounts(BaseModel):
     in_flight: int = 0
 
 
+class Finding(BaseModel):
+    """Something that keeps a run from learning.
+
+    Attributes:
+        kind: such as `equal_rewards`; a run has at most one finding of a kind.
+        text: what happened, in figures.
+        advice: what to try.
+    """
+
+    kind: str
+    text: str
+    advice: str
+
+
 class RunSummary(BaseModel):
     """Contents of `summary.json`.
 
@@ -180,6 +194,8 @@ class RunSummary(BaseModel):
         failures: failed sample groups by reason, such as `http_400` or `deadline`; as many
             as `ledger.failed`.
         failure_example: task and error of the first failed group, empty without one.
+        findings: why the run learned nothing or little, the most important first; empty for one
+            that learned.
     """
 
     run_id: str
@@ -198,6 +214,7 @@ class RunSummary(BaseModel):
     ledger: LedgerCounts
     failures: dict[str, int] = {}
     failure_example: str = ""
+    findings: list[Finding] = []
 
 
 class RunStatus(BaseModel):
@@ -226,6 +243,7 @@ class RunStatus(BaseModel):
         ledger: how the groups so far were closed.
         failures: as in `RunSummary`, so far.
         failure_example: as in `RunSummary`.
+        findings: what keeps the run from learning, by its sample groups so far.
         elapsed_s: seconds spent on the run, before a resumption too.
         seconds_left: until the last train step, at the pace of the newest ones.
         detail: one line: what it waits for, or why it failed.
@@ -252,6 +270,7 @@ class RunStatus(BaseModel):
     ledger: LedgerCounts
     failures: dict[str, int] = {}
     failure_example: str = ""
+    findings: list[Finding] = []
     elapsed_s: float
     seconds_left: float | None = None
     detail: str
