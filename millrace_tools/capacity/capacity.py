@@ -126,6 +126,8 @@ def check_capacity(demands: Sequence[ResourceDemand], nodes: Nodes, *, source: s
                 f"Only {placed} of them fit beside the rest, each with {_each(demand)} "
                 f"({nodes}): fewer, or more nodes."
             )
+            if any(bundle.get("GPU") for bundle in demand.bundles):
+                fix += " Ranks and engines share no GPU: docs/hardware.md lists what fits."
             raise InvalidInput(f"{source}: {demand.owner}", demand.count, fix)
     notes = []
     for demand in ordered:

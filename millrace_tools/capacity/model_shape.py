@@ -7,11 +7,13 @@ from math import prod
 from pathlib import Path
 from typing import Any, Self
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import hf_hub_download, snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from services.protocol.model_source import name_or_path, on_hub
+
+_HUB_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,13 @@ class ModelShape:
         embeddings = (1 if self.tied else 2) * self.vocabulary * self.hidden
         return embeddings + self.layers * self.layer_parameters
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Weights of a LoRA adapter of this rank on every linear layer of the decoder layers."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+        feed_forward = 3 * (self.hidden + self.intermediate)
+        return rank * self.layers * (attention + feed_forward)
+
     def kv_bytes(self, itemsize: int) -> int:
         """Bytes of KV cache of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
@@ -89,6 +98,20 @@ def shape_of(model: str) -> ModelShape | None:
         return None
     try:
         return ModelShape.of(json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def fetched_shape(model: str) -> ModelShape | None:
+    """The shape of a model of the hub, from its config.json there: a few kilobytes.
+
+    None where the hub cannot be reached or has no such model.
+    """
+    if not on_hub(model):
+        return None
+    try:
+        file = hf_hub_download(name_or_path(model), "config.json", etag_timeout=_HUB_S)
+        return ModelShape.of(json.loads(Path(file).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from millrace_tools.capacity.model_shape import ModelShape, shape_of
+from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
+from millrace_tools.capacity.model_shape import ModelShape, fetched_shape, shape_of
 from services.protocol.errors import InvalidInput
+from services.protocol.model_source import name_or_path
 from services.protocol.run.orchestrator import RunConfig
 from services.reward_service.config import RewardServiceConfig
 from services.rollout_server.config import RolloutServerConfig
@@ -60,8 +62,10 @@ class Sizing:
         """
         shape, trainer = self.shape, self.trainer
         itemsize = ITEMSIZE[trainer.dtype]
-        state_bytes = STATE_BYTES if trainer.lora is None else itemsize
-        state = state_bytes * self.parameters / trainer.shards
+        state, held = STATE_BYTES * self.parameters, "parameters, gradients and moments"
+        if trainer.lora is not None:
+            adapter = shape.adapter_parameters(trainer.lora.rank)
+            state, held = itemsize * self.parameters + STATE_BYTES * adapter, "model and adapter"
         ends = (1 if shape.tied else 2) * shape.vocabulary * shape.hidden
         heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         inside = 8 * shape.hidden + 2 * heads + 4 * shape.intermediate
@@ -69,7 +73,7 @@ class Sizing:
         if trainer.activation_checkpointing:
             values = shape.layers * shape.hidden + inside
         return {
-            f"parameters, gradients and moments over {trainer.shards}": state / GIB,
+            f"{held} over {trainer.shards}": state / trainer.shards / GIB,
             "gathered layers": (2 * shape.layer_parameters + ends) * itemsize / GIB,
             "activations": trainer.micro_batch_tokens * values * itemsize / GIB,
             "logits": 2 * trainer.logits_mb / 1024,
@@ -170,7 +174,7 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
 
     Raises:
         InvalidInput: the file leaves one of them out or trains on CPUs, or its model is not on
-            this machine, or has experts.
+            this machine and cannot be fetched, or has experts.
     """
     for name in ("trainer", "rollout_server", "reward_service"):
         if name not in configs:
@@ -179,9 +183,13 @@ def sizing_of(configs: Mapping[str, Any], run: RunConfig | None, gpu_gib: float)
     trainer = configs["trainer"]
     if trainer.device != "cuda":
         raise InvalidInput("--figures", trainer.device, "They are about GPUs: leave it out.")
-    shape = shape_of(trainer.model)
+    shape = shape_of(trainer.model) or KNOWN_SHAPES.get(name_or_path(trainer.model))
+    shape = shape or fetched_shape(trainer.model)
     if shape is None:
-        fix = "Its config.json is not on this machine: fetch the model, or leave out --figures."
+        fix = (
+            "Its config.json is not on this machine and cannot be fetched: check the name and the "
+            "network, or leave out --figures."
+        )
         raise InvalidInput("trainer.args.model", trainer.model, fix)
     if shape.parameters is None:
         fix = "There are figures only for dense models, and it has experts: leave out --figures."

@@ -1,12 +1,11 @@
 """`millrace check`: whether a deployment file can work, before anything starts."""
 
 import argparse
-from collections.abc import Sequence
 
 from rich.console import Console
 
 from millrace_tools.capacity.capacity import Nodes
-from millrace_tools.capacity.demands import ResourceDemand, resources_text, total
+from millrace_tools.capacity.demands import Bundle, resources_text, total
 from millrace_tools.capacity.sizing import sizing_of
 from millrace_tools.command import command, one_of, option
 from millrace_tools.deploy.engine_arguments import check_engine_arguments
@@ -66,8 +65,9 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     print_line(f"{arguments.file} is good: {', '.join(deployment.names)}", console)
     if missing := [service for service in SERVICES if service not in deployment.names]:
         print_line(f"not in this file: {', '.join(missing)}", console)
-    if nodes is not None:
-        print_line(_compared(deployment.demands, nodes), console)
+    asked_for = total([part for one in deployment.demands for part in one.bundles * one.count])
+    if nodes is not None or asked_for.get("GPU"):
+        print_line(_compared(asked_for, nodes), console)
     for sentence in later:
         print_line(f"note: {sentence}", console)
     if not asked:
@@ -81,10 +81,11 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _compared(demands: Sequence[ResourceDemand], nodes: Nodes) -> str:
-    asked = total([part for demand in demands for part in demand.bundles * demand.count])
-    have = resources_text({name: nodes.max_amount(name) for name in _COMPARED})
+def _compared(asked: Bundle, nodes: Nodes | None) -> str:
     wanted = resources_text({name: asked.get(name, 0.0) for name in _COMPARED})
+    if nodes is None:
+        return f"asks for {wanted}; --nodes or --cluster compares it with nodes"
+    have = resources_text({name: nodes.max_amount(name) for name in _COMPARED})
     return f"asks for {wanted}; the nodes have {have}"
 
 

@@ -52,6 +52,8 @@ def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
     if trainer is not None and (trainer.device == "cuda") != (trainer.gpus_per_rank > 0):
         fix = f"Write {int(trainer.device == 'cuda')}: the device is {trainer.device}."
         yield InvalidInput("trainer.args.gpus_per_rank", trainer.gpus_per_rank, fix)
+    if trainer is not None and trainer.device == "cuda":
+        yield from _of_gpus(trainer, rollout)
     if trainer is not None and rollout is not None:
         yield from _of_model(trainer, rollout)
         yield from _of_adapter(trainer, rollout)
@@ -65,6 +67,24 @@ def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
                 yield InvalidInput(f"{name}.args.router_key_env", None, fix)
     for settings in _TIMEOUTS:
         yield from _of_timeouts([setting.split(".") for setting in settings], configs)
+
+
+def _of_gpus(trainer: TrainerConfig, rollout: RolloutServerConfig | None) -> Iterator[InvalidInput]:
+    """A rank computes on one GPU, which nobody else can use."""
+    share = trainer.gpus_per_rank
+    fix = ""
+    if share > 1:
+        fix = "Write 1: a rank computes on one GPU."
+    elif share < 1 and trainer.world_size > 1:
+        fix = "Write 1: two ranks cannot be on one GPU, which NCCL refuses."
+    elif share < 1 and rollout is not None and rollout.device == "cuda":
+        needed = trainer.world_size + rollout.replicas * rollout.gpus
+        fix = (
+            f"Write 1, on at least {needed} GPUs: engines take whole ones, so that none fits "
+            "beside this rank. docs/hardware.md lists what fits on which GPUs."
+        )
+    if fix:
+        yield InvalidInput("trainer.args.gpus_per_rank", share, fix)
 
 
 def _of_timeouts(settings: list[list[str]], configs: Mapping[str, Any]) -> Iterator[InvalidInput]:

@@ -64,6 +64,12 @@ def test_more_than_all_nodes_have_together_is_refused_with_how_many_fit():
     assert "Only 16 of them fit" in problem.fix
 
 
+def test_a_rank_and_an_engine_on_one_gpu_are_refused_with_the_page_of_what_fits():
+    one = Nodes(types=(NodeType(name="mine", count=1, resources={"CPU": 16, "GPU": 1}),))
+    fix = _refused(_demand(1, {"GPU": 1}), _demand(1, {"GPU": 1}), nodes=one).fix
+    assert "Ranks and engines share no GPU: docs/hardware.md" in fix
+
+
 def test_gpus_that_are_there_but_in_pieces_too_small_do_not_fit():
     demands = [_demand(2, {"GPU": 5}), _demand(2, {"GPU": 4})]
     assert "Only 0 of them fit" in _refused(*demands).fix

@@ -64,6 +64,24 @@ def test_the_defaults_fit_together():
         ({"trainer": {"device": "cuda"}}, "trainer.args.gpus_per_rank", "Write 1"),
         ({"trainer": {"gpus_per_rank": 1}}, "trainer.args.gpus_per_rank", "Write 0"),
         (
+            {
+                "trainer": {"device": "cuda", "gpus_per_rank": 0.5, "world_size": 1},
+                "rollout_server": {"device": "cuda"},
+            },
+            "trainer.args.gpus_per_rank",
+            "Write 1, on at least 2 GPUs: engines take whole ones",
+        ),
+        (
+            {"trainer": {"device": "cuda", "gpus_per_rank": 0.5}},
+            "trainer.args.gpus_per_rank",
+            "two ranks cannot be on one GPU",
+        ),
+        (
+            {"trainer": {"device": "cuda", "gpus_per_rank": 2}},
+            "trainer.args.gpus_per_rank",
+            "a rank computes on one GPU",
+        ),
+        (
             {"reward_service": {"require_tier": "A", "use_bubblewrap": False}},
             "reward_service.args.use_bubblewrap",
             "tier A",

@@ -1,16 +1,19 @@
 """The arithmetic in the deployment files' comments is that of their values."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from millrace_tools.capacity.model_shape import ModelShape
 from millrace_tools.capacity.sizing import Sizing, sizing_of
 from millrace_tools.deploy.deployment import Deployment
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
+from services.trainer.config import LoraConfig
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -86,6 +89,45 @@ def test_parameters_counted_from_the_shape_are_those_that_the_models_have(
     counted = ModelShape.of(MODELS[model]).parameters
     assert counted is not None
     assert counted / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_figures_need_no_files_of_a_model_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millrace_tools.capacity.sizing.shape_of", lambda _: None)
+    sizing = sizing_of(Deployment.read(DEPLOY / "cluster.yaml").configs, None, 80)
+    assert sizing.shape == ModelShape.of(MODELS["hf://Qwen/Qwen3-4B"])
+
+
+def test_figures_fetch_the_shape_of_another_model_from_the_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODELS["hf://Qwen/Qwen3-14B"]))
+    asked = []
+
+    def fetch(repository: str, file: str, **_: object) -> str:
+        asked.append((repository, file))
+        if repository == "mine/away":
+            raise LocalEntryNotFoundError("no network")
+        return str(config)
+
+    monkeypatch.setattr("millrace_tools.capacity.model_shape.hf_hub_download", fetch)
+    configs = dict(Deployment.read(DEPLOY / "cluster.yaml").configs)
+    trainer = configs["trainer"]
+    configs["trainer"] = trainer.model_copy(update={"model": "hf://mine/model"})
+    assert sizing_of(configs, None, 80).shape == ModelShape.of(MODELS["hf://Qwen/Qwen3-14B"])
+    assert asked == [("mine/model", "config.json")]
+    configs["trainer"] = trainer.model_copy(update={"model": "hf://mine/away"})
+    with pytest.raises(InvalidInput, match="cannot be fetched"):
+        sizing_of(configs, None, 80)
+
+
+def test_an_adapter_takes_the_place_of_gradients_and_moments() -> None:
+    sizing = _sizing("cluster.yaml")
+    lora = LoraConfig(rank=32, alpha=64, push="adapter")
+    trainer = sizing.trainer.model_copy(update={"lora": lora})
+    adapted = Sizing(**(vars(sizing) | {"trainer": trainer})).rank_parts
+    held = adapted["model and adapter over 4"]
+    assert held * 2**30 * 4 == pytest.approx(2 * sizing.parameters + 16 * 66_060_288)
 
 
 def test_parameters_of_experts_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:

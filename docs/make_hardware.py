@@ -1,0 +1,185 @@
+"""Writes docs/hardware.md from the sizing that `millrace check --figures` uses.
+
+`python docs/make_hardware.py`, after the sizing or the list of models has changed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
+from millrace_tools.capacity.model_shape import ModelShape
+from millrace_tools.capacity.sizing import ENGINE_GIB, RANK_GIB, STATE_BYTES, Sizing
+from services.reward_service.config import RewardServiceConfig
+from services.rollout_server.config import RolloutServerConfig
+from services.trainer.config import LoraConfig, TrainerConfig
+
+PAGE = Path(__file__).parent / "hardware.md"
+MODELS = (
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen3-1.7B",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B",
+    "Qwen/Qwen3-32B",
+)
+MACHINES = (
+    (1, 80, "of any size"),
+    (2, 16, "RTX 4080, A4000"),
+    (2, 24, "RTX 3090, 4090, L4, A10G"),
+    (4, 24, "the same"),
+    (8, 24, "the same"),
+    (2, 48, "A6000, A40, L40S"),
+    (4, 48, "the same"),
+    (8, 48, "the same"),
+    (2, 80, "A100, H100"),
+    (4, 80, "the same"),
+    (8, 80, "the same"),
+    (2, 141, "H200"),
+    (8, 141, "the same"),
+)
+"""GPUs of a node, GiB of each, and cards of that size."""
+
+LORA = LoraConfig(rank=32, alpha=64, push="adapter")
+MODEL_LEN = 8192
+CACHED_TOKENS = 4 * MODEL_LEN
+_ENGINE_SIZES = (1, 2, 4, 8)
+
+HEAD = f"""# What fits on my hardware
+
+After this page you know which models you can train on your GPUs, whole or with LoRA, and which
+numbers to write into the deployment file.
+
+**No GPU has measured this page.** Its cells are estimates by the formulas of
+`millrace check --figures`, which nobody has compared with a GPU yet. Leave a margin, and begin
+with a few steps.
+
+You need at least two GPUs: ranks of the trainer and engines share none, so a `gpus_per_rank` of
+0.5 beside an engine does not work, and `millrace check` refuses it. Without a GPU everything runs
+on CPUs, for models of a few million parameters: `deploy/laptop.yaml`.
+
+## How to read a cell
+
+`4 + 2 x 2` means: 4 GPUs train, and 2 engines of 2 GPUs each sample. In the deployment file:
+
+```yaml
+trainer: {{world_size: 4, gpus_per_rank: 1}}
+rollout_server: {{replicas: 2, tensor_parallel_size: 2}}
+```
+
+`4 + 4` are 4 GPUs that train and 4 engines of one GPU. `-` does not fit. A cell divides the GPUs
+of one node as evenly as the model allows; which division is fastest depends on the length of your
+answers ([schedules](schedules.md)).
+
+All cells are for bfloat16, activation checkpointing, `micro_batch_tokens: {MODEL_LEN}`,
+`max_model_len: {MODEL_LEN}`, `gpu_memory_utilization: 0.9`, and a KV cache of at least
+{CACHED_TOKENS:,} tokens in each engine. LoRA has rank {LORA.rank} on all linear layers, and pushes
+only the adapter.
+"""
+TAIL = f"""## For your own file
+
+```bash
+millrace check FILE --figures --gpu-gib 24      # the sum behind each number, and what will not fit
+millrace check FILE --nodes NODES.yaml          # whether the nodes have so many GPUs and cores
+```
+
+Of a rank the estimate counts {STATE_BYTES} bytes of each trained parameter (weight, gradient and
+AdamW's moments in float32), the layers that FSDP gathers, activations of a micro-batch, logits,
+and {RANK_GIB:g} GiB for CUDA and NCCL; of an engine its weights, the KV cache, and
+{ENGINE_GIB:g} GiB for activations and CUDA graphs. It leaves out host memory and disks. Models
+with experts have no estimate.
+
+If a rank does not fit: more ranks, a smaller `micro_batch_tokens`, or LoRA. If an engine does not
+fit: a larger `tensor_parallel_size` or a smaller `max_model_len`. [Deploying](deploying.md) has
+files for 1, 4 and 32 nodes of 8 GPUs.
+
+`python docs/make_hardware.py` makes this page.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """GPUs of a node, divided between training and sampling.
+
+    Attributes:
+        ranks: GPUs that train.
+        engines: number of rollout servers.
+        engine_gpus: GPUs of each.
+    """
+
+    ranks: int
+    engines: int
+    engine_gpus: int
+
+    def __str__(self) -> str:
+        engines = f"{self.engines}"
+        return f"{self.ranks} + " + (
+            engines if self.engine_gpus == 1 else f"{engines} x {self.engine_gpus}"
+        )
+
+
+def division(shape: ModelShape, lora: LoraConfig | None, gpus: int, gib: int) -> Division | None:
+    """The most even division that fits and leaves the fewest GPUs unused; None: nothing fits."""
+    each = next((size for size in _ENGINE_SIZES if _engine_fits(shape, lora, size, gib)), None)
+    if each is None:
+        return None
+    fitting = [
+        Division(ranks=ranks, engines=(gpus - ranks) // each, engine_gpus=each)
+        for ranks in range(1, gpus)
+        if gpus - ranks >= each and _sizing(shape, lora, ranks, each, gib).rank_gib <= gib
+    ]
+    return min(
+        fitting,
+        key=lambda one: (gpus - one.ranks - one.engines * each, abs(2 * one.ranks - gpus)),
+        default=None,
+    )
+
+
+def _engine_fits(shape: ModelShape, lora: LoraConfig | None, size: int, gib: int) -> bool:
+    divisible = shape.heads % size == 0
+    return divisible and _sizing(shape, lora, 1, size, gib).kv_tokens >= CACHED_TOKENS
+
+
+def _sizing(
+    shape: ModelShape, lora: LoraConfig | None, ranks: int, engine_gpus: int, gib: int
+) -> Sizing:
+    trainer = TrainerConfig(
+        model="-",
+        world_size=ranks,
+        device="cuda",
+        dtype="bfloat16",
+        gpus_per_rank=1,
+        activation_checkpointing=True,
+        micro_batch_tokens=MODEL_LEN,
+        lora=lora,
+    )
+    rollout = RolloutServerConfig(
+        model="-",
+        device="cuda",
+        dtype="bfloat16",
+        tensor_parallel_size=engine_gpus,
+        max_model_len=MODEL_LEN,
+    )
+    reward = RewardServiceConfig()
+    return Sizing(shape=shape, trainer=trainer, rollout=rollout, reward=reward, gpu_gib=gib)
+
+
+def page() -> str:
+    """The text of the page."""
+    whole = f"## The whole model\n\n{_table(None)}"
+    adapter = f"## LoRA\n\n{_table(LORA)}"
+    return "\n".join([HEAD, whole, adapter, TAIL])
+
+
+def _table(lora: LoraConfig | None) -> str:
+    names = [model.partition("/")[2] for model in MODELS]
+    lines = [" | ".join(["GPUs of a node", *names]), " | ".join(["---"] * (len(names) + 1))]
+    for gpus, gib, cards in MACHINES:
+        found = (division(KNOWN_SHAPES[model], lora, gpus, gib) for model in MODELS)
+        cells = [str(one) if one else "-" for one in found]
+        size = f"{gpus} x {gib} GiB" if gpus > 1 else "1 GPU"
+        lines.append(" | ".join([f"{size} ({cards})", *cells]))
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,51 @@
+"""Shapes of widely used dense models, so that nothing must be fetched to size them.
+
+Each is what the model's config.json on the Hugging Face Hub says.
+"""
+
+from millrace_tools.capacity.model_shape import ModelShape
+
+
+def _qwen3(layers: int, hidden: int, intermediate: int, heads: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=8,
+        head_dim=128,
+        vocabulary=151936,
+        tied=tied,
+        dense=True,
+    )
+
+
+def _qwen25(
+    layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, *, tied: bool
+) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        intermediate=intermediate,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        vocabulary=151936 if tied else 152064,
+        tied=tied,
+        dense=True,
+    )
+
+
+KNOWN_SHAPES = {
+    "Qwen/Qwen2.5-0.5B": _qwen25(24, 896, 4864, 14, 2, tied=True),
+    "Qwen/Qwen2.5-1.5B": _qwen25(28, 1536, 8960, 12, 2, tied=True),
+    "Qwen/Qwen2.5-3B": _qwen25(36, 2048, 11008, 16, 2, tied=True),
+    "Qwen/Qwen2.5-7B": _qwen25(28, 3584, 18944, 28, 4, tied=False),
+    "Qwen/Qwen3-0.6B": _qwen3(28, 1024, 3072, 16, tied=True),
+    "Qwen/Qwen3-1.7B": _qwen3(28, 2048, 6144, 16, tied=True),
+    "Qwen/Qwen3-4B": _qwen3(36, 2560, 9728, 32, tied=True),
+    "Qwen/Qwen3-8B": _qwen3(36, 4096, 12288, 32, tied=False),
+    "Qwen/Qwen3-14B": _qwen3(40, 5120, 17408, 40, tied=False),
+    "Qwen/Qwen3-32B": _qwen3(64, 5120, 25600, 64, tied=False),
+}
+"""By the name on the hub."""

@@ -1,0 +1,60 @@
+"""docs/hardware.md says what the sizing says."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from millrace_tools.capacity.known_shapes import KNOWN_SHAPES
+from services.trainer.config import LoraConfig
+
+ROOT = Path(__file__).parents[2]
+MAKER = runpy.run_path(str(ROOT / "docs" / "make_hardware.py"))
+division = MAKER["division"]
+LORA: LoraConfig = MAKER["LORA"]
+
+
+def test_the_page_is_as_its_maker_makes_it() -> None:
+    page = (ROOT / "docs" / "hardware.md").read_text(encoding="utf-8")
+    assert MAKER["page"]() == page, "run `python docs/make_hardware.py`"
+    assert "No GPU has measured this page." in page
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_nothing_fits_one_gpu_because_ranks_and_engines_share_none(
+    lora: LoraConfig | None,
+) -> None:
+    assert division(KNOWN_SHAPES["Qwen/Qwen2.5-0.5B"], lora, 1, 141) is None
+
+
+def test_an_adapter_fits_where_the_whole_model_does_not() -> None:
+    shape = KNOWN_SHAPES["Qwen/Qwen3-8B"]
+    assert division(shape, None, 2, 48) is None
+    assert str(division(shape, LORA, 2, 48)) == "1 + 1"
+
+
+def test_a_large_engine_takes_several_gpus() -> None:
+    assert str(division(KNOWN_SHAPES["Qwen/Qwen3-32B"], LORA, 8, 80)) == "4 + 2 x 2"
+
+
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 0.49),
+        ("Qwen/Qwen2.5-1.5B", 1.54),
+        ("Qwen/Qwen2.5-3B", 3.09),
+        ("Qwen/Qwen2.5-7B", 7.62),
+        ("Qwen/Qwen3-0.6B", 0.60),
+        ("Qwen/Qwen3-1.7B", 1.72),
+        ("Qwen/Qwen3-4B", 4.02),
+        ("Qwen/Qwen3-8B", 8.19),
+        ("Qwen/Qwen3-14B", 14.77),
+        ("Qwen/Qwen3-32B", 32.76),
+    ],
+)
+def test_known_shapes_have_the_parameters_that_their_model_cards_name(
+    model: str, billions: float
+) -> None:
+    counted = KNOWN_SHAPES[model].parameters
+    assert counted is not None
+    assert counted / 1e9 == pytest.approx(billions, abs=0.01)
