@@ -35,7 +35,7 @@ def top(arguments: argparse.Namespace, console: Console) -> int:
     with Observer(arguments.url, arguments.address) as observer:
         if arguments.once or not console.is_terminal:
             observer.wait_for_cluster()
-            look = observer.look()
+            look = observer.steady_look()
             history.add(look.runs)
             if console.is_terminal:
                 console.print(draw(look, history), highlight=False)

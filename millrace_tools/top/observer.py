@@ -19,6 +19,7 @@ from services.protocol.run.orchestrator import RunStatus
 
 _TIMEOUT_S = 2.0
 _FIRST_ANSWER_S = 35.0
+_LOOKS, _LOOK_S = 3, 1.0
 _PUSHES = 5
 _LOAD = "/v1/load"
 _IN_FLIGHT = "ray_millrace_router_in_flight"
@@ -57,6 +58,19 @@ class Observer:
     def wait_for_cluster(self) -> None:
         """Return when the cluster has answered, or has refused this process."""
         self._feed.heard.wait(_FIRST_ANSWER_S)
+
+    def steady_look(self) -> Snapshot:
+        """One look to judge by: a source is absent that did not answer three times in a row.
+
+        A busy service may be late once. The screen looks again a second later; one look does not.
+        """
+        look = self.look()
+        for _ in range(_LOOKS - 1):
+            if not look.absent:
+                break
+            time.sleep(_LOOK_S)
+            look = self.look()
+        return look
 
     def look(self) -> Snapshot:
         """Ask every source."""

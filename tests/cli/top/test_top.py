@@ -226,6 +226,17 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[ClusterFeed]]:
     return ClusterFeed
 
 
+@pytest.mark.parametrize("late", [1, 2])
+def test_one_look_raises_no_alarm_for_a_source_that_is_late(
+    orchestra: Orchestra, feed: type[ClusterFeed], monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    monkeypatch.setattr("millrace_tools.top.observer._LOOK_S", 0.0)
+    orchestra.replies["GET", "/v1/load"] = [(502, "late")] * late + [(200, LOAD)]
+    with Observer(orchestra.url, None) as observer:
+        observer.wait_for_cluster()
+        assert alarms(observer.steady_look()) == []
+
+
 def test_the_view_outlives_the_services_and_the_cluster(
     orchestra: Orchestra, feed: type[ClusterFeed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
