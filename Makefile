@@ -62,7 +62,8 @@ lint: .venv/ready  ## ruff, mypy --strict, import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: .venv/ready  ## the site of docs/: build/site/index.html
+docs: .venv/ready  ## the reference from the code, and the site of docs/: build/site/index.html
+	$(BIN)/python docs/make_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 audit: .venv/ready  ## known vulnerabilities of what is installed

@@ -62,8 +62,10 @@ on CPUs, for models of a few million parameters: `deploy/laptop.yaml`.
 `4 + 2 x 2` means: 4 GPUs train, and 2 engines of 2 GPUs each sample. In the deployment file:
 
 ```yaml
-trainer: {{world_size: 4, gpus_per_rank: 1}}
-rollout_server: {{replicas: 2, tensor_parallel_size: 2}}
+- name: trainer
+  args: {{world_size: 4, gpus_per_rank: 1, device: cuda}}
+- name: rollout_server
+  args: {{replicas: 2, tensor_parallel_size: 2, device: cuda}}
 ```
 
 `4 + 4` are 4 GPUs that train and 4 engines of one GPU. `-` does not fit. A cell divides the GPUs
@@ -78,8 +80,8 @@ only the adapter.
 TAIL = f"""## For your own file
 
 ```bash
-millrace check FILE --figures --gpu-gib 24      # the sum behind each number, and what will not fit
-millrace check FILE --nodes NODES.yaml          # whether the nodes have so many GPUs and cores
+millrace check deploy/cluster.yaml --figures --gpu-gib 24                      # each sum
+millrace check deploy/cluster.yaml --nodes deploy/kuberay/rayservice.yaml   # and whether nodes do
 ```
 
 Of a rank the estimate counts {STATE_BYTES} bytes of each trained parameter (weight, gradient and

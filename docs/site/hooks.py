@@ -1,4 +1,4 @@
-"""Hooks that MkDocs calls while it builds the site: generated pages, links that leave docs/."""
+"""Hooks that MkDocs calls while it builds the site: pages of the root, links that leave docs/."""
 
 import posixpath
 import re
@@ -12,8 +12,6 @@ sys.path.insert(0, str(ROOT))  # a hook is loaded by its path
 
 from mkdocs.exceptions import PluginError  # noqa: E402
 from mkdocs.structure.files import File, Files  # noqa: E402
-
-from docs.site.reference import pages  # noqa: E402
 
 ROOT_PAGES = {
     name: f"project/{name.lower()}"
@@ -45,8 +43,6 @@ def _paths(nav: Any) -> Iterator[str]:
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are not files below docs/."""
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
     for name, path in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, path, content=text))

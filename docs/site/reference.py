@@ -1,4 +1,4 @@
-"""The reference pages: Markdown by path, made from the code each time the site is built."""
+"""The reference pages: Markdown by path, from the code; `docs/make_reference.py` writes them."""
 
 import argparse
 import json

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from examples.deepcoder import prepare as deepcoder
 from examples.gsm8k import prepare as gsm8k
@@ -58,3 +59,12 @@ def test_tests_of_every_form_are_read_and_those_that_call_a_function_left_out() 
     functional = '[{"input": "1", "output": "2", "testtype": "functional"}]'
     assert deepcoder.stdin_tests(functional) == []
     assert deepcoder.stdin_tests('{"fn_name": "f", "inputs": [[1]], "outputs": [2]}') == []
+
+
+@pytest.mark.parametrize("example", ["gsm8k", "deepcoder"])
+def test_the_readme_names_as_many_rollout_servers_as_the_deployment_has(example: str) -> None:
+    said = (ROOT / "examples" / example / "README.md").read_text(encoding="utf-8")
+    deploy = yaml.safe_load((ROOT / "deploy" / "cluster.yaml").read_text(encoding="utf-8"))
+    (servers,) = (one for one in deploy["applications"] if one["name"] == "rollout_server")
+    number = {4: "four", 8: "eight"}[servers["args"]["replicas"]]
+    assert f"the {number} rollout servers of `deploy/cluster.yaml`" in said

@@ -63,3 +63,13 @@ def test_no_task_shows_its_price_and_the_files_can_be_run(tmp_path: Path) -> Non
     assert run.model == args["rollout_server"]["served_model_name"]
     assert args["orchestrator"]["environments"] is True
     assert args["trainer"]["model"] == args["rollout_server"]["model"] == "models/shop-seed0"
+
+
+def test_the_deployment_has_every_service_of_the_laptops_the_page_too() -> None:
+    deploy, laptop = (
+        yaml.safe_load(path.read_text())
+        for path in (FOLDER / "laptop.yaml", FOLDER.parents[1] / "deploy" / "laptop.yaml")
+    )
+    names = [one["name"] for one in deploy["applications"]]
+    assert names == [one["name"] for one in laptop["applications"]]
+    assert "page" in names

@@ -66,6 +66,7 @@ NOT_RUN = {
     "ray logs cluster": "it only looks",
     "jq": "it edits a file of Docker's",
     "ray start --head": "docs/graders.md starts a second Ray; the walk starts the first",
+    "export RAY_ADDRESS": "of a second Ray, as above",
     "serve run deploy/reward.yaml": "as above; tests/deploy checks the file",
     "curl -N http://127.0.0.1:8000/v1/grade": "as above; docs/rewards.md has the same call",
 }

@@ -3,6 +3,7 @@
 import logging
 import pkgutil
 import re
+import runpy
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from docs.site.models import meanings_of, models_of
 from services.protocol.strict import StrictModel
 
 ROOT = Path(__file__).parents[2]
+MAKER = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))
 FETCHING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 
 
@@ -108,6 +110,15 @@ def test_every_configuration_class_has_a_place_and_every_field_a_meaning() -> No
         if not meaning.strip()
     ]
     assert silent == []
+
+
+def test_the_reference_in_the_repository_is_that_of_the_code() -> None:
+    made = MAKER["texts"]()
+    assert {path.name for path in made} == {
+        path.name for path in (ROOT / "docs" / "reference").iterdir()
+    }
+    for path, text in made.items():
+        assert path.read_text(encoding="utf-8") == text, "run `python docs/make_reference.py`"
 
 
 def test_the_pages_of_commands_and_paths_have_them_all() -> None:
