@@ -18,9 +18,9 @@ _README_TABLE = re.compile(r"(<!-- table: performance -->\n).*?(<!-- end -->)", 
 
 HEAD = """# Performance
 
-After this page you know how fast each part is beside a peer or a limit, and which targets were
-missed. Read the ratios: every figure was measured on shared CPU cores, without a GPU, beside its
-peer or limit in the same run.
+After this page you know how fast each part is and which targets were missed. Every figure was
+measured on shared CPU cores, without a GPU, together with a baseline: another system, or the same
+work without Millrace. Read the ratios, because absolute times depend on the machine.
 
 `python docs/make_performance.py` makes this page from `benchmarks/baselines/*.json`. To change a
 figure, run the module that its section names with `--json`: `benchmarks/router/overhead.py` is
@@ -296,7 +296,7 @@ def _highlights() -> str:
         f" | {chat['plain vLLM']['latencies_p50_ms']:.0f} ms with vLLM alone",
         f"time of a train step, ours as 1 | 1 | {step:.1f} with TRL's GRPO trainer",
     ]
-    return _table("measure | value | beside it, in the same run", rows)
+    return _table("measure | value | baseline in the same run", rows)
 
 
 def _section(title: str, *parts: str) -> str:
