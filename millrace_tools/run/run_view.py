@@ -80,6 +80,8 @@ class RunView:
 
     def _drawn(self, status: RunStatus) -> RenderableType:
         table = run_table(status, list(self._rewards.values()))
+        for one in status.findings:
+            table.add_row(Text("warning", style="yellow"), Text(f"{one.text}. {one.advice}."))
         if self._seconds:
             table.add_row("last step", _phases(self._seconds))
         return Group(Text(f"{status.run_id}  {status.elapsed_s:.0f} s", style="bold"), table)
@@ -106,8 +108,6 @@ def run_table(status: RunStatus, rewards: list[float]) -> Table:
             table.add_row(f"{side} idle", text)
     table.add_row("replicas", f"{status.live_replicas} leased")
     table.add_row("ledger", ledger_text(status.ledger))
-    for one in status.findings:
-        table.add_row(Text("warning", style="yellow"), Text(f"{one.text}. {one.advice}."))
     if status.failures:
         table.add_row("failures", Text(failures_text(status.failures)))
     return table
