@@ -287,14 +287,14 @@ def _highlights() -> str:
     step = _read("train_step")["ratios"]["wall"]["trl"]["median"]
     rows = [
         f"sandboxed Python tests, one core | {code['millrace']['tests_a_second_and_core']:.0f}/s"
-        f" | {unjailed:.0f}/s with an unjailed process a test",
+        f" | {unjailed:.0f}/s with an unsandboxed process for each test",
         f"{push['bytes'] / 1e6:.0f} MB of weights to 2 rollout servers | {_ms(ours)}"
         f" | {_ms(driver)} through the driver and the object store: {driver / ours:.1f}x",
-        f"CPU of a short chat, 64 at once, as shipped | {chat['as shipped']['cpu_ms']:.1f} ms"
+        f"CPU time of a short chat, 64 at once | {chat['as shipped']['cpu_ms']:.1f} ms"
         f" | {chat['plain vLLM']['cpu_ms']:.1f} ms with vLLM alone",
-        f"its median latency | {chat['as shipped']['latencies_p50_ms']:.0f} ms"
+        f"median latency of such a chat | {chat['as shipped']['latencies_p50_ms']:.0f} ms"
         f" | {chat['plain vLLM']['latencies_p50_ms']:.0f} ms with vLLM alone",
-        f"time of a train step, ours as 1 | 1 | {step:.1f} with TRL's GRPO trainer",
+        f"train step, relative time | 1 | {step:.1f} with TRL's GRPO trainer",
     ]
     return _table("measure | value | baseline in the same run", rows)
 
