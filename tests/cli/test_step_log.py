@@ -141,9 +141,9 @@ def test_a_step_line_shows_the_filtered_share_and_a_warning_comes_once(
         for status in orchestra.statuses:
             view.show(status, steps[1] if status is orchestra.statuses[0] else [])
     assert [line.rstrip() for line in screen.getvalue().splitlines()] == [
-        "step 1/2  reward 0.01  held-out 0.10  filtered 75%  version 1  staleness 1",
+        "step 1/2  reward 0.01  filtered 75%  version 1  staleness 1",
         "warning: 9 of 12 taught nothing. Try easier tasks.",
-        "step 2/2  reward 0.02  held-out 0.10  filtered 0%  version 2  staleness 1",
+        "step 2/2  reward 0.02  filtered 0%  version 2  staleness 1",
         "finished: all done",
     ]
 

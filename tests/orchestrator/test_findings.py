@@ -1,5 +1,7 @@
 """A run that learned nothing says so, and what to try; while it runs, it warns."""
 
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from services.ledger.ledger import Ledger, ledger_of
 from services.ledger.sample_group import Prompt
 from services.orchestrator.observers.findings import STALE, findings, gain, of_no_gain
 from services.protocol.run.orchestrator import LedgerCounts, RunConfig, RunState
-from tests.orchestrator.fakes import run_to_end, world
+from tests.orchestrator.fakes import Asked, run_to_end, world
 
 pytestmark = pytest.mark.usefixtures("no_drawing")
 
@@ -16,11 +18,12 @@ RUN = RunConfig(name="r", model="m", task_file="t", steps=9, batch_groups=2, gro
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
     """Of 12 groups in flight."""
     made = Ledger(tmp_path / "ledger.sqlite")
     made.admit([Prompt(position=n, epoch=0, task_id=f"t{n}") for n in range(12)], version=0)
-    return made
+    yield made
+    made.close()
 
 
 def _filter(ledger: Ledger, reasons: dict[str, int]) -> None:
@@ -106,12 +109,11 @@ async def test_a_run_that_learned_nothing_ends_with_what_happened_and_what_to_tr
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path, no_signal_batches=1000) as cluster:
-        answered: list[int] = []
+        groups = count(1)
 
-        def answer(asked: object, index: int, version: int) -> bool:
-            """One answer of every twentieth group is right."""
-            answered.append(index)
-            return index == 0 and answered.count(0) % 20 == 0
+        def answer(asked: Asked, index: int, version: int) -> bool:
+            """One answer of every twentieth group is right, and none to a held-out task."""
+            return asked.body["n"] > 1 and index == 0 and next(groups) % 20 == 0
 
         cluster.router.answers = answer
         status = await run_to_end(cluster, cluster.run_config(steps=8))
