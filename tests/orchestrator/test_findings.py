@@ -1,7 +1,7 @@
 """A run that learned nothing says so, and what to try; while it runs, it warns."""
 
+import itertools
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -109,7 +109,7 @@ async def test_a_run_that_learned_nothing_ends_with_what_happened_and_what_to_tr
     tmp_path: Path,
 ) -> None:
     async with world(tmp_path, no_signal_batches=1000) as cluster:
-        groups = count(1)
+        groups = itertools.count(1)
 
         def answer(asked: Asked, index: int, version: int) -> bool:
             """One answer of every twentieth group is right, and none to a held-out task."""
