@@ -72,6 +72,15 @@ function lively(figure, box, { x, shown, cells, place, height, format, range, xF
   return self;
 }
 
+// uPlot gives an axis without any height 0 to 100, which a share shows as 10,000 %.
+const around = (plot, low, high) => {
+  if (low === null || low === undefined) return [null, null];
+  return low === 0 && high === 0 ? [0, 1] : globalThis.uPlot.rangeNum(low, high, 0.1, true);
+};
+
+// Of shares of a whole: from nothing up, and never above all of it.
+export const shareRange = (plot, low, high) => [0, Math.min(1, Math.max(0.01, 1.1 * (high ?? 0)))];
+
 const data = (x, shown) => [x, ...shown.flatMap((one) => (one.band ? [one.values, ...one.band] : [one.values]))];
 
 function options({ shown, width, height, format, range, xFormat, say }) {
@@ -95,7 +104,7 @@ function options({ shown, width, height, format, range, xFormat, say }) {
     width, height, series, bands,
     legend: { show: false },
     cursor: { sync: { key: together().key }, drag: { x: true, y: false }, points: { size: 6 } },
-    scales: { x: { time: false }, y: range ? { range } : {} },
+    scales: { x: { time: false }, y: { range: range || around } },
     axes: [
       axis({ size: 26, values: (_, ticks) => ticks.map((tick) => (xFormat ? xFormat(tick) : number(tick))) }),
       axis({ size: 52, values: (_, ticks) => ticks.map((tick) => format(tick)) }),

@@ -1,6 +1,6 @@
 // Is it learning, and is it healthy: every number of a train step against the steps.
 
-import { chart } from "../charts.js";
+import { chart, shareRange } from "../charts.js";
 import { el, empty, panel, replace } from "../dom.js";
 import { count, duration, number, percent } from "../numbers.js";
 
@@ -15,7 +15,7 @@ const CHARTS = [
     [["trainer.kl_behaviour", "behaviour"], ["trainer.kl_proximal", "proximal"], ["trainer.kl_reference", "reference"]], {}],
   ["Clipped and masked tokens", "Share of trained tokens",
     [["trainer.clip_fraction_low", "clipped low"], ["trainer.clip_fraction_high", "clipped high"], ["trainer.truncated_fraction", "weight capped"], ["trainer.masked_fraction", "masked"]],
-    { format: (v) => percent(v, 1) }],
+    { format: (v) => percent(v, 1), range: shareRange }],
   ["Engine against trainer, nats", "|logprob gap| of tokens sampled under the weights the trainer held (largest), and one version older (99th percentile)",
     [["trainer.mismatch_max", "largest, same version"], ["trainer.mismatch_p99_lag1", "p99, one version older"]], {}],
   ["Gradient norm", "Before clipping", [["trainer.grad_norm", "norm"]], {}],
