@@ -129,7 +129,7 @@ def loop_figures(url: str, metrics_url: str, folder: str, steps: int) -> Iterato
     lines = (Path(status.run_dir) / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines][2:]  # the first steps warm up
     seconds = records[-1]["elapsed_s"] - records[0]["elapsed_s"]
-    tokens = records[-1]["tokens_generated"] - records[0]["tokens_generated"]
+    tokens = records[-1]["tokens_sampled"] - records[0]["tokens_sampled"]
     a_step = f"{seconds / (len(records) - 1):.2f} s a train step of 256 trajectories"
     yield "demo tokens, whole loop", f"{tokens / seconds:.0f}/s", a_step
 

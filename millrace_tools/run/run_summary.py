@@ -18,6 +18,7 @@ from millrace_tools.run.run_view import (
     evaluation_text,
     failures_text,
     ledger_text,
+    tokens_text,
     version_text,
 )
 from services.ledger.ledger import ledger_of
@@ -82,7 +83,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str]]:
             *_evaluations(summary),
             ("train steps", str(summary.train_steps)),
             ("seconds", f"{summary.wall_s:.1f}"),
-            ("tokens generated", f"{summary.tokens_generated:,}"),
+            ("tokens sampled", tokens_text(summary)),
             ("weight pushes", _pushes(summary)),
             ("sample groups", ledger_text(summary.ledger)),
             ("seed", str(summary.seed)),

@@ -13,7 +13,7 @@ from millrace_tools.client.runs_client import ENDED
 from millrace_tools.output import print_line, shown
 from millrace_tools.run.step_log import Step
 from services.protocol.run.evaluation import Evaluation
-from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus
+from services.protocol.run.orchestrator import LedgerCounts, RunState, RunStatus, RunSummary
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -100,7 +100,8 @@ def run_table(status: RunStatus, rewards: list[float]) -> Table:
     table.add_row("reward", sparkline(rewards), shown(status.reward))
     for one in status.evaluations:
         table.add_row(Text(f"held-out, {one.name}"), evaluation_text(one), f"step {one.step}")
-    table.add_row("tokens", f"{status.tokens_generated:,}", f"{status.tokens_per_second:,.0f}/s")
+    tokens = tokens_text(status)
+    table.add_row("tokens sampled", tokens, f"{status.tokens_per_second:,.0f}/s")
     version = version_text(status.policy_version, status.step)
     table.add_row("policy", version, _staleness(status.staleness))
     for side, causes in status.idle.items():
@@ -122,6 +123,12 @@ def idle_text(causes: Mapping[str, float]) -> str:
     """Idle shares in one line, the largest first."""
     parts = sorted(causes.items(), key=lambda item: -item[1])
     return ", ".join(f"{share:.0%} {cause}" for cause, share in parts if share >= 0.005)
+
+
+def tokens_text(run: RunStatus | RunSummary) -> str:
+    """Tokens sampled for training, as in the ledger, and those of evaluations beside them."""
+    beside = f" (and {run.tokens_evaluated:,} in evaluations)" if run.tokens_evaluated else ""
+    return f"{run.tokens_sampled:,}{beside}"
 
 
 def ledger_text(counts: LedgerCounts) -> str:

@@ -98,6 +98,15 @@ class LedgerReader:
         """The ledger in response tokens, those of failed attempts included."""
         return self._counts("SUM(tokens)", "tokens")
 
+    def tokens_sampled(self) -> int:
+        """Response tokens of all groups and attempts so far: see `FIGURES`."""
+        return int(self._one("SELECT tokens FROM account"))
+
+    def tokens_evaluated(self) -> int:
+        """Response tokens of held-out evaluations so far, which no group accounts for."""
+        both = self.fact("tokens", 0)  # what older runs noted: the sum
+        return int(self.fact("tokens_evaluated", max(0, both - self.tokens_sampled())))
+
     def _counts(self, measure: str, column: str) -> LedgerCounts:
         rows = self._db.execute(f"SELECT status, {measure} FROM groups GROUP BY status")
         admitted = self._one(f"SELECT {column} FROM account")
@@ -132,6 +141,7 @@ class LedgerReader:
         return {
             "groups": self.counts().model_dump(),
             "tokens": self.kept().model_dump(),
+            "tokens_evaluated": self.tokens_evaluated(),
             "again": dict(self._db.execute("SELECT cause, tokens FROM waste").fetchall()),
             "reasons": _dicts(reasons),
             "finished_in_flight": len(self.finished()),

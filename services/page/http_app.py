@@ -23,6 +23,7 @@ from services.page.change_stream import ChangeStream
 from services.page.reading.timeline_reading import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import NoSuchRun, RunGone, RunStore
+from services.protocol.run.figures import FIGURES
 from services.protocol.strict import StrictModel
 from services.side_by_side import running
 
@@ -136,6 +137,11 @@ def _add_questions(app: FastAPI, store: RunStore) -> None:
     def runs() -> Any:
         """The runs that the page can show, newest first."""
         return {"runs": store.runs()}
+
+    @app.get("/api/figures")
+    def figures() -> Any:
+        """What each figure of a run counts, by its name in `metrics.jsonl`."""
+        return {"figures": FIGURES}
 
     @app.get("/api/live")
     def live() -> Any:

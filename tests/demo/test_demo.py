@@ -123,7 +123,7 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     assert summary["train_steps"] == 2
     assert summary["weight_pushes"] == 2
     assert summary["policy_version"] == 2
-    assert summary["tokens_generated"] > 2000
+    assert summary["tokens_sampled"] > 2000
     assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     answers = [json.loads(line) for line in (run_dir / "trajectories.jsonl").open()]
     assert all(answer["verdict"] for answer in answers)

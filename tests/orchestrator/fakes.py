@@ -13,9 +13,12 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from millrace_tools.run.run_view import tokens_text
+from services.ledger.ledger import ledger_of
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.runs import Runs
+from services.page.reading.run_folder import RunFolder
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.protocol.router import RouterLoad
@@ -481,7 +484,22 @@ async def run_to_end(cluster: World, config: RunConfig, *, resume: str | None = 
     runs = Runs(cluster.config, lambda: cluster.peers)
     status = await runs.start(RunRequest(config=config, resume=resume))
     async with asyncio.timeout(120):
-        return await runs.ended(status.run_id)
+        ended = await runs.ended(status.run_id)
+    assert_tokens_agree(ended)
+    return ended
+
+
+def assert_tokens_agree(status: RunStatus) -> None:
+    """Status, summary, ledger and page show the same figures of tokens."""
+    if status.summary is None:
+        return  # it never began, or its disk was full
+    with ledger_of(status.run_dir) as ledger:
+        written = ledger.token_counts().admitted, ledger.tokens_evaluated()
+    flow = RunFolder.open(status.run_dir).overview()["flow"]
+    assert written == (flow["tokens"]["admitted"], flow["tokens_evaluated"])
+    assert written == (status.tokens_sampled, status.tokens_evaluated)
+    assert written == (status.summary.tokens_sampled, status.summary.tokens_evaluated)
+    assert tokens_text(status) == tokens_text(status.summary)
 
 
 def metric_lines(status: RunStatus) -> list[dict[str, Any]]:

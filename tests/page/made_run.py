@@ -38,6 +38,7 @@ def make_run(folder: Path) -> Path:
     ledger = Ledger(directory.ledger)
     for step in range(1, STEPS + 1):
         _step(directory, ledger, step)
+    ledger.note(tokens_evaluated=200)
     ledger.close()
     for step, rate in ((0, 0.1), (STEPS, 0.9)):
         directory.append_evaluation(_evaluation(step, rate))

@@ -1,6 +1,7 @@
 """What the page's server answers about a run directory."""
 
 import os
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from millrace_tools.main import main
 from services.ledger import ledger_file
 from services.ledger.ledger import Ledger, reading
 from services.ledger.sample_group import Prompt
 from services.page import run_store
-from services.page.http_app import open_paths, page_app
+from services.page.http_app import STATIC, open_paths, page_app
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import FolderRunStore
@@ -30,7 +32,32 @@ def test_a_run_says_where_it_stands_and_that_its_ledger_balances(client: TestCli
     assert (run["step"], run["steps"], run["state"]) == (4, 4, "unfinished")
     assert run["flow"]["groups"]["trained"] == run["flow"]["groups"]["filtered"] == 4
     assert run["flow"]["tokens"]["admitted"] == 160
+    assert run["flow"]["tokens_evaluated"] == 200
     assert run["flow"]["imbalance"] == 0
+
+
+def test_every_figure_of_a_tile_and_a_curve_has_its_definition(client: TestClient) -> None:
+    known = client.get("/api/figures").json()["figures"]
+    views = STATIC / "views"
+    shown = re.findall(r'tile\("(\w+)"', (views / "learning.js").read_text())
+    shown += re.findall(r'\["([\w.]+)", "[^"]+"\]', (views / "learning.js").read_text())
+    assert len(shown) > 25
+    assert [name for name in shown if name not in known] == []
+
+
+def test_the_ledger_command_says_the_tokens_that_the_page_says(run_dir: Path, capsys) -> None:
+    assert main(["ledger", str(run_dir)]) == 0
+    said = capsys.readouterr().out
+    assert "of 160 sampled tokens" in said
+    assert "200 more in held-out evaluations" in said
+
+
+def test_evaluations_of_an_older_run_are_what_its_ledger_does_not_count(run_dir: Path) -> None:
+    ledger = Ledger(run_dir / "ledger.sqlite")
+    ledger.connection.execute("DELETE FROM facts WHERE name = 'tokens_evaluated'")
+    ledger.note(tokens=190)
+    assert (ledger.tokens_sampled(), ledger.tokens_evaluated()) == (160, 30)
+    ledger.close()
 
 
 def test_a_run_looked_at_before_its_first_step_shows_its_tokens_later(run_dir: Path) -> None:

@@ -19,8 +19,9 @@ class Progress:
     """State and figures of a run; each field as in `RunStatus`.
 
     Attributes:
-        tokens: response tokens received so far, of training rollouts (failed attempts
-            included) and of evaluations.
+        tokens_sampled: as the ledger knew at the newest look: it adds an attempt when that ends.
+        tokens_evaluated: of all evaluations.
+        tokens_arrived: of both, since this process runs: what the rate is taken of.
         heldout_set: the held-out set that `heldout` is of.
         evaluations: the newest of each held-out set.
         saved_step: newest train step of which there is a checkpoint.
@@ -46,7 +47,9 @@ class Progress:
     heldout_problem: str | None = None
     policy_version: int | None = None
     staleness: float | None = None
-    tokens: int = 0
+    tokens_sampled: int = 0
+    tokens_evaluated: int = 0
+    tokens_arrived: int = 0
     tokens_per_second: float = 0.0
     recoveries: int = 0
     idle: IdleTimes = field(default_factory=IdleTimes)
@@ -100,8 +103,8 @@ class Progress:
         self._stepped.append(now)
         if self._rate_from is not None and now > self._rate_from[0]:
             then, tokens = self._rate_from
-            self.tokens_per_second = (self.tokens - tokens) / (now - then)
-        self._rate_from = (now, self.tokens)
+            self.tokens_per_second = (self.tokens_arrived - tokens) / (now - then)
+        self._rate_from = (now, self.tokens_arrived)
 
     @property
     def seconds_left(self) -> float | None:
@@ -130,7 +133,8 @@ class Progress:
             evaluations=list(self.evaluations.values()),
             policy_version=self.policy_version,
             staleness=self.staleness,
-            tokens_generated=self.tokens,
+            tokens_sampled=self.tokens_sampled,
+            tokens_evaluated=self.tokens_evaluated,
             tokens_per_second=round(self.tokens_per_second, 1),
             live_replicas=live_replicas,
             idle=self.idle.shares,

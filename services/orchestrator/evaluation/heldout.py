@@ -75,6 +75,7 @@ class HeldOut:
         except Exception as error:  # noqa: BLE001  the outer edge of an evaluation
             self._missed(name, "broke", repr(error))
             return
+        self._record.sampled_by_evaluation(result.tokens)
         if progress.recoveries != recoveries:
             self._missed(name, "rolled_back", "the weights that it measured are gone")
         else:
@@ -108,8 +109,6 @@ class HeldOut:
     def _take(self, result: Evaluation, when: str) -> None:
         progress = self._progress
         tags = {"run": progress.run_id}
-        progress.tokens += result.tokens
-        RunMetrics.tokens.inc(result.tokens, tags)
         if result.problem:
             progress.heldout_problem = f"{when}: {result.problem}"
         if result.pass_rate is not None:

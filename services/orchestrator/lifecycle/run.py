@@ -117,6 +117,7 @@ class Run:
         if self.progress.active:
             self._counts = self._book.ledger.counts()
             self._findings = findings(self._context.run, self._book.ledger)
+            self.progress.tokens_sampled = self._book.ledger.tokens_sampled()
         live_replicas = len(self._context.fleet.leased)
         status = self.progress.status(ledger=self._counts, live_replicas=live_replicas)
         status.findings = status.summary.findings if status.summary else self._findings
@@ -258,7 +259,8 @@ def _remembered(run_id: str, run: RunConfig, ledger: Ledger, directory: RunDirec
         run_id=run_id,
         run_dir=str(directory.path),
         steps=run.steps,
-        tokens=ledger.fact("tokens", 0),
+        tokens_sampled=ledger.tokens_sampled(),
+        tokens_evaluated=ledger.tokens_evaluated(),
         recoveries=ledger.fact("recoveries", 0),
         elapsed_before_s=ledger.fact("elapsed_s", 0.0),
         lengths=LengthBias(settled_after=settled_after),

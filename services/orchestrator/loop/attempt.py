@@ -181,7 +181,7 @@ class Attempts:
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             tokens = answers.add(index, trajectory, score)
             arrivals.append((time.time(), trajectory))
-            progress.tokens += tokens
+            progress.tokens_arrived += tokens
             progress.lengths.sampled(tokens)
             RunMetrics.tokens.inc(tokens, self._context.tags)
             versions = trajectory.oldest_version, trajectory.newest_version

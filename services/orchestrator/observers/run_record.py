@@ -57,6 +57,7 @@ class RunRecord:
         progress.measure_rate()
         for result in results:
             progress.lengths.consumed(result.lengths)
+        progress.tokens_sampled = self._ledger.tokens_sampled()
         imbalance = self._ledger.imbalance()
         line = self._line(batch, results, graded, report, seconds)
         self._directory.metrics.write(line)
@@ -68,7 +69,6 @@ class RunRecord:
         self._groups.write_tokens(kept, report)
         self.timeline.flush()
         self._ledger.note(
-            tokens=progress.tokens,
             elapsed_s=progress.elapsed_s,
             recoveries=progress.recoveries,
             policy_version=report.policy_version,
@@ -92,6 +92,14 @@ class RunRecord:
                 self._groups.write_groups([result], self._progress.step)
             case RolledBack(step=step):
                 self._rolled_back(step)
+
+    def sampled_by_evaluation(self, tokens: int) -> None:
+        """Count the response tokens of an evaluation, whether its result is of use or not."""
+        progress = self._progress
+        progress.tokens_evaluated += tokens
+        progress.tokens_arrived += tokens
+        RunMetrics.tokens.inc(tokens, self.tags)
+        self._ledger.note(tokens_evaluated=progress.tokens_evaluated)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Record one evaluation; the next train step's line has it too."""
@@ -148,7 +156,8 @@ class RunRecord:
             "idle_seconds": progress.idle.take(),
             "truncated": fmean(one.trajectory.finish_reason == "length" for one in graded),
             "tokens_trained": report.tokens,
-            "tokens_generated": progress.tokens,
+            "tokens_sampled": progress.tokens_sampled,
+            "tokens_evaluated": progress.tokens_evaluated,
             "tokens_per_second": progress.tokens_per_second,
             "rollout_s_mean": fmean(result.rollout_s for result in results),
             "rollout_s_max": max(result.rollout_s for result in results),
@@ -216,7 +225,8 @@ class RunRecord:
         """Write `summary.json`; `pushes` are the weight commits since the run (re)started."""
         progress = self._progress
         pushes += self._ledger.fact("pushes", 0)
-        self._ledger.note(tokens=progress.tokens, elapsed_s=progress.elapsed_s, pushes=pushes)
+        self._ledger.note(elapsed_s=progress.elapsed_s, pushes=pushes)
+        progress.tokens_sampled = self._ledger.tokens_sampled()
         before, after = self._evaluations()
         first = progress.heldout_set
         began, ended = before.get(first), after.get(first)
@@ -231,7 +241,8 @@ class RunRecord:
             evaluations_after=list(after.values()),
             train_steps=progress.step,
             wall_s=progress.elapsed_s,
-            tokens_generated=progress.tokens,
+            tokens_sampled=progress.tokens_sampled,
+            tokens_evaluated=progress.tokens_evaluated,
             weight_pushes=pushes,
             policy_version=progress.policy_version or 0,
             seed=seed,

@@ -21,7 +21,7 @@ function axis(extra) {
   };
 }
 
-// series: [{label, values, colour?, points?, band?: [low, high]}], all as long as `x`.
+// series: [{label, values, help?, colour?, points?, band?: [low, high]}], all as long as `x`.
 export function chart({ title, help, x, series, height = 190, format = number, range, xFormat }) {
   const shown = series.filter((one) => one.values.some((value) => value !== null && value !== undefined));
   const figure = el("figure", { class: "chart", "aria-label": title });
@@ -29,7 +29,7 @@ export function chart({ title, help, x, series, height = 190, format = number, r
     const paint = `var(--${one.colour || PALETTE[index % PALETTE.length]})`;
     const value = el("output", { class: "value" }, "");
     const key = el("span", { class: one.points ? "key dot" : "key", style: { background: paint } });
-    return { value, node: el("span", { class: "entry" }, key, el("span", {}, one.label), value) };
+    return { value, node: el("span", { class: "entry", title: one.help }, key, el("span", {}, one.label), value) };
   });
   const place = el("output", { class: "place" }, "");
   figure.append(
@@ -109,7 +109,10 @@ function options({ shown, width, height, format, range, xFormat, say }) {
       axis({ size: 26, values: (_, ticks) => ticks.map((tick) => (xFormat ? xFormat(tick) : number(tick))) }),
       axis({ size: 52, values: (_, ticks) => ticks.map((tick) => format(tick)) }),
     ],
-    hooks: { setCursor: [(plot) => say(plot.cursor.idx)] },
+    hooks: {
+      setCursor: [(plot) => say(plot.cursor.idx)],
+      draw: [(plot) => { plot.root.dataset.top = plot.scales.y.max; }],
+    },
   };
 }
 

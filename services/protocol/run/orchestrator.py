@@ -186,7 +186,8 @@ class RunSummary(BaseModel):
         evaluations_after: of each held-out set, the newest after a train step.
         train_steps: train steps done.
         wall_s: from start to end, seconds.
-        tokens_generated: response tokens of all groups and evaluations.
+        tokens_sampled: see `FIGURES`, as the other figures of tokens.
+        tokens_evaluated: of held-out evaluations.
         weight_pushes: commits on replicas, all versions and replicas together.
         policy_version: newest version published.
         seed: of the run file.
@@ -207,7 +208,8 @@ class RunSummary(BaseModel):
     evaluations_after: list[Evaluation] = []
     train_steps: int
     wall_s: float
-    tokens_generated: int
+    tokens_sampled: int = 0
+    tokens_evaluated: int = 0
     weight_pushes: int
     policy_version: int
     seed: int
@@ -232,8 +234,9 @@ class RunStatus(BaseModel):
         evaluations: the newest of each held-out set.
         policy_version: newest version published, None before the first.
         staleness: largest of the last batch, None before the first.
-        tokens_generated: response tokens so far.
-        tokens_per_second: generated tokens over the last step.
+        tokens_sampled: see `FIGURES`, as the other figures of tokens.
+        tokens_evaluated: of held-out evaluations.
+        tokens_per_second: over the last step.
         live_replicas: replicas with a lease.
         admission_window: sample groups that may be open now, None while the schedule is not
             `adaptive`.
@@ -261,7 +264,8 @@ class RunStatus(BaseModel):
     evaluations: list[Evaluation] = []
     policy_version: int | None
     staleness: float | None
-    tokens_generated: int
+    tokens_sampled: int = 0
+    tokens_evaluated: int = 0
     tokens_per_second: float
     live_replicas: int
     admission_window: int | None = None

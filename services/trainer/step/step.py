@@ -240,6 +240,7 @@ class TrainStep:
         tokens, metrics = self._diagnostics.reduce(divisor)
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
+        metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         metrics["skipped_updates"] = float(skipped)
         if self._auxiliary_models.critic is not None:
             metrics |= self._values.reduce()

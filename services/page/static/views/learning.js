@@ -2,9 +2,11 @@
 
 import { chart, shareRange } from "../charts.js";
 import { el, empty, panel, replace } from "../dom.js";
+import { figures } from "../figures.js";
 import { count, duration, number, percent } from "../numbers.js";
 
 const share = (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)];
+const scientific = (value) => (value ? value.toExponential(1) : number(value));
 const upward = (u, low, high) => [0, high ? high * 1.05 : 1];
 
 const CHARTS = [
@@ -18,6 +20,7 @@ const CHARTS = [
     { format: (v) => percent(v, 1), range: shareRange }],
   ["Engine against trainer, nats", "|logprob gap| of tokens sampled under the weights the trainer held (largest), and one version older (99th percentile)",
     [["trainer.mismatch_max", "largest, same version"], ["trainer.mismatch_p99_lag1", "p99, one version older"]], {}],
+  ["Learning rate", "Of the step's last update", [["trainer.learning_rate", "learning rate"]], { range: upward, format: scientific }],
   ["Gradient norm", "Before clipping", [["trainer.grad_norm", "norm"]], {}],
   ["Loss", "", [["trainer.loss", "loss"]], {}],
   ["Staleness, versions", "Policy versions between sampling and training", [["staleness_mean", "mean"], ["staleness_max", "largest"]], { range: upward }],
@@ -35,14 +38,15 @@ export async function learning({ root, overview, ask }) {
   const body = el("div", {});
   root.append(said, tiles, body);
   const state = { by: localStorage.getItem("millrace.x") || "step", known: overview };
+  const meanings = await figures();
 
   const draw = async () => {
     const { columns, evaluations } = await ask("/curves", { points: 800 });
     replace(said, notice(state.known));
-    replace(tiles, summary(state.known, evaluations));
+    replace(tiles, summary(state.known, evaluations, meanings));
     const y = scrollY;
     charts.forEach((one) => one.destroy());
-    charts = columns.step?.length || evaluations.length ? curves(columns, evaluations, state.by) : [];
+    charts = columns.step?.length || evaluations.length ? curves(columns, evaluations, state.by, meanings) : [];
     const [main, ...others] = charts;
     replace(body, main
       ? [el("div", { class: "panel wide" }, axisChoice(state, draw), main.node), el("div", { class: "grid" }, others.map((one) => el("div", { class: "panel" }, one.node)))]
@@ -66,24 +70,27 @@ function axisChoice(state, draw) {
   return el("div", { class: "choice axis-choice", role: "group", "aria-label": "Horizontal axis" }, button("step", "steps"), button("time", "time"));
 }
 
-function summary(overview, evaluations) {
+function summary(overview, evaluations, meanings) {
   const last = overview.last || {};
   const rates = evaluations.filter((one) => one.pass_at?.["1"] !== undefined);
   const name = rates[0]?.name;
   const first = rates.find((one) => one.name === name && one.step === 0);
   const newest = rates.filter((one) => one.name === name).at(-1);
-  const tile = (title, value, detail, help) => el("div", { class: "tile", title: help }, el("span", { class: "muted" }, title), el("strong", {}, value), el("small", {}, detail || "\u00a0"));
+  const { flow } = overview;
+  const sampled = flow ? flow.tokens.admitted : last.tokens_sampled;
+  const evaluated = flow ? flow.tokens_evaluated : last.tokens_evaluated;
+  const tile = (figure, title, value, detail) => el("div", { class: "tile", title: meanings[figure], dataset: { figure } }, el("span", { class: "muted" }, title), el("strong", {}, value), el("small", {}, detail || "\u00a0"));
   return [
-    tile("Held-out pass rate", newest ? percent(newest.pass_at["1"]) : "–", first && newest !== first ? `${percent(first.pass_at["1"])} before training` : newest ? `${name}, ${newest.graded} tasks` : "not measured", "pass@1 of the first held-out set"),
-    tile("Reward", number(last.reward, 3), "mean of the last batch"),
-    tile("Policy version", count(last.policy_version), `staleness up to ${number(last.staleness_max)}`),
-    tile("Tokens sampled", count(last.tokens_generated), last.tokens_per_second ? `${count(last.tokens_per_second)} a second` : ""),
-    tile("Answers cut off", percent(last.truncated, 1), "of the last batch"),
-    tile("Time", duration(last.elapsed_s), last.recoveries ? `${last.recoveries} recoveries` : "no recovery"),
+    tile("heldout_pass_rate", "Held-out pass rate", newest ? percent(newest.pass_at["1"]) : "–", first && newest !== first ? `${percent(first.pass_at["1"])} before training` : newest ? `${name}, ${newest.graded} tasks` : "not measured"),
+    tile("reward", "Reward", number(last.reward, 3), "mean of the last batch"),
+    tile("policy_version", "Policy version", count(last.policy_version), `staleness up to ${number(last.staleness_max)}`),
+    tile("tokens_sampled", "Tokens sampled", count(sampled), evaluated ? `and ${count(evaluated)} in evaluations` : last.tokens_per_second ? `${count(last.tokens_per_second)} a second` : ""),
+    tile("truncated", "Answers cut off", percent(last.truncated, 1), "of the last batch"),
+    tile("elapsed_s", "Time", duration(last.elapsed_s), last.recoveries ? `${last.recoveries} recoveries` : "no recovery"),
   ];
 }
 
-function curves(columns, evaluations, by) {
+function curves(columns, evaluations, by, meanings) {
   const steps = columns.step || [];
   const time = columns.elapsed_s || [];
   const at = (step) => by === "step" ? step : when(steps, time, step);
@@ -95,14 +102,14 @@ function curves(columns, evaluations, by) {
     const known = new Map(from.map((place, i) => [place, values[i]]));
     return wide.map((place) => known.get(place) ?? null);
   };
-  const rewards = { label: "mean reward", values: spread(x, columns.reward || []) };
+  const rewards = { label: "mean reward", help: meanings.reward, values: spread(x, columns.reward || []) };
   if (columns.reward_low) rewards.band = [spread(x, columns.reward_low), spread(x, columns.reward_high)];
   const passes = sets.map((name) => {
     const own = evaluations.filter((one) => one.name === name && one.pass_at?.["1"] !== undefined);
-    return { label: `pass@1, ${name}`, points: true, values: spread(own.map((one) => at(one.step)), own.map((one) => one.pass_at["1"])) };
+    return { label: `pass@1, ${name}`, help: meanings.heldout_pass_rate, points: true, values: spread(own.map((one) => at(one.step)), own.map((one) => one.pass_at["1"])) };
   });
   const rest = CHARTS.map(([title, help, names, extra]) =>
-    [title, help, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, values: columns[name] })), extra])
+    [title, help, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, help: meanings[name], values: columns[name] })), extra])
     .filter(([, , series]) => series.length)
     .map(([title, help, series, extra]) => chart({ title, help, x, series, xFormat, height: 150, ...extra }));
   return [chart({ title: "Reward and held-out pass rate", x: wide, series: [rewards, ...passes], height: 300, range: share, xFormat }), ...rest];

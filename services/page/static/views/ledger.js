@@ -1,6 +1,7 @@
 // The account of every sample group and every token, as a flow.
 
 import { el, empty, panel, replace, svg } from "../dom.js";
+import { figures } from "../figures.js";
 import { count, percent } from "../numbers.js";
 
 const ENDINGS = [["trained", "green"], ["filtered", "grey"], ["expired", "orange"], ["failed", "red"], ["in_flight", "blue"]];
@@ -8,6 +9,7 @@ const ENDINGS = [["trained", "green"], ["filtered", "grey"], ["expired", "orange
 export async function ledger({ root, overview }) {
   const body = el("div", { class: "stack" });
   root.append(body);
+  const meanings = await figures();
   const draw = async (known) => {
     if (!known.flow) return void replace(body, empty("The ledger cannot be read.", known.ledger_problem));
     const { flow } = known;
@@ -17,7 +19,8 @@ export async function ledger({ root, overview }) {
     replace(body, balance(flow),
       el("div", { class: "pair" },
         panel("Sample groups", river("admitted", flow.groups.admitted, groups)),
-        panel("Response tokens", river("sampled", flow.tokens.admitted, tokens))),
+        panel("Response tokens", el("div", { title: meanings.tokens_sampled, dataset: { figure: "tokens_sampled" } }, river("sampled", flow.tokens.admitted, tokens)),
+          flow.tokens_evaluated ? el("p", { class: "muted", title: meanings.tokens_evaluated }, `${count(flow.tokens_evaluated)} more in held-out evaluations, outside the ledger.`) : null)),
       reasons(flow.reasons));
   };
   await draw(overview);
