@@ -20,7 +20,7 @@ from services.http.json_body import AsciiJson
 from services.http.openapi import ERRORS
 from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
-from services.page.reading.timeline_reading import LATEST
+from services.page.reading.spans import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import NoSuchRun, RunGone, RunStore
 from services.protocol.run.figures import FIGURES
@@ -60,8 +60,8 @@ class TimelineQuery(StrictModel, use_attribute_docstrings=True):
     until: _Time | None = None
     """Seconds since 1970; the end by default."""
 
-    bins: int = Field(default=400, ge=10, le=2000)
-    """Equal parts of that time."""
+    bins: int = Field(default=120, ge=10, le=2000)
+    """Equal parts of that time; where train steps are shorter, fewer."""
 
 
 class MomentQuery(StrictModel, use_attribute_docstrings=True):
@@ -195,7 +195,8 @@ def _add_trajectories(app: FastAPI, store: RunStore) -> None:
 def _add_timeline(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs/{run_id}/timeline")
     def timeline(run_id: str, asked: Annotated[TimelineQuery, Query()]) -> Any:
-        """How busy each lane was in equal parts of a time, and the use of admission slots."""
+        """How busy each lane was in equal parts of a time, why it was idle, and, of a lane with
+        few spans, these."""
         return store.open(run_id).timeline(asked.since, asked.until, asked.bins)
 
     @app.get("/api/runs/{run_id}/moment")

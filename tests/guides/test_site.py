@@ -161,5 +161,6 @@ def test_a_body_and_a_query_have_their_fields_in_the_http_reference() -> None:
     assert "| `jobs` | required | list of `GradeJob`, at least 1 |" in grade
     timeline = page.partition("/timeline\n")[2].partition("###")[0]
     assert (
-        "| `bins` | query | integer, ≥ 10, ≤ 2000 | `400` | Equal parts of that time. |" in timeline
+        "| `bins` | query | integer, ≥ 10, ≤ 2000 | `120` | Equal parts of that time; where"
+        in timeline
     )

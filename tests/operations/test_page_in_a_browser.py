@@ -14,8 +14,10 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from services.access.access_control import protect
 from services.access.config import AccessConfig
+from services.orchestrator.observers.timeline import Timeline
 from services.page.http_app import open_paths, page_app
 from services.page.run_store import FolderRunStore
+from services.protocol.run.figures import FIGURES
 from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
 
 CHROMIUM = shutil.which("chromium")
@@ -160,6 +162,52 @@ def test_a_timeline_that_was_empty_fills_and_a_condition_that_cannot_be_met_is_s
         expect(page.get_by_text("This cannot be shown.")).to_be_visible()
         step.fill("2")
         expect(page.locator("tbody tr")).to_have_count(2)
+        page.context.close()
+
+
+def test_the_timeline_says_what_the_run_waited_for_and_has_spans_when_near(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    timeline = Timeline(folder / "timeline.jsonl")
+    for step in range(2000):
+        at = 2000.0 + step
+        timeline.span("trainer", "wait", at, at + 0.4, cause="score")
+        timeline.span("trainer", "train", at + 0.4, at + 1.0, step=step)
+    timeline.close()
+    with served(page_app(FolderRunStore(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/timeline")
+        expect(page.locator(".waited")).to_contain_text("most of all for scores")
+        expect(page.locator(".side-band").first).to_contain_text("score")
+        lanes = page.locator("canvas.lanes")
+        expect(lanes).to_have_attribute("data-near", "3")  # all but the trainer
+        page.get_by_role("button", name="last 10 s").click()
+        expect(page.locator(".range")).to_contain_text("10.0 s of")
+        expect(lanes).to_have_attribute("data-near", "4")
+        page.get_by_role("button", name="zoom in").click()
+        expect(page.locator(".range")).to_contain_text("5.0 s of")
+        assert troubles == []
+        page.context.close()
+
+
+def test_the_axis_of_a_share_ends_at_all_of_it_also_where_every_value_is_0(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    with served(page_app(FolderRunStore(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/learning")
+        chart = page.get_by_label("Clipped and masked tokens").locator(".uplot")
+        expect(chart).to_have_attribute("data-top", "0.01")
+        for one in page.locator(".chart .uplot[data-top]").all():
+            assert float(one.get_attribute("data-top") or 0) <= 10
+        tile = page.locator(".tile[data-figure=tokens_sampled]")
+        expect(tile).to_contain_text("160")
+        expect(tile).to_contain_text("and 200 in evaluations")
+        expect(tile).to_have_attribute("title", FIGURES["tokens_sampled"])
+        page.goto(f"{url}{RUN}/ledger")
+        expect(page.locator("[data-figure=tokens_sampled]")).to_contain_text("160")
         page.context.close()
 
 

@@ -20,6 +20,7 @@ TOKENS = {
     "advantages": [1.0, 1.0, None],
     "spans": [[0, 0, 1, "a"], [1, 1, 3, "a"]],
 }
+NEVER_CLIPPED = {"clip_fraction_low": 0.0, "clip_fraction_high": 0.0}
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
@@ -74,7 +75,7 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
         ledger.rolled_out(group.group_id, oldest_version=step - 1, tokens=20)
     ledger.close_batch(step, train=[groups[0].group_id], filtered=[groups[1].group_id])
     line = {"step": step, "reward": step / STEPS, "elapsed_s": 2.0 * step}
-    directory.metrics.write(line | {"trainer": {"entropy": 1.0 / step}})
+    directory.metrics.write(line | {"trainer": {"entropy": 1.0 / step, **NEVER_CLIPPED}})
     kept = {"step": step, "group": groups[0].group_id, "task_id": "task-0", "answer": HOSTILE}
     kept |= {"messages": [{"role": "user", "content": HOSTILE}], "verdict": "accepted"}
     directory.trajectories.write(kept | {"reward": 1.0, "tokens": 20, "policy_versions": [step]})
