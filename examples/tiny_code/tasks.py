@@ -103,6 +103,7 @@ def task_row(spec: Spec, split: str) -> dict[str, Any]:
         "task_id": spec.task_id,
         "messages": [{"role": "user", "content": spec.prompt}],
         "split": split,
+        "kind": spec.inner,
         "grader": {
             "kind": "python_function",
             "entry_point": "f",

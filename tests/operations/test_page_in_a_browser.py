@@ -21,7 +21,16 @@ from services.protocol.run.figures import FIGURES
 from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
 
 CHROMIUM = shutil.which("chromium")
-VIEWS = ("learning", "timeline", "groups", "groups/1", "trajectories", "trajectories/0", "ledger")
+VIEWS = (
+    "learning",
+    "tasks",
+    "timeline",
+    "groups",
+    "groups/1",
+    "trajectories",
+    "trajectories/0",
+    "ledger",
+)
 RUN = "#/test-1"
 KEY = "a-key-of-some-length"
 PATIENCE_MS = 60_000
@@ -191,6 +200,26 @@ def test_the_timeline_says_what_the_run_waited_for_and_has_spans_when_near(
         page.context.close()
 
 
+def test_tasks_are_summed_up_and_held_out_answers_stand_side_by_side(
+    browser: Browser, url: str, troubles: list[str]
+) -> None:
+    page = opened(browser, troubles)
+    page.goto(f"{url}{RUN}/tasks")
+    expect(page.locator("table.labels")).to_contain_text("code")
+    page.get_by_role("button", name="difficulty").click()
+    expect(page.locator("table.labels tbody td").first).to_have_text("3")
+    page.get_by_role("button", name="Always solved 0").click()
+    expect(page.locator(".outcomes")).to_contain_text("None.")
+    pair = page.locator(".answer-pair")
+    expect(pair.locator(".answer-box").first).to_contain_text("after 0")
+    expect(pair.locator(".answer-box").last).to_contain_text(f"after {STEPS}")
+    page.get_by_label("tasks").select_option("lost")
+    expect(page.get_by_text("No task fits.")).to_be_visible()
+    assert page.locator("main img, main script").count() == 0
+    assert troubles == []
+    page.context.close()
+
+
 def test_the_axis_of_a_share_ends_at_all_of_it_also_where_every_value_is_0(
     browser: Browser, troubles: list[str], tmp_path: Path
 ) -> None:
@@ -217,7 +246,7 @@ def test_keys_choose_views_and_go_through_tokens(
     page = opened(browser, troubles)
     page.goto(f"{url}{RUN}/learning")
     expect(page.locator(".chart").first).to_be_visible()
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     expect(page.locator("canvas.lanes")).to_be_visible()
     page.goto(f"{url}{RUN}/trajectories/0")
     page.locator(".token").first.focus()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.protocol.run.orchestrator import RunConfig
@@ -36,12 +37,23 @@ async def test_the_run_directory_holds_what_people_look_for(tmp_path: Path) -> N
         shown = [json.loads(line) for line in lines]
         assert {one["answer"] for one in shown} <= {"good", "bad"}
         assert all((one["answer"] == "good") == (one["reward"] == 1.0) for one in shown)
+        heldout = lines_of(folder / "heldout_answers.jsonl")
+        assert sorted((one["step"], one["set"]) for one in heldout) == [
+            (step, "heldout") for step in (0, 2, 3) for _ in range(3)
+        ]
+        assert all((one["answer"] == "good") == (one["reward"] == 1.0) for one in heldout)
+        labels = {(one["source"], one["kind"]) for one in lines_of(folder / "groups.jsonl")}
+        assert labels == {("tasks.jsonl", "python_function")}
         greedy = [asked for asked in cluster.router.asked if asked.body["temperature"] == 0]
         assert len(greedy) == 9
         assert all(a.body["messages"][0]["content"].startswith("heldout") for a in greedy)
         sampled = [asked for asked in cluster.router.asked if asked.body["temperature"] > 0]
         assert all(a.body["messages"][0]["content"].startswith("train") for a in sampled)
         assert cluster.trainer.starts[0].temperature == config.sampling.temperature
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_last_line_cut_short_by_a_kill_is_left_out_and_steps_can_be_taken_back(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import Prompt
@@ -43,6 +44,7 @@ def make_run(folder: Path) -> Path:
     ledger.close()
     for step, rate in ((0, 0.1), (STEPS, 0.9)):
         directory.append_evaluation(_evaluation(step, rate))
+        directory.heldout_answers.write(_heldout_answer(step, rate))
     _tell_times(directory)
     return directory.path
 
@@ -90,8 +92,15 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
     rewards = {"rewards": [1.0, 0.0], "advantages": [1.0, -1.0], "verdicts": ["accepted", HOSTILE]}
     lengths = {"lengths": [3, 3], "oldest_versions": [0, 0], "newest_versions": [1, 1]}
     known = {"group": groups[0].group_id, "step": step, "rollout_s": 1.0, "score_s": 0.5}
+    known |= {"task_id": "task-0", "kind": "code", "difficulty": "3", "source": "tasks.jsonl"}
     with directory.groups.open("a") as file:
         file.write(json.dumps(known | rewards | lengths) + "\n")
+
+
+def _heldout_answer(step: int, rate: float) -> dict[str, Any]:
+    known = {"set": "heldout", "step": step, "task_id": "heldout-1", "prompt": HOSTILE}
+    answer = {"answer": f"{HOSTILE} after {step}", "verdict": "accepted", "detail": "", "tokens": 3}
+    return known | answer | {"reward": round(rate)}
 
 
 def _evaluation(step: int, rate: float) -> Evaluation:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import comb
 from statistics import fmean
+from typing import Any
 
 from services.observability.log import Log
 from services.orchestrator.core.context import RunContext
@@ -24,6 +25,7 @@ from services.protocol.trajectory import Trajectory
 
 _PRIORITY = 100
 """Of an evaluation's requests at the router: training goes first when replicas are full."""
+_SHOWN = 2000  # characters of a text
 _log = Log("orchestrator")
 
 
@@ -33,16 +35,26 @@ class _Asked:
 
     Attributes:
         scores: by the index of the answer; of an episode with several trajectories the last.
+        trajectories: likewise.
         versions: policy versions of all tokens.
         problem: why answers are missing, empty if none is.
     """
 
     task: Task
     scores: dict[int, asyncio.Future[Score]] = field(default_factory=dict)
+    trajectories: dict[int, Trajectory] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     tokens: int = 0
     rewards: list[float] = field(default_factory=list)
     problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """An evaluation, and the first answer to each task, as a line for `heldout_answers.jsonl`."""
+
+    result: Evaluation
+    answers: tuple[dict[str, Any], ...]
 
 
 class Evaluator:
@@ -61,7 +73,7 @@ class Evaluator:
         plan: EvaluationConfig,
         step: int,
         min_version: int | None,
-    ) -> Evaluation:
+    ) -> Evaluated:
         """Ask every task of a set; failures are counted, not raised.
 
         No token is older than `min_version`; newer ones come while training goes on.
@@ -88,7 +100,8 @@ class Evaluator:
         result = _evaluation(name, asked, plan=plan, step=step, seconds=time.monotonic() - began)
         if result.problem:
             _log.warning("evaluation_failures", run=self._run_id, set=name, first=result.problem)
-        return result
+        answers = [_answer(one, {"set": name, "step": step}) for one in asked if one.scores]
+        return Evaluated(result=result, answers=tuple(answers))
 
     async def _ask(self, request: RolloutRequest) -> _Asked:
         assert request.task is not None
@@ -97,6 +110,7 @@ class Evaluator:
         def arrived(index: int, trajectory: Trajectory, score: Score | None = None, /) -> None:
             asked.tokens += sum(trajectory.loss_mask)
             asked.versions |= {span.version for span in trajectory.spans}
+            asked.trajectories[index] = trajectory
             asked.scores[index] = self._score(request, index, trajectory, score)
 
         async with self._slots:
@@ -122,6 +136,22 @@ class Evaluator:
         place = request.session.removeprefix(f"{self._run_id}-")
         name, grader = f"{self._run_id}/{place}/{index}", request.task.grader
         return self._scorer.submit(ScoreJob(job_id=name, completion=trajectory.text, grader=grader))
+
+
+def _answer(asked: _Asked, place: dict[str, Any]) -> dict[str, Any]:
+    """The first answer to a task as people read it; long texts are cut."""
+    index = min(asked.scores)
+    trajectory, score = asked.trajectories[index], asked.scores[index].result()
+    return place | {
+        "task_id": asked.task.task_id,
+        **asked.task.labels,
+        "prompt": str(asked.task.chat[-1].get("content"))[:_SHOWN],
+        "answer": trajectory.text[:_SHOWN],
+        "reward": score.reward,
+        "verdict": str(score.verdict),
+        "detail": score.detail[:_SHOWN],
+        "tokens": len(trajectory.response_token_ids),
+    }
 
 
 def _evaluation(

@@ -69,17 +69,18 @@ class HeldOut:
         (plan, tasks), progress = self._sets[name], self._progress
         version, recoveries = progress.policy_version, progress.recoveries
         try:
-            result = await self._evaluator.evaluate(
+            evaluated = await self._evaluator.evaluate(
                 name, tasks, plan=plan, step=step, min_version=version
             )
         except Exception as error:  # noqa: BLE001  the outer edge of an evaluation
             self._missed(name, "broke", repr(error))
             return
-        self._record.sampled_by_evaluation(result.tokens)
+        self._record.sampled_by_evaluation(evaluated.result.tokens)
         if progress.recoveries != recoveries:
             self._missed(name, "rolled_back", "the weights that it measured are gone")
         else:
-            self._take(result, when)
+            self._record.answered(evaluated.answers)
+            self._take(evaluated.result, when)
 
     def _missed(self, name: str, reason: str, problem: str) -> None:
         tags = {"run": self._progress.run_id, "reason": reason}

@@ -81,6 +81,7 @@ def _group_line(result: GroupResult, step: int, advantages: dict[int, float]) ->
         "step": step,
         "attempt": result.group.attempt,
         "task_id": result.task.task_id,
+        **result.task.labels,
         "rewards": [one.reward for one in graded],
         "advantages": [_rounded(advantages.get(index)) for index in range(len(graded))],
         "verdicts": [str(one.score.verdict) for one in graded],

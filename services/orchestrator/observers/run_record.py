@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -100,6 +101,10 @@ class RunRecord:
         progress.tokens_arrived += tokens
         RunMetrics.tokens.inc(tokens, self.tags)
         self._ledger.note(tokens_evaluated=progress.tokens_evaluated)
+
+    def answered(self, answers: Sequence[dict[str, Any]]) -> None:
+        """Record answers to held-out tasks for people to read."""
+        self._directory.heldout_answers.write(*answers)
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """Record one evaluation; the next train step's line has it too."""

@@ -20,6 +20,7 @@ from services.protocol.run.evaluation import Evaluation
 from services.protocol.run.orchestrator import RunConfig, RunSummary
 
 LOG_FILE = "log.jsonl"
+_MOST_ANSWER_BYTES = 128 * 1024 * 1024
 _MOST_BYTES = 32 * 1024 * 1024
 
 
@@ -28,6 +29,7 @@ class RunDirectory:
 
     `config.yaml`, `ledger.sqlite`, `checkpoints/`, `origin/` (the checkpoints that a branch
     begins with), `metrics.jsonl` (one line per train step), `evaluations.jsonl` (one line per
+    evaluation), `heldout_answers.jsonl` (the first answer to each held-out task at every
     evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
     passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
     `trajectories.jsonl` (answers of the model for people to read), `groups.jsonl` and
@@ -51,6 +53,9 @@ class RunDirectory:
         self._config = self.path / "config.yaml"
         self.metrics = Journal(self.path / "metrics.jsonl")
         self._evaluations = Journal(self.path / "evaluations.jsonl")
+        self.heldout_answers = Journal(
+            self.path / "heldout_answers.jsonl", max_bytes=_MOST_ANSWER_BYTES
+        )
         self.trajectories = Journal(self.path / "trajectories.jsonl")
         self._summary = self.path / "summary.json"
 
@@ -105,9 +110,8 @@ class RunDirectory:
         Returns:
             Whether there was any.
         """
-        cut = [
-            one.keep(lambda line: line["step"] <= step) for one in (self.metrics, self._evaluations)
-        ]
+        files = (self.metrics, self._evaluations, self.heldout_answers)
+        cut = [one.keep(lambda line: line["step"] <= step) for one in files]
         return any(cut)
 
     def append_evaluation(self, evaluation: Evaluation) -> None:
@@ -120,7 +124,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """No more lines come."""
-        for journal in (self.metrics, self._evaluations, self.trajectories):
+        for journal in (self.metrics, self._evaluations, self.heldout_answers, self.trajectories):
             journal.close()
 
     def write_summary(self, summary: RunSummary) -> None:

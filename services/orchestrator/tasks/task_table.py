@@ -149,7 +149,7 @@ class TaskTable(Mapping[str, Task]):
         environment = self._run.environment_of(source)
         if environment is None and task.grader is None:
             raise InvalidInput(where, "grader", "This key is missing.")
-        return task.in_environment(environment)
+        return task.placed(source=source.label, environment=environment)
 
     def order(self, rates: PassRates) -> Order:
         """The order in which the run uses prompts."""

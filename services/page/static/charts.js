@@ -21,7 +21,7 @@ function axis(extra) {
   };
 }
 
-// series: [{label, values, help?, colour?, points?, band?: [low, high]}], all as long as `x`.
+// series: [{label, values, title?, colour?, points?, band?: [low, high]}], all as long as `x`.
 export function chart({ title, help, x, series, height = 190, format = number, range, xFormat }) {
   const shown = series.filter((one) => one.values.some((value) => value !== null && value !== undefined));
   const figure = el("figure", { class: "chart", "aria-label": title });
@@ -29,7 +29,7 @@ export function chart({ title, help, x, series, height = 190, format = number, r
     const paint = `var(--${one.colour || PALETTE[index % PALETTE.length]})`;
     const value = el("output", { class: "value" }, "");
     const key = el("span", { class: one.points ? "key dot" : "key", style: { background: paint } });
-    return { value, node: el("span", { class: "entry", title: one.help }, key, el("span", {}, one.label), value) };
+    return { value, node: el("span", { class: "entry", title: one.title }, key, el("span", {}, one.label), value) };
   });
   const place = el("output", { class: "place" }, "");
   figure.append(

@@ -10,11 +10,13 @@ import { learning } from "./views/learning.js";
 import { ledger } from "./views/ledger.js";
 import { replicas } from "./views/replicas.js";
 import { runs } from "./views/runs.js";
+import { tasks } from "./views/tasks.js";
 import { timeline } from "./views/timeline.js";
 import { trajectories } from "./views/trajectories.js";
 
 const VIEWS = [
   ["learning", "Learning", learning],
+  ["tasks", "Tasks", tasks],
   ["timeline", "Timeline", timeline],
   ["groups", "Groups", (view) => (view.here.rest[0] === undefined ? groups(view) : group(view))],
   ["trajectories", "Trajectories", trajectories],

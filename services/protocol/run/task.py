@@ -10,7 +10,7 @@ from services.protocol.reward.grader import Grader
 from services.protocol.strict import StrictModel, nearest
 
 NOT_SHOWN = "(not shown)"
-_MAPPED = ("task_id", "split", "messages", "prompt", "grader")
+_MAPPED = ("task_id", "split", "messages", "prompt", "grader", "kind", "difficulty")
 
 
 class Message(StrictModel):
@@ -39,6 +39,9 @@ class Task(StrictModel):
         messages: the prompt.
         split: `train` tasks are learned from; `heldout` tasks are only measured.
         grader: how an answer is graded; an environment may do without.
+        kind: what sort of task it is, by which the page sums up rewards; the grader's kind if
+            it is left out.
+        difficulty: how hard it is, a number or a name, for the page as well.
         data: whatever an environment needs to know of the task.
     """
 
@@ -46,18 +49,28 @@ class Task(StrictModel):
     messages: list[Message] = Field(min_length=1)
     split: Literal["train", "heldout"]
     grader: Grader | None = None
+    kind: str | None = Field(default=None, min_length=1, max_length=80)
+    difficulty: str | int | float | None = None
     data: dict[str, Any] = Field(default={})
     _environment: str | None = PrivateAttr(default=None)  # never from a row: it names code
+    _source: str = PrivateAttr(default="")
 
     @property
     def environment(self) -> str | None:
         """Which rollout function makes its episodes; None: it has one answer."""
         return self._environment
 
-    def in_environment(self, name: str | None) -> Self:
-        """The same task, played in this environment."""
+    @property
+    def labels(self) -> dict[str, str]:
+        """Its source, kind and difficulty, as far as they are known."""
+        kind = self.kind or (self.grader.kind if self.grader else "environment")
+        known = {"source": self._source, "kind": kind, "difficulty": self.difficulty}
+        return {name: str(value) for name, value in known.items() if value not in (None, "")}
+
+    def placed(self, *, source: str, environment: str | None) -> Self:
+        """The same task from this source, played in this environment."""
         task = self.model_copy()
-        task._environment = name
+        task._source, task._environment = source, environment
         return task
 
     @property
@@ -81,8 +94,8 @@ class TaskSource(StrictModel):
             every result name it; `heldout` if it is left out.
         weight: its share of the training prompts, beside those of the other sources.
         columns: from which column a field comes: `task_id`, `split`, `messages`, `grader`,
-            `prompt` (a text, as the only message) or `data.NAME`. Columns that are not named
-            are left alone. Without any, the rows have a task's own fields.
+            `kind`, `difficulty`, `prompt` (a text, as the only message) or `data.NAME`. Columns
+            that are not named are left alone. Without any, the rows have a task's own fields.
         grader: of all its tasks, where the rows have none.
         environment: of its tasks, in place of the run's (`RunConfig.environment`).
         stream: read and check rows only when their turn comes; for more than fits into memory
@@ -118,6 +131,11 @@ class TaskSource(StrictModel):
         if self.file is not None:
             return self.file
         return f"{self.dataset} ({self.dataset_split})"
+
+    @property
+    def label(self) -> str:
+        """Its name in records: of a file, without its folder."""
+        return self.name if self.file is None else self.file.rpartition("/")[2]
 
     def task(self, row: Any, number: int, where: str, *, quote: bool) -> Task:
         """Its row `number` as a task; errors as in `task_of`."""

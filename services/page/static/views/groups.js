@@ -8,7 +8,7 @@ const ROWS = 50;
 const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
 
 export async function groups({ root, overview, here, ask }) {
-  const state = { status: here.parameters.get("status") || "", step: here.parameters.get("step") || "", task: "", sort: "newest", offset: 0 };
+  const state = { status: here.parameters.get("status") || "", step: here.parameters.get("step") || "", task: here.parameters.get("task") || "", sort: "newest", offset: 0 };
   const body = el("div", { class: "panel table-panel" });
   const draw = newest(
     () => ask("/groups", { ...state, limit: ROWS }),

@@ -102,14 +102,14 @@ function curves(columns, evaluations, by, meanings) {
     const known = new Map(from.map((place, i) => [place, values[i]]));
     return wide.map((place) => known.get(place) ?? null);
   };
-  const rewards = { label: "mean reward", help: meanings.reward, values: spread(x, columns.reward || []) };
+  const rewards = { label: "mean reward", title: meanings.reward, values: spread(x, columns.reward || []) };
   if (columns.reward_low) rewards.band = [spread(x, columns.reward_low), spread(x, columns.reward_high)];
   const passes = sets.map((name) => {
     const own = evaluations.filter((one) => one.name === name && one.pass_at?.["1"] !== undefined);
-    return { label: `pass@1, ${name}`, help: meanings.heldout_pass_rate, points: true, values: spread(own.map((one) => at(one.step)), own.map((one) => one.pass_at["1"])) };
+    return { label: `pass@1, ${name}`, title: meanings.heldout_pass_rate, points: true, values: spread(own.map((one) => at(one.step)), own.map((one) => one.pass_at["1"])) };
   });
   const rest = CHARTS.map(([title, help, names, extra]) =>
-    [title, help, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, help: meanings[name], values: columns[name] })), extra])
+    [title, help, names.filter(([name]) => columns[name]).map(([name, label]) => ({ label, title: meanings[name], values: columns[name] })), extra])
     .filter(([, , series]) => series.length)
     .map(([title, help, series, extra]) => chart({ title, help, x, series, xFormat, height: 150, ...extra }));
   return [chart({ title: "Reward and held-out pass rate", x: wide, series: [rewards, ...passes], height: 300, range: share, xFormat }), ...rest];
