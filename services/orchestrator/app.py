@@ -14,6 +14,7 @@ from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.open_run import OpenRun
 from services.orchestrator.lifecycle.runs import Runs
+from services.orchestrator.node_use import node_use
 from services.peers import bus_peer, http_host, reward_peer, trainer_peer
 from services.protocol.placement import NODE_RESOURCE_SHARE
 
@@ -42,6 +43,7 @@ def _peers(config: OrchestratorConfig) -> Peers:
         trainer=trainer_peer(timeout_s=config.trainer_call_timeout_s),
         reward=reward_peer(timeout_s=config.score_timeout_s),
         bus=bus_peer(),
+        nodes=node_use,
     )
 
 

@@ -20,10 +20,9 @@ from services.http.json_body import AsciiJson
 from services.http.openapi import ERRORS
 from services.ledger.sample_group import LARGEST, GroupQuery
 from services.page.change_stream import ChangeStream
-from services.page.reading.heldout_answers import HeldOutQuery
 from services.page.reading.spans import LATEST
-from services.page.reading.task_progress import TasksQuery
 from services.page.reading.trajectory_index import TrajectoryQuery
+from services.page.run_details import add_run_details
 from services.page.run_store import NoSuchRun, RunGone, RunStore
 from services.protocol.run.figures import FIGURES
 from services.protocol.strict import StrictModel
@@ -117,7 +116,7 @@ def page_app(
     app.add_middleware(GuardedApp)
     _add_questions(app, store)
     _add_trajectories(app, store)
-    _add_tasks(app, store)
+    add_run_details(app, store)
     _add_timeline(app, store)
 
     @app.get("/", include_in_schema=False)
@@ -193,19 +192,6 @@ def _add_trajectories(app: FastAPI, store: RunStore) -> None:
         if found is None:
             return error_answer(404, "number", number, "The run has no such trajectory.")
         return found
-
-
-def _add_tasks(app: FastAPI, store: RunStore) -> None:
-    @app.get("/api/runs/{run_id}/tasks")
-    def tasks(run_id: str, asked: Annotated[TasksQuery, Query()]) -> Any:
-        """Rewards and pass rates by kind, difficulty or source of tasks, and tasks that were never
-        solved, always solved, forgotten or learned."""
-        return store.open(run_id).tasks(asked)
-
-    @app.get("/api/runs/{run_id}/heldout")
-    def heldout(run_id: str, asked: Annotated[HeldOutQuery, Query()]) -> Any:
-        """Answers to held-out tasks at two evaluations, next to each other."""
-        return store.open(run_id).heldout(asked)
 
 
 def _add_timeline(app: FastAPI, store: RunStore) -> None:

@@ -6,6 +6,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from services.access.access_control import CrossSiteGuard
 from services.page.http_app import page_app
 from services.page.run_store import RunStore
 
@@ -20,6 +21,7 @@ def local_app(store: RunStore) -> FastAPI:
     it is answered.
     """
     app = page_app(store)
+    app.add_middleware(CrossSiteGuard)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_NAMES)
     return app
 

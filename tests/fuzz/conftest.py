@@ -142,6 +142,10 @@ async def _page(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
         ("/timeline", {"since": 1000.0, "until": 1050.5, "bins": 20}),
         ("/moment", {"lane": "trainer", "at": 1015, "slack": 0.5}),
         ("/pushes", {"limit": 3}),
+        ("/tasks", {"by": "kind", "points": 5}),
+        ("/heldout", {"name": "heldout", "before": 0, "after": 4, "change": "lost", "limit": 3}),
+        ("/log", {"text": "step a", "level": "warning", "event": "step", "offset": 0}),
+        ("/usage", {"points": 5}),
     ]
     async with _listening(page_app(FolderRunStore(run))) as port:
         yield Attacked(
@@ -149,6 +153,7 @@ async def _page(request: pytest.FixtureRequest) -> AsyncIterator[Attacked]:
             port=port,
             paths=[b"/static", api.encode(), f"{api}/groups".encode()],
             questions=[(api + path, query) for path, query in questions],
+            good=[("POST", f"{api}/notes", {"text": "a note", "author": "somebody"})],
         )
 
 

@@ -21,7 +21,9 @@ ROUNDS, A_ROUND = 5, 30
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 
-@pytest.mark.parametrize("attacked", ["router", "orchestrator", "reward_service"], indirect=True)
+@pytest.mark.parametrize(
+    "attacked", ["router", "orchestrator", "reward_service", "page"], indirect=True
+)
 async def test_a_body_that_is_no_good_is_the_senders_fault(attacked: Attacked, budget: int) -> None:
     count = budget // len(attacked.good)
     sent = [

@@ -1,5 +1,6 @@
 """The page in Debian's chromium, at a desk and on a phone, with answers that attack it."""
 
+import json
 import shutil
 import socket
 import threading
@@ -30,6 +31,8 @@ VIEWS = (
     "trajectories",
     "trajectories/0",
     "ledger",
+    "log",
+    "setup",
 )
 RUN = "#/test-1"
 KEY = "a-key-of-some-length"
@@ -216,6 +219,64 @@ def test_tasks_are_summed_up_and_held_out_answers_stand_side_by_side(
     page.get_by_label("tasks").select_option("lost")
     expect(page.get_by_text("No task fits.")).to_be_visible()
     assert page.locator("main img, main script").count() == 0
+    assert troubles == []
+    page.context.close()
+
+
+def test_log_lines_are_searched_and_warnings_are_alerts(
+    browser: Browser, troubles: list[str], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path)
+    lines = [
+        {"time": "2026-01-01T00:00:00.000Z", "level": "info", "event": "step", "step": 1},
+        {"time": "2026-01-01T00:00:01.000Z", "level": "warning", "event": "rollout_failed"},
+        {"time": "2026-01-01T00:00:02.000Z", "level": "info", "event": "note", "text": HOSTILE},
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with served(page_app(FolderRunStore(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/learning")
+        page.get_by_role("link", name="One alert").click()
+        expect(page.locator(".alerts li")).to_have_count(1)
+        expect(page.locator("table.log tbody tr")).to_have_count(3)
+        page.get_by_label("words").fill("img ONERROR")
+        expect(page.locator("table.log tbody tr")).to_have_count(1)
+        page.get_by_label("words").fill("")
+        page.get_by_label("level").select_option("warning")
+        expect(page.locator("table.log tbody tr")).to_contain_text("rollout_failed")
+        assert page.locator("main img, main script").count() == 0
+        assert troubles == []
+        page.context.close()
+
+
+def test_a_note_is_written_and_stays(browser: Browser, troubles: list[str], tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    with served(page_app(FolderRunStore(folder))) as url:
+        page = opened(browser, troubles)
+        page.goto(f"{url}{RUN}/learning")
+        page.get_by_label("Note").fill(f"A larger group next time. {HOSTILE}")
+        page.get_by_label("Your name").fill("ada")
+        page.get_by_role("button", name="Add note").click()
+        expect(page.locator(".notes li")).to_contain_text("ada at step 4")
+        page.reload()
+        expect(page.locator(".notes li")).to_contain_text("A larger group next time.")
+        assert page.locator("main img, main script").count() == 0
+        assert troubles == []
+        page.context.close()
+
+
+def test_the_configuration_shows_what_the_run_file_set_and_everything(
+    browser: Browser, url: str, troubles: list[str]
+) -> None:
+    page = opened(browser, troubles)
+    page.goto(f"{url}{RUN}/setup")
+    rows = page.locator("table.setup tbody tr")
+    expect(rows.filter(has_text="batch_groups")).to_contain_text("required")
+    expect(rows.filter(has_text="clip_low")).to_have_count(0)
+    page.get_by_role("button", name="all (").click()
+    expect(rows.filter(has_text="clip_low")).to_contain_text("0.2")
+    page.get_by_label("search keys").fill("learning_rate algorithm")
+    expect(rows.first).to_contain_text("algorithm.")
     assert troubles == []
     page.context.close()
 

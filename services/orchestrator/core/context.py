@@ -17,6 +17,10 @@ from services.protocol.trainer import RunStart, Trainer
 from services.protocol.weights.weight_bus import WeightBus
 
 
+async def _no_nodes() -> dict[str, dict[str, float]]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Peers:
     """The services a run works with.
@@ -24,6 +28,7 @@ class Peers:
     Attributes:
         rollouts: makes the run's way to the router.
         load: asks the router how full the replicas are.
+        nodes: asks the nodes of the cluster how busy they are: shares by node and resource.
     """
 
     trainer: Trainer
@@ -31,6 +36,7 @@ class Peers:
     bus: WeightBus
     rollouts: Callable[[RunConfig, OrchestratorConfig, str], RunSampler] = run_sampler
     load: Callable[[OrchestratorConfig], Awaitable[RouterLoad | None]] = router_load
+    nodes: Callable[[], Awaitable[dict[str, dict[str, float]]]] = _no_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from services.orchestrator.observers.group_telemetry import GroupMetrics, GroupT
 from services.orchestrator.observers.replica_demand import follow_demand
 from services.orchestrator.observers.run_record import RunRecord
 from services.orchestrator.observers.timeline import follow_pushes
+from services.orchestrator.observers.usage_record import follow_usage
 from services.orchestrator.rollout.scoring import Scorer
 from services.orchestrator.run_folder.run_directory import RunDirectory, run_log
 from services.orchestrator.tasks.curriculum import PassRates
@@ -206,6 +207,7 @@ class Run:
             "scorer": self._scorer.run(),
             "disk": self._disk.watch(self._book.ledger),
             "demand": follow_demand(context, lambda: schedule.slots),
+            "usage": follow_usage(context, context.directory.usage),
             "pushes": follow_pushes(context.peers.bus, context.fleet, self._record.timeline),
         }
         if context.run.schedule.adaptive:

@@ -33,9 +33,10 @@ class RunDirectory:
     evaluation), `pass_rates.jsonl` (one line per graded sample group: task and share that
     passed), `decisions.jsonl` (one line per decision of the schedule, for `millrace replay`),
     `trajectories.jsonl` (answers of the model for people to read), `groups.jsonl` and
-    `tokens.jsonl` (see `GroupRecord`), `timeline.jsonl` (see `Timeline`), `log.jsonl` (see
-    `run_log`), `summary.json`, `learning_curve.png` and, if the run broke in an unexpected way,
-    `error.txt`.
+    `tokens.jsonl` (see `GroupRecord`), `timeline.jsonl` (see `Timeline`), `usage.jsonl` (see
+    `follow_usage`), `log.jsonl` (see `run_log`), `summary.json`, `learning_curve.png` and, if
+    the run broke in an unexpected way, `error.txt`. The page adds `notes.jsonl`, the notes of
+    people.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,6 +49,7 @@ class RunDirectory:
         self.groups = self.path / "groups.jsonl"
         self.tokens = self.path / "tokens.jsonl"
         self.timeline = self.path / "timeline.jsonl"
+        self.usage = self.path / "usage.jsonl"
         self.error = self.path / "error.txt"
         self.learning_curve = self.path / "learning_curve.png"
         self._config = self.path / "config.yaml"

@@ -11,11 +11,10 @@ import yaml
 from services.json_lines import JsonLines
 from services.ledger.ledger import LEDGER_FILE, reading
 from services.ledger.sample_group import GroupQuery
+from services.page.reading.details.run_details import RunDetails
 from services.page.reading.group_lines import GroupLines
-from services.page.reading.heldout_answers import HeldOutAnswers, HeldOutQuery
 from services.page.reading.metric_table import MetricTable
 from services.page.reading.revision_cache import RevisionCache
-from services.page.reading.task_progress import TaskProgress, TasksQuery
 from services.page.reading.timeline_reading import TimelineReading
 from services.page.reading.token_pieces import TokenPieces
 from services.page.reading.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
@@ -30,6 +29,9 @@ _LINES = (
     "tokens",
     "groups",
     "timeline",
+    "usage",
+    "log",
+    "notes",
 )
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters
@@ -49,12 +51,11 @@ class RunFolder:
         self._tokens = TrajectoryIndex(JsonLines(path / "tokens.jsonl"))
         self._texts = TrajectoryIndex(JsonLines(path / "trajectories.jsonl"))
         self._groups = GroupLines(JsonLines(path / "groups.jsonl"))
-        self._tasks = TaskProgress(JsonLines(path / "groups.jsonl"))
-        self._heldout = HeldOutAnswers(JsonLines(path / "heldout_answers.jsonl"))
         older, newer = (JsonLines(path / f"timeline{part}.jsonl") for part in (".1", ""))
         self._timeline = TimelineReading(older, newer)
         self._pieces = TokenPieces(path)
         self._answers = RevisionCache(self.revision)
+        self.details = RunDetails(path, self._answers)
 
     @classmethod
     def open(cls, path: str | Path, field: str = "RUN_DIR") -> "RunFolder":
@@ -162,14 +163,6 @@ class RunFolder:
         kept = self.trajectories(TrajectoryQuery(group=group_id, limit=MOST_SIBLINGS))
         result = self._answers.get(("result", group_id), lambda: self._groups.find(group_id))
         return group | {"result": result} | kept
-
-    def tasks(self, query: TasksQuery) -> dict[str, Any]:
-        """Rewards and pass rates by what tasks have in common, and by task."""
-        return self._answers.get(("tasks", query), lambda: self._tasks.summary(query))
-
-    def heldout(self, query: HeldOutQuery) -> dict[str, Any]:
-        """Held-out answers of two evaluations next to each other."""
-        return self._answers.get(("heldout", query), lambda: self._heldout.compared(query))
 
     def timeline(self, since: float | None, until: float | None, bins: int) -> dict[str, Any]:
         """The work of every part of the system between two times, seconds since 1970."""

@@ -8,9 +8,11 @@ import { group } from "./views/group.js";
 import { groups } from "./views/groups.js";
 import { learning } from "./views/learning.js";
 import { ledger } from "./views/ledger.js";
+import { log } from "./views/details/log.js";
 import { replicas } from "./views/replicas.js";
 import { runs } from "./views/runs.js";
-import { tasks } from "./views/tasks.js";
+import { setup } from "./views/details/setup.js";
+import { tasks } from "./views/details/tasks.js";
 import { timeline } from "./views/timeline.js";
 import { trajectories } from "./views/trajectories.js";
 
@@ -22,6 +24,8 @@ const VIEWS = [
   ["trajectories", "Trajectories", trajectories],
   ["ledger", "Ledger", ledger],
   ["replicas", "Replicas", replicas],
+  ["log", "Log", log],
+  ["setup", "Setup", setup],
 ];
 const REFRESH_MS = 1000;
 const node = (id) => document.getElementById(id);

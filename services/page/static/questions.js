@@ -34,6 +34,11 @@ export async function ask(path, parameters = {}) {
   return (await answered(`api/${path}${query ? `?${query}` : ""}`)).json();
 }
 
+export async function send(path, body) {
+  const options = { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: JSON.stringify(body) };
+  return (await answered(`api/${path}`, options)).json();
+}
+
 // Draws what was asked last: answers may overtake each other, and a refusal is shown as well.
 export function newest(question, draw, refused) {
   let turn = 0;

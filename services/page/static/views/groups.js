@@ -2,6 +2,7 @@
 
 import { el, empty, refusal, replace } from "../dom.js";
 import { count, fixed } from "../numbers.js";
+import { pages } from "../pages.js";
 import { newest } from "../questions.js";
 
 const ROWS = 50;
@@ -12,7 +13,7 @@ export async function groups({ root, overview, here, ask }) {
   const body = el("div", { class: "panel table-panel" });
   const draw = newest(
     () => ask("/groups", { ...state, limit: ROWS }),
-    (found) => replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw)] : empty("No sample group fits.", "Choose fewer conditions.")),
+    (found) => replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw, { rows: ROWS })] : empty("No sample group fits.", "Choose fewer conditions.")),
     (problem) => replace(body, refusal(problem)));
   root.append(filters(state, draw), body);
   await draw();
@@ -63,13 +64,4 @@ function strip(result) {
   const mean = rewards.reduce((sum, one) => sum + one, 0) / Math.max(1, rewards.length);
   const cells = rewards.slice(0, 64).map((reward) => el("span", { class: "cell", style: { background: `color-mix(in srgb, var(--green) ${Math.round(100 * Math.max(0, reward) / top)}%, var(--line))` } }));
   return el("span", { class: "strip", title: `rewards ${rewards.map((one) => fixed(one, 2)).join(", ")}` }, cells, el("span", { class: "mean" }, fixed(mean, 2)));
-}
-
-export function pages(state, total, draw) {
-  const move = (by) => () => { state.offset = Math.max(0, state.offset + by); draw(); };
-  const last = Math.min(total, state.offset + ROWS);
-  return el("div", { class: "pages" },
-    el("button", { type: "button", disabled: state.offset === 0, onclick: move(-ROWS) }, "← Back"),
-    el("span", { class: "muted" }, `${count(state.offset + 1)} to ${count(last)} of ${count(total)}`),
-    el("button", { type: "button", disabled: last >= total, onclick: move(ROWS) }, "Next →"));
 }

@@ -4,6 +4,7 @@ import { chart, shareRange } from "../charts.js";
 import { el, empty, panel, replace } from "../dom.js";
 import { figures } from "../figures.js";
 import { count, duration, number, percent } from "../numbers.js";
+import { notes } from "./details/notes.js";
 
 const share = (u, low, high) => [Math.min(0, low ?? 0), Math.max(1, high ?? 1)];
 const scientific = (value) => (value ? value.toExponential(1) : number(value));
@@ -31,7 +32,8 @@ const CHARTS = [
   ["Groups of a batch", "Filtered ones have equal rewards and teach nothing", [["groups_trained", "trained"], ["groups_filtered", "filtered"]], { format: count, range: upward }],
 ];
 
-export async function learning({ root, overview, ask }) {
+export async function learning(view) {
+  const { root, overview, ask } = view;
   let charts = [];
   const said = el("div", { class: "notice" });
   const tiles = el("div", { class: "tiles" });
@@ -41,8 +43,8 @@ export async function learning({ root, overview, ask }) {
   const meanings = await figures();
 
   const draw = async () => {
-    const { columns, evaluations } = await ask("/curves", { points: 800 });
-    replace(said, notice(state.known));
+    const [{ columns, evaluations }, { alerts }] = await Promise.all([ask("/curves", { points: 800 }), ask("/alerts")]);
+    replace(said, notice(state.known, alerts));
     replace(tiles, summary(state.known, evaluations, meanings));
     const y = scrollY;
     charts.forEach((one) => one.destroy());
@@ -54,14 +56,18 @@ export async function learning({ root, overview, ask }) {
     scrollTo({ top: y });
   };
   await draw();
+  const written = await notes(view);
   return {
-    async update(known) { state.known = known; await draw(); },
+    async update(known) { state.known = known; await Promise.all([draw(), written.update()]); },
     destroy() { charts.forEach((one) => one.destroy()); },
   };
 }
 
-function notice(overview) {
-  return overview.error ? panel("The run broke", el("pre", { class: "error" }, overview.error)) : null;
+function notice(overview, alerts) {
+  const bad = alerts.filter((one) => one.level === "bad").length;
+  const link = `#/${encodeURIComponent(overview.run_id)}/log`;
+  const note = alerts.length ? el("p", { class: `balance ${bad ? "bad" : "warn"}`, role: "status" }, el("a", { href: link }, alerts.length === 1 ? "One alert" : `${alerts.length} alerts`), `: ${alerts.slice(0, 3).map((one) => one.title).join("; ")}`) : null;
+  return [note, overview.error ? panel("The run broke", el("pre", { class: "error" }, overview.error)) : null];
 }
 
 function axisChoice(state, draw) {

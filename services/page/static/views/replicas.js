@@ -3,8 +3,10 @@
 import { el, empty, panel, refusal, replace } from "../dom.js";
 import { count, duration } from "../numbers.js";
 import { ask as askPage, newest } from "../questions.js";
+import { load } from "./details/load.js";
 
-export async function replicas({ root, ask }) {
+export async function replicas(view) {
+  const { root, ask } = view;
   const body = el("div", { class: "stack" });
   root.append(body);
   const draw = newest(
@@ -12,8 +14,9 @@ export async function replicas({ root, ask }) {
     ([{ live }, { pushes }]) => replace(body, panel("Replicas", live ? members(live) : lastKnown(pushes)), panel("Pushes of weights", pushes.length ? pushTable(pushes) : empty("No push is recorded."))),
     (problem) => replace(body, refusal(problem)));
   await draw();
+  const below = await load(view);
   const clock = setInterval(draw, 3000);
-  return { update: draw, destroy() { clearInterval(clock); } };
+  return { async update() { await Promise.all([draw(), below.update()]); }, destroy() { clearInterval(clock); below.destroy(); } };
 }
 
 function members(live) {

@@ -2,8 +2,8 @@
 
 import { el, empty, panel, refusal, replace } from "../dom.js";
 import { count, fixed, number } from "../numbers.js";
+import { pages } from "../pages.js";
 import { newest } from "../questions.js";
-import { pages } from "./groups.js";
 import { tokens } from "./tokens.js";
 
 const ROWS = 50;
@@ -21,7 +21,7 @@ async function list({ root, overview, here, ask }) {
   const draw = newest(
     () => ask("/trajectories", { ...state, limit: ROWS }),
     (found) => replace(body, found.total
-      ? [trajectoryTable(found.trajectories, overview.run_id), pages(state, found.total, draw)]
+      ? [trajectoryTable(found.trajectories, overview.run_id), pages(state, found.total, draw, { rows: ROWS })]
       : empty("No trajectory fits.", "Of each train step the trajectories of a few groups are kept (orchestrator.sample_trajectories).")),
     (problem) => replace(body, refusal(problem)));
   root.append(filters(state, overview.verdicts || [], draw), body);

@@ -1,9 +1,9 @@
 // Where learning happens: pass rates by what tasks have in common, and what became of each task.
 
-import { chart } from "../charts.js";
-import { el, empty, panel, refusal, replace } from "../dom.js";
-import { count, percent } from "../numbers.js";
-import { newest } from "../questions.js";
+import { chart } from "../../charts.js";
+import { el, empty, panel, refusal, replace } from "../../dom.js";
+import { count, percent } from "../../numbers.js";
+import { newest } from "../../questions.js";
 import { heldout } from "./heldout.js";
 
 const BY = { kind: "kind", difficulty: "difficulty", source: "source", first: "first pass rate" };

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.json_lines import JsonLines
-from services.page.reading.task_progress import TaskProgress, TasksQuery
+from services.page.reading.details.task_progress import TaskProgress, TasksQuery
 
 
 def progress(path: Path, *groups: dict[str, Any]) -> TaskProgress:

@@ -1,8 +1,9 @@
 // Answers to held-out tasks, those of two evaluations next to each other.
 
-import { el, empty, refusal, replace } from "../dom.js";
-import { count, number } from "../numbers.js";
-import { newest } from "../questions.js";
+import { el, empty, refusal, replace } from "../../dom.js";
+import { count, number } from "../../numbers.js";
+import { pages } from "../../pages.js";
+import { newest } from "../../questions.js";
 
 const ROWS = 20;
 const CHANGES = [["", "all"], ["gained", "passes now"], ["lost", "passed before"], ["both", "passes at both"], ["neither", "passes at neither"]];
@@ -15,7 +16,7 @@ export async function heldout({ root, ask }) {
   root.append(box);
   const draw = newest(
     () => ask("/heldout", { ...state, limit: ROWS }),
-    (found) => replace(body, found.before === null ? empty("No held-out answer is kept.", "Runs keep the first answer to each held-out task since this version.") : [filters(found, state, choose), found.tasks.map(pair), pages(state, found.total, draw)]),
+    (found) => replace(body, found.before === null ? empty("No held-out answer is kept.", "Runs keep the first answer to each held-out task since this version.") : [filters(found, state, choose), found.total ? found.tasks.map(pair) : empty("No task fits.", "Choose another condition."), found.total > ROWS ? pages(state, found.total, draw, { rows: ROWS }) : null]),
     (problem) => replace(body, refusal(problem)));
   const choose = (name, value) => {
     Object.assign(state, { offset: 0, [name]: value });
@@ -46,14 +47,4 @@ function answer(line) {
   if (!line) return el("div", { class: "answer-box muted" }, "not kept");
   return el("div", { class: "answer-box" }, el("pre", {}, line.answer || "(empty)"),
     el("p", { class: "muted", title: line.detail || null }, el("span", { class: `verdict ${line.reward > 0 ? "good" : "bad"}` }, line.verdict), ` reward ${number(line.reward)}, ${count(line.tokens)} tokens`));
-}
-
-function pages(state, total, draw) {
-  if (total <= ROWS) return total ? null : empty("No task fits.", "Choose another condition.");
-  const move = (by) => () => { state.offset = Math.max(0, state.offset + by); draw(); };
-  const last = Math.min(total, state.offset + ROWS);
-  return el("div", { class: "pages" },
-    el("button", { type: "button", disabled: state.offset === 0, onclick: move(-ROWS) }, "← Back"),
-    el("span", { class: "muted" }, `${count(state.offset + 1)} to ${count(last)} of ${count(total)}`),
-    el("button", { type: "button", disabled: last >= total, onclick: move(ROWS) }, "Next →"));
 }

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.json_lines import JsonLines
-from services.page.reading.heldout_answers import HeldOutAnswers, HeldOutQuery
+from services.page.reading.details.heldout_answers import HeldOutAnswers, HeldOutQuery
 
 
 def line(step: int, task_id: str, reward: float | None, **more: Any) -> str:

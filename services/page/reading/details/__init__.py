@@ -1,0 +1,1 @@
+"""Where a run learns, its held-out answers, log, alerts, load and configuration."""
