@@ -205,7 +205,7 @@ class RunMetrics:
 
     groups = _counter("run_groups", "Sample groups closed", "run", "status")
     groups_reopened = _counter("run_groups_reopened", "Trained, then rolled back", "run")
-    tokens = _counter("run_tokens", "Response tokens generated", "run")
+    tokens = _counter("run_tokens", "Response tokens that arrived, evaluations included", "run")
     reward = _gauge("run_reward", "Mean reward of the last batch", "run")
     heldout = _gauge("run_heldout_pass_rate", "pass@1 on held-out tasks", "run", "set")
     evaluation_failures = _counter("run_evaluation_failures", "Not made", "run", "reason")

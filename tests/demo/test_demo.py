@@ -21,6 +21,8 @@ from millrace_tools.cluster.leftovers import (
     forgotten_segments,
     shared_memory_segments,
 )
+from services.ledger.ledger import ledger_of
+from services.page.reading.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 DEMO_S = 600
@@ -124,6 +126,12 @@ def test_the_demo_trains_sums_up_and_leaves_nothing_behind(
     assert summary["weight_pushes"] == 2
     assert summary["policy_version"] == 2
     assert summary["tokens_sampled"] > 2000
+    with ledger_of(run_dir) as ledger:
+        assert ledger.tokens_sampled() == summary["tokens_sampled"]
+        assert ledger.tokens_evaluated() == summary["tokens_evaluated"]
+    on_page = RunFolder.open(run_dir).overview()["flow"]["tokens"]["admitted"]
+    (printed,) = re.findall(r"tokens sampled +([\d,]+)", said)
+    assert on_page == int(printed.replace(",", "")) == summary["tokens_sampled"]
     assert (run_dir / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     answers = [json.loads(line) for line in (run_dir / "trajectories.jsonl").open()]
     assert all(answer["verdict"] for answer in answers)

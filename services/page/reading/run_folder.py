@@ -31,7 +31,6 @@ _LINES = (
     "timeline",
     "usage",
     "log",
-    "notes",
 )
 _MOST_EVALUATIONS = 2000
 _LONGEST_ERROR = 20_000  # characters

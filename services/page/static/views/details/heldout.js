@@ -14,9 +14,11 @@ export async function heldout({ root, ask }) {
   const body = el("div", {});
   box.append(body);
   root.append(box);
+  let shown = "";
+  const isNew = (found) => shown !== (shown = JSON.stringify(found)); // an open list of choices stays open
   const draw = newest(
     () => ask("/heldout", { ...state, limit: ROWS }),
-    (found) => replace(body, found.before === null ? empty("No held-out answer is kept.", "Runs keep the first answer to each held-out task since this version.") : [filters(found, state, choose), found.total ? found.tasks.map(pair) : empty("No task fits.", "Choose another condition."), found.total > ROWS ? pages(state, found.total, draw, { rows: ROWS }) : null]),
+    (found) => isNew(found) && replace(body, found.before === null ? empty("No held-out answer is kept.", "Runs keep the first answer to each held-out task since this version.") : [filters(found, state, choose), found.total ? found.tasks.map(pair) : empty("No task fits.", "Choose another condition."), found.total > ROWS ? pages(state, found.total, draw, { rows: ROWS }) : null]),
     (problem) => replace(body, refusal(problem)));
   const choose = (name, value) => {
     Object.assign(state, { offset: 0, [name]: value });

@@ -28,7 +28,10 @@ export async function tasks(view) {
       charts.forEach((one) => one.destroy());
       charts = [];
       if (!found.labels.length) return void replace(top, el("div", { class: "panel" }, empty(NONE, "Rewards appear here by kind, difficulty and source of the tasks.")));
-      if (!found.available.includes(state.by)) return void choose("by", found.available[0])();
+      if (!found.available.includes(state.by)) {
+        [state.by] = found.available;
+        return void draw();
+      }
       charts = [curves(found, state)];
       replace(top, el("section", { class: "panel" }, el("div", { class: "bar" },
         choice("Sum up by", found.available.map((by) => [by, BY[by]]), state.by, (by) => choose("by", by)),
