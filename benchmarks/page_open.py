@@ -17,12 +17,14 @@ from typing import Any
 from benchmarks.report import options_of
 from services.ledger.ledger import Ledger
 from services.ledger.sample_group import GroupQuery, Prompt
+from services.orchestrator.observers.timeline import Timeline
 from services.orchestrator.run_folder.run_directory import RunDirectory
+from services.page.reading.details.task_progress import TasksQuery
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.protocol.run.orchestrator import RunConfig
 
-GROUP_SIZE, BATCH_GROUPS = 16, 16
+GROUP_SIZE, BATCH_GROUPS, TASKS, REPLICAS = 16, 16, 2000, 8
 
 
 def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
@@ -39,7 +41,7 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
         group_size=GROUP_SIZE,
     )
     directory = RunDirectory.create(config, "many-1")
-    ledger = Ledger(directory.ledger)
+    ledger, timeline = Ledger(directory.ledger), Timeline(directory.timeline)
     chance = random.Random(0)
     with directory.tokens.open("w") as kept, directory.groups.open("w") as lines:
         for step in range(1, steps + 1):
@@ -51,9 +53,14 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
             admitted = ledger.admit(prompts, version=step)
             ledger.close_batch(step, train=[one.group_id for one in admitted], filtered=())
             directory.metrics.write({"step": step, "reward": chance.random(), "elapsed_s": step})
+            timeline.span("trainer", "wait", step, step + 0.6, cause="rollout")
+            timeline.span("trainer", "train", step + 0.6, step + 1.0, step=step)
             for one in admitted:
+                lane = f"replica {one.group_id % REPLICAS}"
+                timeline.span(lane, "generate", step, step + 0.9 * chance.random(), answers=16)
                 _write_group(kept, lines, one.group_id, step, tokens, chance)
     ledger.close()
+    timeline.close()
     return directory.path
 
 
@@ -61,7 +68,9 @@ def _write_group(
     kept: Any, lines: Any, group: int, step: int, tokens: int, chance: random.Random
 ) -> None:
     rewards = [float(chance.random() < 0.5) for _ in range(GROUP_SIZE)]
-    lines.write(json.dumps({"group": group, "step": step, "rewards": rewards}) + "\n")
+    task = chance.randrange(TASKS)
+    known = {"task_id": f"task-{task}", "kind": f"kind-{task % 7}", "difficulty": str(task % 5)}
+    lines.write(json.dumps({"group": group, "step": step, "rewards": rewards} | known) + "\n")
     numbers = [round(-chance.random(), 4) for _ in range(tokens)]
     for index, reward in enumerate(rewards):
         line = {"step": step, "group": group, "trajectory": index, "task_id": "t"}
@@ -91,6 +100,8 @@ def main() -> None:
         questions: dict[str, Callable[[], object]] = {
             "overview": run.overview,
             "curves": lambda: run.curves(800),
+            "tasks": lambda: run.details.tasks(TasksQuery()),
+            "timeline": lambda: run.timeline(None, None, 130),
             "groups": lambda: run.groups(GroupQuery()),
             "trajectories of a step": lambda: run.trajectories(TrajectoryQuery(step=5)),
             "one trajectory": lambda: run.trajectory(asked.trajectories // 2),

@@ -74,6 +74,7 @@ def main() -> None:
         )
         here = f"{root}#/{run.run_id}"
         draw(browser, f"{here}/learning", "learning", viewport=DESK)
+        draw(browser, f"{here}/tasks", "tasks", viewport=DESK)
         draw(browser, f"{here}/timeline", "timeline", viewport=DESK)
         draw(browser, f"{here}/groups/{group}", "group", viewport=DESK)
         draw(

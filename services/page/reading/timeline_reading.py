@@ -82,6 +82,7 @@ class TimelineReading:
         shown = names[:_MOST_LANES]
         most = min(2 * bins, _MOST_SHOWN // max(1, len(shown)))
         slots, waits = self._slots.between(edges), self._waits(edges)
+        at_work = self._trainer_works(edges)
         idle = {
             "trainer": {cause: float(values.mean()) for cause, values in waits.items()},
             "rollout": {cause: float(np.mean(v)) for cause, v in slots["idle"].items()}
@@ -98,7 +99,8 @@ class TimelineReading:
             "waits": {cause: plain(values) for cause, values in waits.items()},
             "slots": slots,
             "idle": idle,
-            "waited_most": waited_most(idle["trainer"], idle["rollout"]) if names else "",
+            "at_work": at_work,
+            "waited_most": waited_most(at_work, idle["trainer"], idle["rollout"]),
             "causes": CAUSES,
             "steps": steps[:: max(1, -(-len(steps) // _MOST_MARKS))],
         }
@@ -116,6 +118,12 @@ class TimelineReading:
         if sum(map(len, places.values())) <= most:
             lane["spans"] = {kind: kinds[kind].rows(places[kind]) for kind in seen}
         return lane
+
+    def _trainer_works(self, edges: Floats) -> float:
+        """Share of the time in which the trainer was at work."""
+        kinds = self._lanes.get("trainer", {}).items()
+        works = [one.share(edges).mean() for kind, one in kinds if not kind.startswith(_WAIT)]
+        return min(1.0, float(sum(works)))
 
     def _waits(self, edges: Floats) -> dict[str, Floats]:
         """Shares of each part in which the trainer was idle, by cause.

@@ -20,19 +20,22 @@ CAUSES = {
 _BUSY = 0.85
 
 
-def waited_most(trainer: Mapping[str, float], rollout: Mapping[str, float]) -> str:
-    """One sentence about a time.
+def waited_most(at_work: float, trainer: Mapping[str, float], rollout: Mapping[str, float]) -> str:
+    """One sentence about a time; empty if nothing is known of the trainer then.
 
     Args:
+        at_work: share of the time in which the trainer worked.
         trainer: shares of the time in which the trainer was idle, by cause.
         rollout: shares of the admission slots that sampled nothing, by cause.
     """
-    at_work = 1.0 - sum(trainer.values())
+    waited = sum(trainer.values())
+    if not waited and not at_work:
+        return ""
     cause, share = max(trainer.items(), key=lambda one: one[1], default=("", 0.0))
     slots, slots_share = max(rollout.items(), key=lambda one: one[1], default=("", 0.0))
-    if at_work < _BUSY and share > 0:
+    if at_work < _BUSY * (at_work + waited):
         return (
-            f"The trainer waited {1 - at_work:.0%} of this time, most of all for "
+            f"The trainer waited {waited:.0%} of this time, most of all for "
             f"{_NAMES.get(cause, cause)}: for {share:.0%}, {CAUSES.get(cause, cause)}."
         )
     said = f"The trainer was at work {at_work:.0%} of this time"

@@ -99,11 +99,19 @@ def test_one_sentence_says_for_what_a_run_waited_most(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_is_busy_leaves_the_idle_slots_to_tell() -> None:
-    said = waited_most({"score": 0.05}, {"trainer": 0.4, "batch": 0.1})
+    said = waited_most(0.95, {"score": 0.05}, {"trainer": 0.4, "batch": 0.1})
     assert said == (
         "The trainer was at work 95% of this time; of the rollout's slots, 40% were idle because "
         "their groups were being trained."
     )
+
+
+def test_of_a_time_before_the_trainer_worked_nothing_is_said(tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / "timeline.jsonl")
+    timeline.span("replica a", "generate", 0.0, 10.0)
+    timeline.close()
+    window = reading(tmp_path / "timeline.jsonl").window(None, None, 10)
+    assert (window["waited_most"], window["at_work"], window["waits"]) == ("", 0.0, {})
 
 
 def test_slots_are_means_over_the_time_and_not_what_they_were_at_one_moment(

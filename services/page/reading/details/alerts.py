@@ -79,7 +79,8 @@ def _logged(one: Mapping[str, Any]) -> dict[str, Any]:
         (str(line[name]) for name in ("error", "problem", "why", "first") if name in line), ""
     )
     known = {"event": one["event"], "count": one["count"], "newest": one["newest"]}
-    return _alert("warning", one["event"].replace("_", " "), why) | known
+    level = "bad" if one["level"] == "error" else "warning"
+    return _alert(level, one["event"].replace("_", " "), why) | known
 
 
 def _alert(level: str, title: str, why: str) -> dict[str, Any]:

@@ -84,7 +84,12 @@ class LogLines:
                 head.event, {"event": head.event, "count": 0, "first": head.time}
             )
             place = len(self._number) - 1
-            seen |= {"count": seen["count"] + 1, "newest": head.time, "place": place}
+            seen |= {
+                "level": head.level,
+                "count": seen["count"] + 1,
+                "newest": head.time,
+                "place": place,
+            }
 
     def find(self, query: LogQuery) -> dict[str, Any]:
         """A page of lines, and how many there are in all."""

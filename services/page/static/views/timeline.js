@@ -43,7 +43,7 @@ export async function timeline({ root, ask }) {
     canvas.dataset.parts = String(found.slots?.why.length ?? 0);
     said.textContent = `${duration(state.found.end - state.found.begin)} of ${duration(state.found.last - state.found.first)}, from ${duration(state.found.begin - state.found.first)}${state.found.lanes_left_out ? `; ${state.found.lanes_left_out} more lanes are not shown` : ""}`;
     words.textContent = found.waited_most;
-    replace(sides, side("trainer", found.idle.trainer, found.causes), side("rollout slots", found.idle.rollout, found.causes));
+    replace(sides, side("trainer", found.at_work, found.idle.trainer, found.causes), found.slots ? side("rollout slots", null, found.idle.rollout, found.causes) : null);
     draw();
     replace(keys, legend(found));
     replace(table, shares(found));
@@ -72,12 +72,13 @@ export async function timeline({ root, ask }) {
 }
 
 // One side's time as a band: at work, and idle by cause.
-function side(name, causes, meanings) {
+function side(name, work, causes, meanings) {
   const known = Object.entries(causes).filter(([, share]) => share >= 0.005).sort((a, b) => b[1] - a[1]);
   const idle = known.reduce((sum, [, share]) => sum + share, 0);
+  const busy = work ?? Math.max(0, 1 - idle);
   const part = (share, paint, text, help, light) => el("span", { class: `side-part ${light ? "idle" : ""}`, title: `${text} ${percent(share)}${help ? `: ${help}` : ""}`, style: { "flex-grow": share, "--paint": `var(--${paint})` } }, share >= 0.08 ? `${text} ${percent(share)}` : "");
-  return el("div", { class: "side" }, el("span", { class: "muted" }, name), el("div", { class: "side-band", role: "img", "aria-label": `${name}: at work ${percent(1 - idle)}, idle for ${known.map(([cause, share]) => `${cause} ${percent(share)}`).join(", ") || "nothing"}` },
-    part(Math.max(0, 1 - idle), name === "trainer" ? "green" : "blue", "at work"), known.map(([cause, share]) => part(share, WHY[cause] || "grey", cause, meanings[cause], true))));
+  return el("div", { class: "side" }, el("span", { class: "muted" }, name), el("div", { class: "side-band", role: "img", "aria-label": `${name}: at work ${percent(busy)}, idle for ${known.map(([cause, share]) => `${cause} ${percent(share)}`).join(", ") || "nothing"}` },
+    part(busy, name === "trainer" ? "green" : "blue", "at work"), known.map(([cause, share]) => part(share, WHY[cause] || "grey", cause, meanings[cause], true)), el("span", { class: "side-rest", style: { "flex-grow": Math.max(0, 1 - busy - idle) } })));
 }
 
 function legend(found) {

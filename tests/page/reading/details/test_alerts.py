@@ -27,12 +27,15 @@ def test_a_good_run_has_none_and_neither_has_one_that_has_only_begun() -> None:
 
 
 def test_what_is_broken_comes_first() -> None:
-    warning = {"event": "rollout_failed", "count": 3, "newest": "", "line": {"error": "HTTP 500"}}
+    known = {"event": "rollout_failed", "level": "warning", "count": 3, "newest": ""}
+    warning = known | {"line": {"error": "HTTP 500"}}
     broken = GOOD | {"error": "Traceback", "flow": {"imbalance": -7}}
     found = alerts(broken, STEPS, [warning])
     assert [one["level"] for one in found] == ["bad", "bad", "warning"]
     assert found[1]["why"].startswith("It is off by -7.")
     assert (found[2]["title"], found[2]["why"]) == ("rollout failed", "HTTP 500")
+    (error,) = alerts(GOOD, STEPS, [warning | {"level": "error"}])
+    assert error["level"] == "bad"
 
 
 def test_figures_of_the_newest_steps_that_are_out_of_bounds_are_told() -> None:

@@ -17,7 +17,7 @@ export async function log({ root, here, ask }) {
   const draw = newest(
     () => ask("/log", { ...state, limit: ROWS }),
     (found) => {
-      replace(events, ["", ...found.events].map((one) => el("option", { value: one, selected: one === state.event }, one || "all")));
+      if (events.options.length !== found.events.length + 1) replace(events, ["", ...found.events].map((one) => el("option", { value: one, selected: one === state.event }, one || "all")));
       replace(body, found.total ? [table(found.lines), pages(state, found.total, draw, { rows: ROWS, back: "← Newer", next: "Older →" })] : empty("No line fits.", "The log of a run is in log.jsonl of its directory."));
     },
     (problem) => replace(body, refusal(problem)));
