@@ -1,6 +1,6 @@
 """Draws docs/images/page_*.png: the page over a real run, in Debian's chromium.
 
-    millrace demo
+    millrace demo                # three times, for the pictures of several runs
     python docs/make_screenshots.py runs/tiny_code-...
 
 Needs chromium (apt-get install --no-install-recommends chromium) and the extra `dev`.
@@ -19,6 +19,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
+from services.page.run_store import FolderRunStore
 
 IMAGES = Path(__file__).parent / "images"
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
@@ -54,7 +55,8 @@ def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any)
     # There is no scroll bar, and so no space for one.
     page.evaluate("document.documentElement.style.scrollbarGutter = 'auto'")
     expect(page.locator("main[aria-busy=false] .panel").first).to_be_visible()
-    expect(page.locator("#link")).to_have_text("following")
+    if page.locator("#tabs a").count():  # of a single run
+        expect(page.locator("#link")).to_have_text("following")
     if press:
         page.get_by_role("button", name=press).click()
     page.evaluate("document.fonts.ready")
@@ -87,7 +89,17 @@ def main() -> None:
         )
         draw(browser, f"{here}/ledger", "ledger", viewport=DESK, color_scheme="dark")
         draw(browser, f"{here}/timeline", "phone", viewport=PHONE)
+        draw_several(browser, run.path.parent)
         browser.close()
+
+
+def draw_several(browser: Browser, runs: Path) -> None:
+    """The list of the runs in a folder, and the newest three side by side."""
+    newest = [run["run_id"] for run in FolderRunStore(runs).runs()[:3]]
+    chosen = "&".join(f"run={run_id}" for run_id in newest)
+    with viewed(runs) as root:
+        draw(browser, root, "runs", viewport=DESK)
+        draw(browser, f"{root}#/?{chosen}&smoothing=0.6", "compare", viewport=DESK)
 
 
 if __name__ == "__main__":

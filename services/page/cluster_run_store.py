@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -9,7 +10,7 @@ import aiohttp
 from services.http.api_key import key_header, key_in
 from services.observability.log import Log
 from services.page.config import PageConfig
-from services.page.run_store import MOST_RUNS, NoSuchRun, RunStore
+from services.page.run_store import MOST_RUNS, RunStore
 from services.protocol.errors import NotReady
 from services.protocol.weights.weight_bus import MemberTable, WeightBus
 
@@ -77,16 +78,10 @@ class ClusterRunStore(RunStore):
                 raise NotReady(f"{path} answers {answer.status}")
             return await answer.json()
 
-    def runs(self) -> list[dict[str, Any]]:
-        """A line about each, newest first."""
-        newest_first = reversed(list(self._statuses.values()))
-        return [{"run_id": one["run_id"], "state": one["state"]} for one in newest_first]
-
-    def path_of(self, run_id: str) -> str:
-        """See `RunStore`: the orchestrator knows it."""
-        if run_id not in self._statuses:
-            raise NoSuchRun(run_id)
-        return str(self._statuses[run_id]["run_dir"])
+    def places(self) -> dict[str, Path]:
+        """See `RunStore`: the orchestrator knows them."""
+        newest_first = reversed(list(self._statuses.items()))
+        return {run_id: Path(status["run_dir"]) for run_id, status in newest_first}
 
     def status(self, run_id: str) -> dict[str, Any] | None:
         """The newest status from the orchestrator."""

@@ -24,6 +24,7 @@ from services.page.reading.spans import LATEST
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_details import add_run_details
 from services.page.run_store import NoSuchRun, RunGone, RunStore
+from services.page.runs_http import add_runs
 from services.protocol.run.figures import FIGURES
 from services.protocol.strict import StrictModel
 from services.side_by_side import running
@@ -114,6 +115,7 @@ def page_app(
     app.add_exception_handler(sqlite3.Error, _damaged_ledger)
     app.add_middleware(GZipMiddleware, minimum_size=2048)
     app.add_middleware(GuardedApp)
+    add_runs(app, store)
     _add_questions(app, store)
     _add_trajectories(app, store)
     add_run_details(app, store)
@@ -135,11 +137,6 @@ def open_paths(prefix: str = "") -> list[str]:
 def _add_questions(app: FastAPI, store: RunStore) -> None:
     stream = ChangeStream()
 
-    @app.get("/api/runs")
-    def runs() -> Any:
-        """The runs that the page can show, newest first."""
-        return {"runs": store.runs()}
-
     @app.get("/api/figures")
     def figures() -> Any:
         """What each figure of a run counts, by its name in `metrics.jsonl`."""
@@ -153,7 +150,8 @@ def _add_questions(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs/{run_id}")
     def overview(run_id: str) -> Any:
         """What a run is, where it stands, and how its ledger balances."""
-        return store.open(run_id).overview() | {"status": store.status(run_id)}
+        known = {"status": store.status(run_id), "figures": store.figures(run_id).as_json()}
+        return store.open(run_id).overview() | known
 
     @app.get("/api/runs/{run_id}/curves")
     def curves(run_id: str, asked: Annotated[CurvesQuery, Query()]) -> Any:

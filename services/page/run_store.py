@@ -1,12 +1,17 @@
 """The runs that the page can show."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from cachetools import LRUCache
 
+from services.page.reading.comparison.comparison import Comparison
+from services.page.reading.comparison.run_figures import FiguresReader, RunFigures
 from services.page.reading.run_folder import RunFolder
 
 MOST_RUNS = 500
@@ -30,18 +35,47 @@ class RunStore(ABC):
     def __init__(self) -> None:
         self._open: LRUCache[str, RunFolder] = LRUCache(_MOST_OPEN)
         self._turn = Lock()
+        self._figures = FiguresReader()
 
     @abstractmethod
-    def runs(self) -> list[dict[str, Any]]:
-        """A line about each, newest first."""
+    def places(self) -> dict[str, Path]:
+        """The directory of each run by its id, newest first."""
 
-    @abstractmethod
-    def path_of(self, run_id: str) -> str | Path:
+    def path_of(self, run_id: str) -> Path:
         """The directory of a run.
 
         Raises:
             NoSuchRun: there is none of that id.
         """
+        path = self.places().get(run_id)
+        if path is None:
+            raise NoSuchRun(run_id)
+        return path
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Each run with its figures, newest first."""
+        places = islice(self.places().items(), MOST_RUNS)
+        return [self._figures_of(run_id, path).as_json() for run_id, path in places]
+
+    def figures(self, run_id: str) -> RunFigures:
+        """The figures of a run.
+
+        Raises:
+            NoSuchRun: there is none of that id.
+        """
+        return self._figures_of(run_id, self.path_of(run_id))
+
+    def _figures_of(self, run_id: str, path: Path) -> RunFigures:
+        found, status = self._figures.of(path, run_id), self.status(run_id)
+        return found if status is None else replace(found, state=status["state"])
+
+    def comparison(self, run_ids: Iterable[str]) -> Comparison:
+        """Runs side by side.
+
+        Raises:
+            As `open`.
+        """
+        return Comparison([(self.open(one), self.figures(one)) for one in dict.fromkeys(run_ids)])
 
     def open(self, run_id: str) -> RunFolder:
         """A run's folder.
@@ -83,17 +117,10 @@ class FolderRunStore(RunStore):
         if not self._holds_several:
             RunFolder.open(self._place)
 
-    def runs(self) -> list[dict[str, Any]]:
-        """A line about each, newest first."""
-        found = sorted(self._paths().items(), key=lambda run: _made_at(run[1]), reverse=True)
-        return [{"run_id": name, "made_at": _made_at(path)} for name, path in found[:MOST_RUNS]]
-
-    def path_of(self, run_id: str) -> Path:
+    def places(self) -> dict[str, Path]:
         """See `RunStore`: a name that is listed cannot lead out of the folder."""
-        path = self._paths().get(run_id)
-        if path is None:
-            raise NoSuchRun(run_id)
-        return path
+        found = self._paths().items()
+        return dict(sorted(found, key=lambda run: _made_at(run[1]), reverse=True))
 
     def _paths(self) -> dict[str, Path]:
         """By run id, which is the name of the folder itself and not of a link to it."""

@@ -18,6 +18,8 @@ COMMANDS_RUN_BY = {
     "millrace demo mine": "tests/demo/test_demo.py",
     "millrace init": "tests/operations/test_wheel.py",
     "millrace view": "tests/page",
+    "millrace compare": "tests/cli/test_side_by_side.py",
+    "millrace report": "tests/cli/test_side_by_side.py",
     "millrace top": "tests/cli/top",
     "millrace logs": "tests/cli/test_run_commands.py",
     "millrace status": "tests/cli/test_status.py",

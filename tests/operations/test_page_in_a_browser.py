@@ -2,16 +2,12 @@
 
 import json
 import shutil
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, expect
 
 from services.access.access_control import protect
 from services.access.config import AccessConfig
@@ -19,9 +15,9 @@ from services.orchestrator.observers.timeline import Timeline
 from services.page.http_app import open_paths, page_app
 from services.page.run_store import FolderRunStore
 from services.protocol.run.figures import FIGURES
+from tests.operations.page_browser import needs_chromium, opened, served
 from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
 
-CHROMIUM = shutil.which("chromium")
 VIEWS = (
     "learning",
     "tasks",
@@ -36,33 +32,8 @@ VIEWS = (
 )
 RUN = "#/test-1"
 KEY = "a-key-of-some-length"
-PATIENCE_MS = 60_000
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="needs chromium: apt-get install --no-install-recommends chromium"
-)
-
-
-@contextmanager
-def served(app: Any) -> Iterator[str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=30)
-        listener.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+pytestmark = needs_chromium
 
 
 @pytest.fixture(scope="module")
@@ -74,20 +45,6 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(run_dir: Path) -> Iterator[str]:
     with served(page_app(FolderRunStore(run_dir))) as url:
         yield url
-
-
-@pytest.fixture
-def troubles() -> list[str]:
-    return []
-
-
-def opened(browser: Browser, troubles: list[str], **context: Any) -> Page:
-    page = browser.new_context(**context).new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    page.on("pageerror", lambda error: troubles.append(str(error)))
-    page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
-    return page
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])

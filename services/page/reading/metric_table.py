@@ -2,7 +2,8 @@
 
 import math
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from services.json_lines import JsonLines
@@ -48,14 +49,26 @@ class MetricTable:
         """
         rows = self.look()
         width = max(1, math.ceil(rows / points))
-        shown = {name: _thinned(column, width, _mean) for name, column in self._columns.items()}
+        shown = {name: thinned(column, width) for name, column in self._columns.items()}
         if "reward" in self._columns and width > 1:
             rewards = self._columns["reward"]
-            shown["reward_low"] = _thinned(rewards, width, min)
-            shown["reward_high"] = _thinned(rewards, width, max)
+            shown["reward_low"] = thinned(rewards, width, min)
+            shown["reward_high"] = thinned(rewards, width, max)
         if "step" in self._columns:  # a place on an axis is no mean
-            shown["step"] = _thinned(self._columns["step"], width, max)
+            shown["step"] = thinned(self._columns["step"], width, max)
         return shown
+
+    def whole(self, names: Sequence[str]) -> "array[float] | None":
+        """Every row of the first of these columns that there is; NaN where a line has no number."""
+        self.look()
+        return next((self._columns[name] for name in names if name in self._columns), None)
+
+    def at(self, step: int, names: Sequence[str]) -> float:
+        """A number at the end of a train step, such as the time; 0 before the first."""
+        steps, values = self.whole(("step",)), self.whole(names)
+        row = bisect_right(steps, step) - 1 if steps is not None else -1
+        value = values[row] if values is not None and row >= 0 else math.nan
+        return 0.0 if math.isnan(value) else value
 
     def last(self) -> dict[str, float]:
         """The newest row."""
@@ -73,11 +86,14 @@ def _numbers(line: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, floa
             yield prefix + name, float(min(max(value, -_LARGEST), _LARGEST))
 
 
-def _mean(values: "list[float]") -> float:
+def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _thinned(column: "array[float]", width: int, choose: Any) -> list[float | None]:
+def thinned(
+    column: Sequence[float], width: int, choose: Callable[[list[float]], float] = _mean
+) -> list[float | None]:
+    """One value for every `width` rows; None where no row has a number."""
     parts = (column[at : at + width] for at in range(0, len(column), width))
     known = ([value for value in part if math.isfinite(value)] for part in parts)
     return [choose(values) if values else None for values in known]

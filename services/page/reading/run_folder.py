@@ -1,20 +1,19 @@
 """One run directory, as the page reads it."""
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import yaml
-
 from services.json_lines import JsonLines
 from services.ledger.ledger import LEDGER_FILE, reading
 from services.ledger.sample_group import GroupQuery
+from services.page.reading.comparison.curves import CURVES, Axis, Line, line_of, measured_line
+from services.page.reading.comparison.run_figures import pass_rates
 from services.page.reading.details.run_details import RunDetails
 from services.page.reading.group_lines import GroupLines
 from services.page.reading.metric_table import MetricTable
 from services.page.reading.revision_cache import RevisionCache
+from services.page.reading.run_files import RunFiles, mark, state_of
 from services.page.reading.timeline_reading import TimelineReading
 from services.page.reading.token_pieces import TokenPieces
 from services.page.reading.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
@@ -33,7 +32,6 @@ _LINES = (
     "log",
 )
 _MOST_EVALUATIONS = 2000
-_LONGEST_ERROR = 20_000  # characters
 
 
 class RunFolder:
@@ -45,6 +43,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ledger = path / LEDGER_FILE
+        self.files = RunFiles(path)
         self._metrics = MetricTable(JsonLines(path / "metrics.jsonl"))
         self._evaluations = JsonLines(path / "evaluations.jsonl")
         self._tokens = TrajectoryIndex(JsonLines(path / "tokens.jsonl"))
@@ -88,9 +87,9 @@ class RunFolder:
             return None
         found = []
         for name in _LINES:
-            found.append(_mark(self.path / f"{name}.jsonl"))
+            found.append(mark(self.path / f"{name}.jsonl"))
         for name in (LEDGER_FILE, f"{LEDGER_FILE}-wal", "summary.json", "error.txt"):
-            found.append(_mark(self.path / name))
+            found.append(mark(self.path / name))
         return found
 
     @property
@@ -112,8 +111,7 @@ class RunFolder:
             return {"flow": ledger.flow(), "facts": ledger.facts()}
 
     def _standing(self) -> dict[str, Any]:
-        config = self._config()
-        summary, error = self._json("summary.json"), self._text("error.txt")
+        config, summary, error = self.files.config(), self.files.summary(), self.files.error()
         last, trajectories = self._metrics.last(), self._trajectories
         steps = int(last.get("step", 0))
         return {
@@ -124,8 +122,8 @@ class RunFolder:
             "error": error,
             "step": steps,
             "steps": config.get("steps"),
-            "state": _state(steps, config.get("steps"), summary, error),
-            "written_at": max((mark[1] for mark in self.revision() or []), default=0.0),
+            "state": state_of(steps, config.get("steps"), summary, error),
+            "written_at": max((one[1] for one in self.revision() or []), default=0.0),
             "last": last,
             "trajectories": trajectories.look(),
             "verdicts": trajectories.verdicts,
@@ -141,6 +139,25 @@ class RunFolder:
             return {"columns": columns, "evaluations": [one for _, one in lines if one is not None]}
 
         return self._answers.get(("curves", points), find)
+
+    def lines(self, axis: Axis, smoothing: float, points: int) -> dict[str, Line]:
+        """The curves that are compared between runs, by column."""
+
+        def find() -> dict[str, Line]:
+            names = (curve.column for curve in CURVES)
+            drawn = {name: line_of(self._metrics, name, axis, smoothing, points) for name in names}
+            return {name: line for name, line in drawn.items() if line is not None}
+
+        return self._answers.get(("lines", axis, smoothing, points), find)
+
+    def pass_rate_lines(self, axis: Axis) -> dict[str, Line]:
+        """Held-out pass rates by set."""
+
+        def find() -> dict[str, Line]:
+            rates = pass_rates(self.path / "evaluations.jsonl")
+            return {name: measured_line(self._metrics, one, axis) for name, one in rates.items()}
+
+        return self._answers.get(("pass_rates", axis), find)
 
     def groups(self, query: GroupQuery) -> dict[str, Any]:
         """A page of sample groups."""
@@ -202,42 +219,3 @@ class RunFolder:
         # Tokens take longest, and no other question needs to wait for them.
         pieces = self._pieces.of(line["token_ids"]) if "token_ids" in line else None
         return {"number": number, "pieces": pieces} | line
-
-    def _config(self) -> dict[str, Any]:
-        """The run file; {} if it holds what JSON cannot say, such as half of a surrogate pair."""
-        try:
-            found = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
-            found = msgspec.json.decode(json.dumps(found, default=str))
-        except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def _json(self, name: str) -> Any:
-        try:
-            return msgspec.json.decode((self.path / name).read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return None
-
-    def _text(self, name: str) -> str:
-        try:
-            with (self.path / name).open(encoding="utf-8", errors="replace") as file:
-                return file.read(_LONGEST_ERROR)
-        except OSError:
-            return ""
-
-
-def _mark(path: Path) -> list[float]:
-    try:
-        found = path.stat()
-    except OSError:
-        return [0, 0.0]
-    return [found.st_size, found.st_mtime]
-
-
-def _state(step: int, steps: Any, summary: Any, error: str) -> str:
-    """As far as files can tell: `unfinished` is in progress, or was killed."""
-    if error:
-        return "failed"
-    if summary is None:
-        return "unfinished"
-    return "finished" if isinstance(steps, int) and step >= steps else "ended"

@@ -21,7 +21,8 @@ function axis(extra) {
   };
 }
 
-// series: [{label, values, title?, colour?, points?, band?: [low, high]}], all as long as `x`.
+// series: [{label, values, title?, colour?, dash?, points?, faint?, carry?, band?: [low, high]}], all as long as
+// `x`. A faint line has no entry in the legend; at a place without a value, one with `carry` shows the value before.
 export function chart({ title, help, x, series, height = 190, format = number, range, xFormat }) {
   const shown = series.filter((one) => one.values.some((value) => value !== null && value !== undefined));
   const figure = el("figure", { class: "chart", "aria-label": title });
@@ -29,7 +30,7 @@ export function chart({ title, help, x, series, height = 190, format = number, r
     const paint = `var(--${one.colour || PALETTE[index % PALETTE.length]})`;
     const value = el("output", { class: "value" }, "");
     const key = el("span", { class: one.points ? "key dot" : "key", style: { background: paint } });
-    return { value, node: el("span", { class: "entry", title: one.title }, key, el("span", {}, one.label), value) };
+    return { value, node: el("span", { class: "entry", hidden: one.faint, title: one.title }, key, el("span", {}, one.label), value) };
   });
   const place = el("output", { class: "place" }, "");
   figure.append(
@@ -50,7 +51,7 @@ function lively(figure, box, { x, shown, cells, place, height, format, range, xF
     place.textContent = at === null || at === undefined ? "" : (xFormat || ((v) => `step ${v}`))(x[index]);
     shown.forEach((one, i) => {
       let j = index;
-      while (at === null && j > 0 && (one.values[j] === null || one.values[j] === undefined)) j -= 1;
+      while ((at === null || one.carry) && j > 0 && (one.values[j] === null || one.values[j] === undefined)) j -= 1;
       cells[i].value.textContent = format(one.values[j]);
     });
   };
@@ -87,12 +88,12 @@ function options({ shown, width, height, format, range, xFormat, say }) {
   const series = [{}];
   const bands = [];
   shown.forEach((one, index) => {
-    const paint = () => colour(one.colour || PALETTE[index % PALETTE.length]);
+    const paint = () => `${colour(one.colour || PALETTE[index % PALETTE.length])}${one.faint ? "40" : ""}`;
     series.push({
       label: one.label,
       stroke: paint,
       width: one.points ? 1.5 : 1.75,
-      dash: one.points ? [4, 4] : undefined,
+      dash: one.points ? [4, 4] : one.dash,
       spanGaps: true,
       points: one.points ? { show: true, size: 7, fill: paint, stroke: paint } : { show: shown[index].values.length === 1 },
     });

@@ -4,6 +4,7 @@ import { repaint } from "./charts.js";
 import { el, refusal, replace } from "./dom.js";
 import { ago, count } from "./numbers.js";
 import { ask, follow, FOLLOWING, Refused, remember } from "./questions.js";
+import { compare } from "./views/compare.js";
 import { group } from "./views/group.js";
 import { groups } from "./views/groups.js";
 import { learning } from "./views/learning.js";
@@ -53,10 +54,13 @@ async function go() {
     if (!here.run) {
       const found = await ask("runs");
       if (mine !== turn) return;
-      if (found.runs.length === 1) return void location.replace(address(found.runs[0].run_id, "learning"));
+      if (found.runs.length === 1 && !here.parameters.has("run")) return void location.replace(address(found.runs[0].run_id, "learning"));
       leave();
-      heading(null);
-      shown = runs(replace(main), found.runs);
+      const chosen = here.parameters.getAll("run");
+      heading(null, chosen.length ? sideBySide(chosen.length) : []);
+      const made = chosen.length ? await compare(replace(main), here, found.runs.map((run) => run.run_id)) : runs(replace(main), found);
+      if (mine === turn) shown = made;
+      else made.destroy();
       return;
     }
     if (before?.run !== here.run) watch(here.run);
@@ -100,25 +104,23 @@ function askForKey() {
   field.focus();
 }
 
-function heading(overview) {
+function heading(overview, otherwise = []) {
   document.title = overview ? `${overview.run_id} · Millrace` : "Millrace";
   const tabs = overview ? VIEWS.map(([name, title]) =>
     el("a", { href: address(overview.run_id, name), "aria-current": here.view === name ? "page" : null }, title)) : [];
   replace(node("tabs"), tabs);
   node("tabs").querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
-  replace(node("run-head"), overview ? runHead(overview) : []);
+  replace(node("run-head"), overview ? runHead(overview) : otherwise);
 }
 
-const TELL = {
-  finished: "finished", ended: "ended early", failed: "failed", unfinished: "in progress, or killed",
-};
+const sideBySide = (several) => [el("a", { href: "#/" }, "Runs"), el("h1", {}, several === 1 ? "One run" : `${several} runs side by side`)];
 
 function runHead(overview) {
   const state = overview.status?.state || overview.state;
   const title = overview.status ? overview.status.detail : state === "unfinished" ? `Nothing says how it ended; last written ${ago(overview.written_at)}` : "";
   return [
     el("h1", { title: overview.path }, overview.run_id),
-    el("span", { class: `state ${state}`, title }, TELL[state] || state),
+    el("span", { class: `state ${state}`, title }, overview.figures.texts.state),
     el("span", { class: "steps" }, `step ${count(overview.step)}`, overview.steps ? ` of ${count(overview.steps)}` : ""),
     el("progress", { max: overview.steps || 1, value: overview.step, "aria-label": "train steps" }),
   ];

@@ -28,11 +28,17 @@ async function answered(path, options = {}) {
   throw new Refused(response.status, body?.error);
 }
 
-export async function ask(path, parameters = {}) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+// A parameter that is a list is given once for each of its values.
+function address(path, parameters) {
+  const each = Object.entries(parameters).flatMap(([name, value]) => [value].flat().map((one) => [name, one]));
+  const given = each.filter(([, value]) => value !== "" && value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
-  return (await answered(`api/${path}${query ? `?${query}` : ""}`)).json();
+  return `api/${path}${query ? `?${query}` : ""}`;
 }
+
+export const ask = async (path, parameters = {}) => (await answered(address(path, parameters))).json();
+
+export const file = async (path, parameters = {}) => (await answered(address(path, parameters))).blob();
 
 export async function send(path, body) {
   const options = { method: "POST", headers: { ...headers(), "content-type": "application/json" }, body: JSON.stringify(body) };

@@ -1,8 +1,9 @@
 """The configuration of a run as it was resolved, beside the defaults."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from services.page.reading.dotted_keys import dotted
 from services.protocol.run.orchestrator import RunConfig
 
 _LEAST = {
@@ -21,17 +22,9 @@ def resolved(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     A key that every run file must have has no default. Keys of older versions have none either.
     """
     known = RunConfig.model_validate(_LEAST).model_dump(mode="json")
-    defaults = dict(_flat({key: value for key, value in known.items() if key not in _LEAST}))
+    defaults = dict(dotted({key: value for key, value in known.items() if key not in _LEAST}))
     return [
         {"key": key, "value": value, "changed": key not in defaults or value != defaults[key]}
         | ({"default": defaults[key]} if key in defaults else {})
-        for key, value in _flat(config)
+        for key, value in dotted(config)
     ]
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -1,0 +1,1 @@
+"""Runs as one HTML file: no script, nothing from elsewhere."""
