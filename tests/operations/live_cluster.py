@@ -103,7 +103,7 @@ def dashboard() -> Iterator[str]:
 
     class Answering(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=60)
+            details = ray.get(client._controller.get_serve_instance_details.remote(), timeout=300)
             self.send_response(200)
             self.end_headers()
             self.wfile.write(json.dumps(details).encode())
@@ -116,7 +116,7 @@ def dashboard() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join(60)
+        thread.join(300)
 
 
 def assert_nothing_was_lost(status: RunStatus) -> None:

@@ -22,7 +22,7 @@ async def test_a_model_is_listed_with_the_models_that_its_replicas_were_trained_
         ("", ["models/old"]),
     ):
         await cluster.bus.put(first.member(trained_from=own), old)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while await _origins(cluster) != listed:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
