@@ -9,15 +9,18 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: help demo test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
+.PHONY: help demo task test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):[^#]*  ## (.*)/\1|\2/p' $(MAKEFILE_LIST) | sort \
 	  | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
-demo: .venv/ready  ## a model learns to write small programs, in a minute: SEED=0 PORT=8000
-	@$(BIN)/millrace demo --seed $(SEED) --port $(PORT)
+demo: .venv/ready  ## a model learns to write small programs, in a minute: SEED=0 PORT=8000 TASK=folder
+	@$(BIN)/millrace demo $(TASK) --seed $(SEED) --port $(PORT)
+
+task: .venv/ready  ## five files of a task of your own, which `make demo` runs: TASK=name
+	@$(BIN)/millrace init --task '$(TASK)'
 
 # All parts at once: each waits for something half of the time. On less than 16 GiB of memory:
 # make test AT_ONCE=2

@@ -7,15 +7,12 @@ anew, and the rest in namespaces of its own, which needs root. `--json` keeps th
 writes the table of that page.
 """
 
-import os
-import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks.report import ROOT, machine, markdown, options_of, with_table, write
 from millrace_tools.capacity.machine import free_port
-from tests.operations.shell_walk import Typed, why_no_namespaces
+from tests.operations.shell_walk import Typed, walk_afresh, why_no_namespaces
 from tests.operations.tour import PAGE, tour
 
 MOST_S = 1800.0
@@ -38,33 +35,14 @@ def main() -> None:
 
 
 def installed(folder: Path) -> list[Typed]:
-    """Clone, install and demo; the demo's own words split its time."""
-    home = folder / "home"
-    home.mkdir()
-    fresh = os.environ | {"HOME": str(home), "UV_CACHE_DIR": str(home), "PIP_NO_CACHE_DIR": "1"}
-    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
-        fresh.pop(name, None)
-    port = free_port()
-    clone = folder / "millrace"
-    stages = []
-    for name, command, where in (
-        ("`git clone`", ["git", "clone", "--quiet", str(ROOT), str(clone)], folder),
-        ("every package fetched and installed", ["make", ".venv/ready"], clone),
-        ("`make demo`: a first learning curve", ["make", "demo", f"PORT={port}"], clone),
-    ):
-        began = time.monotonic()
-        done = subprocess.run(
-            command,
-            cwd=where,
-            env=fresh,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=MOST_S,
-        )
-        assert done.returncode == 0, done.stdout[-6000:]
-        stages.append(Typed(name=name, seconds=time.monotonic() - began, said=done.stdout))
-    assert list((clone / "runs").glob("*/learning_curve.png"))
+    """Clone, install and demo."""
+    steps = [
+        ("`git clone`", f"git clone --quiet {ROOT} millrace\ncd millrace"),
+        ("every package fetched and installed", "make .venv/ready"),
+        ("`make demo`: a first learning curve", f"make demo PORT={free_port()}"),
+    ]
+    stages = walk_afresh(folder, steps, most_s=MOST_S)
+    assert list(folder.glob("millrace/runs/*/learning_curve.png"))
     return stages
 
 

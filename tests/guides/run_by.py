@@ -14,8 +14,8 @@ COMMANDS_RUN_BY = {
     "millrace export RUN_DIR models/merged": "tests/trainer/test_lora.py",
     "millrace doctor": "tests/cli/doctor",
     "uv pip install --compile-bytecode millrace[cpu]": "tests/operations/test_wheel.py",
-    "millrace init --task": "tests/cli/test_init.py",
-    "millrace demo mine": "tests/demo/test_demo.py",
+    "make task TASK=mine": "tests/operations/test_own_task.py",
+    "make demo TASK=mine": "tests/operations/test_own_task.py",
     "millrace init": "tests/operations/test_wheel.py",
     "millrace view": "tests/page",
     "millrace compare": "tests/cli/test_side_by_side.py",
@@ -40,6 +40,7 @@ PYTHON_RUN_BY = {
     "docs/environments.md": "tests/examples/test_environments_doc.py",
     "docs/migrating.md": "tests/guides/test_migration.py",
     "docs/rewards.md": "tests/reward_service/test_rewards_doc.py",
+    "docs/your-own-tasks.md": "tests/operations/own_task.py",
 }
 """By page; its C++ too."""
 
@@ -56,7 +57,8 @@ NOT_RUN = {
     "ray up": "it rents machines",
     "ray attach": "it needs the rented machines",
     "export RAY_AUTH_MODE=token": "the walk's cluster has no token",
-    "cd millrace": "on the rented head node",
+    "cd millrace": "on the rented head node, or in a new clone",
+    "git clone REPOSITORY": "the test has a copy; `python -m benchmarks.own_task` clones",
     "millrace wait --timeout": "the walk waits with the default",
     "apt-get install": "it installs a program of the operating system",
     "prometheus --config.file": "it writes below /var/lib",

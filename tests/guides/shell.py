@@ -20,7 +20,10 @@ from millrace_tools.main import command_parser
 
 ROOT = Path(__file__).parents[2]
 TREE = ("benchmarks/", "deploy/", "docs/", "examples/", "services/", "tests/")
-PLAIN = {"source", "export", "cd", "cp", "mkdir", "head", "tail", "grep", "sleep", "kill", "printf"}
+PLAIN = {
+    *("source", "export", "cd", "cp", "mkdir", "head", "tail", "grep", "sleep", "kill", "printf"),
+    "git",
+}
 """Programs of every shell, whose arguments need no check beyond the files that they name."""
 
 

@@ -5,11 +5,14 @@ commands stand as they are: their ports are free, and `ray stop` ends this Ray a
 """
 
 import itertools
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +32,17 @@ export HOME=$PWD/home PYTHONPATH=$PWD RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED
 python -c "{_LOOPBACK}"
 """
 _MARK = "WALK "
+_TREE = (
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "services",
+    "millrace_tools",
+    "Makefile",
+    "README.md",
+    "pyproject.toml",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +65,23 @@ def why_no_namespaces() -> str | None:
     return f"run as root: {tried.stderr.strip()}" if tried.returncode else None
 
 
+def copy_clone(folder: Path) -> None:
+    """Make a folder like a clone in which `make` has installed everything."""
+    for name in _TREE:
+        source, target = ROOT / name, folder / name
+        if source.is_dir():
+            leave = shutil.ignore_patterns("__pycache__", "runs", "tasks.jsonl")
+            shutil.copytree(source, target, ignore=leave)
+        else:
+            shutil.copy(source, target)
+    environment = folder / ".venv"
+    environment.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if path.name != "ready":
+            (environment / path.name).symlink_to(path)
+    (environment / "ready").touch()  # newer than pyproject.toml: `make` installs nothing
+
+
 def write_files(page: str, folder: Path) -> None:
     """The files that a page shows: a path of two parts in backticks before a block."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -65,17 +96,40 @@ def walk(clone: Path, steps: Iterable[tuple[str, str]], *, most_s: float) -> lis
     Raises:
         AssertionError: one failed, or they took too long; with the end of what was said.
     """
-    script = clone / "walk.sh"
+    return _typed(clone, _PREAMBLE, steps, [*NAMESPACES, "bash"], os.environ, most_s)
+
+
+def walk_afresh(folder: Path, steps: Iterable[tuple[str, str]], *, most_s: float) -> list[Typed]:
+    """As `walk`, in an empty folder, with this machine's network and no cache of packages."""
+    home = folder / "home"
+    home.mkdir()
+    fresh = {"HOME": str(home), "UV_CACHE_DIR": str(home), "PIP_NO_CACHE_DIR": "1"}
+    leave = ("PYTHONPATH", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if name not in leave}
+    return _typed(folder, "set -eo pipefail\nexec 2>&1", steps, ["bash"], kept | fresh, most_s)
+
+
+def _typed(
+    folder: Path,
+    preamble: str,
+    steps: Iterable[tuple[str, str]],
+    shell: Sequence[str],
+    environment: Mapping[str, str],
+    most_s: float,
+) -> list[Typed]:
+    script = folder / "walk.sh"
     marked = [f"echo {shlex.quote(_MARK + name)}\n{text}" for name, text in steps]
-    script.write_text("\n".join([_PREAMBLE, *marked, f"echo {_MARK}end\n"]), encoding="utf-8")
+    script.write_text("\n".join([preamble, *marked, f"echo {_MARK}end\n"]), encoding="utf-8")
     lines: list[tuple[float, str]] = []
-    command = ["timeout", f"{most_s:g}", *NAMESPACES, "bash", str(script)]
-    with subprocess.Popen(command, cwd=clone, stdout=subprocess.PIPE, text=True) as shell:
-        assert shell.stdout is not None
-        for line in shell.stdout:
+    command = ["timeout", f"{most_s:g}", *shell, str(script)]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as typing:
+        assert typing.stdout is not None
+        for line in typing.stdout:
             lines.append((time.monotonic(), line))
     said = "".join(line for _, line in lines)
-    assert shell.returncode == 0, f"status {shell.returncode}: {said[-6000:]}"
+    assert typing.returncode == 0, f"status {typing.returncode}: {said[-6000:]}"
     marks = [number for number, (_, line) in enumerate(lines) if line.startswith(_MARK)]
     return [
         Typed(

@@ -1,27 +1,16 @@
 """What README and guides say to type, typed: in order, on a machine of its own."""
 
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.guides.blocks import ROOT, SHELL, Block
+from tests.guides.blocks import SHELL, Block
 from tests.guides.walk import walked
-from tests.operations.shell_walk import walk, why_no_namespaces, write_files
+from tests.operations.shell_walk import copy_clone, walk, why_no_namespaces, write_files
 
 pytestmark = pytest.mark.timeout(1800)
 MOST_S = 1700.0
-TREE = (
-    "benchmarks",
-    "deploy",
-    "docs",
-    "examples",
-    "services",
-    "millrace_tools",
-    "README.md",
-    "pyproject.toml",
-)
 
 
 @pytest.fixture
@@ -29,14 +18,7 @@ def clone(tmp_path: Path) -> Path:
     """A folder like a clone with `make` done in it, and the files of docs/your-own-tasks.md."""
     if (why := why_no_namespaces()) is not None:
         pytest.skip(f"no namespaces here, {why}")
-    for name in TREE:
-        source, target = ROOT / name, tmp_path / name
-        if source.is_dir():
-            leave = shutil.ignore_patterns("__pycache__", "runs", "tasks.jsonl")
-            shutil.copytree(source, target, ignore=leave)
-        else:
-            shutil.copy(source, target)
-    (tmp_path / ".venv").symlink_to(sys.prefix)
+    copy_clone(tmp_path)
     write_files("docs/your-own-tasks.md", tmp_path)
     return tmp_path
 
