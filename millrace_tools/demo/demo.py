@@ -21,7 +21,7 @@ from rich.console import Console
 from millrace_tools.capacity.machine import check_folder, check_memory, check_port
 from millrace_tools.client.runs_client import RunsClient
 from millrace_tools.command import command, option
-from millrace_tools.demo.init import demo_model, is_clone, workplace, write_starter
+from millrace_tools.demo.init import demo_model, is_clone, program, workplace, write_starter
 from millrace_tools.demo.phases import Phases
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
 from millrace_tools.deploy.run_file import read_run_file
@@ -289,7 +289,7 @@ def _say_what_next(
     options: DemoOptions, status: RunStatus, phases: Phases, console: Console
 ) -> None:
     console.print(f"Everything is shut down; {phases.elapsed_s:.0f} s in all. What to try next:")
-    view = (f"millrace view {near(Path(status.run_dir))}", "curves, timeline, answers: a page")
+    view = (f"{program()} view {near(Path(status.run_dir))}", "curves, timeline, answers: a page")
     readme = f"less {near(options.run_file.with_name('README.md'))}"
     by_hand = (readme, "the pieces by hand: serve run, millrace run, chat")
     for suggestion, why in (view, by_hand, *_other_runs(options)):
@@ -298,9 +298,9 @@ def _say_what_next(
 
 def _other_runs(options: DemoOptions) -> Iterator[tuple[str, str]]:
     if options.folder is not None:
-        yield f"millrace demo {options.folder}", "again, after a change of its files"
+        yield f"{program()} demo {options.folder}", "again, after a change of its files"
         return
     following = options.seed + 1
-    again = f"make demo SEED={following}" if is_clone() else f"millrace demo --seed {following}"
+    again = f"make demo SEED={following}" if is_clone() else f"{program()} demo --seed {following}"
     yield again, "another model from the start"
-    yield "millrace init --task NAME", "a task of your own, which runs as it is"
+    yield f"{program()} init --task NAME", "a task of your own, which runs as it is"

@@ -1,7 +1,9 @@
 """`millrace init`: files to begin with, from a clone or the package, in a folder."""
 
 import argparse
+import os
 import shutil
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -41,8 +43,14 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     print_line(f"{len(written)} files written to {folder}", console)
     if name is not None:
         print_line(f"  less {folder / 'README.md'}", console)
-        print_line(f"  millrace demo {folder}", console)
+        print_line(f"  {program()} demo {folder}", console)
     return 0
+
+
+def program() -> str:
+    """What this shell calls the command: after `make demo` it may not be on the PATH."""
+    own = Path(sys.prefix) / "bin" / "millrace"
+    return os.path.relpath(own) if shutil.which("millrace") is None and own.exists() else "millrace"
 
 
 def is_clone() -> bool:

@@ -45,6 +45,20 @@ def test_a_task_is_five_files(mine: Path, capsys: pytest.CaptureFixture[str]) ->
         assert "task_folder" not in path.read_text()
 
 
+def test_the_next_command_is_one_that_this_shell_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "bin" / "millrace"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    for path, typed in ((str(program.parent), "millrace"), ("/nowhere", "bin/millrace")):
+        monkeypatch.setenv("PATH", path)
+        assert main(["init", "--task", "mine"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"  {typed} demo mine"
+
+
 def test_its_run_file_its_tasks_and_its_deployment_fit_together(mine: Path) -> None:
     run = read_run_file(mine / "run.yaml")
     tasks = TaskTable(run)
