@@ -72,15 +72,37 @@ def test_groups_that_were_too_old_are_told_with_the_bound(ledger: Ledger) -> Non
 
 def test_a_run_is_judged_by_its_held_out_rate_else_by_its_rewards() -> None:
     rewards = [0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5, 0.5]
-    assert gain(0.1, 0.4, rewards) == ("held-out pass rate", 0.1, 0.4)
-    assert gain(0.1, None, rewards) == ("mean reward", 0.1, 0.5)
-    assert gain(0.1, 0.1, rewards[:7]) is None, "so few steps prove nothing"
+    assert gain(RUN, 0.1, 0.4, rewards) == ("held-out pass rate", 0.1, 0.4)
+    assert gain(RUN, 0.1, None, rewards) == ("mean reward", 0.1, 0.5)
+    assert gain(RUN, 0.1, 0.1, rewards[:7]) is None, "so few steps prove nothing"
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"schedule": {"dynamic_sampling": True}}, {"curriculum": {}}], ids=str
+)
+def test_rewards_of_chosen_groups_do_not_judge_a_run(chosen: dict[str, object]) -> None:
+    run = RunConfig.model_validate(RUN.model_dump() | chosen)
+    assert gain(run, None, None, [0.5] * 9) is None
+    assert gain(run, 0.1, 0.4, [0.5] * 9) == ("held-out pass rate", 0.1, 0.4)
+
+
+def test_failed_groups_are_told_with_their_reasons(ledger: Ledger) -> None:
+    failed, *rest = [group.group_id for group in ledger.in_flight()]
+    ledger.close_group(failed, "failed", reason="http_400")
+    ledger.close_group(rest.pop(), "failed", reason="deadline")
+    ledger.close_batch(1, train=rest[:6], filtered=())
+    (found,) = findings(RUN, ledger)
+    assert found.kind == "failures"
+    assert found.text.startswith("2 of 8 sample groups (25%) failed: 1 ")
+    assert "1 http_400" in found.text
 
 
 @pytest.mark.parametrize(
     ("measured", "counts", "advice"),
     [
         (("held-out pass rate", 0.5, 0.3), LedgerCounts(trained=9), "made the model worse: lower"),
+        (("held-out pass rate", 1.0, 0.2), LedgerCounts(trained=9), "made the model worse: lower"),
+        (("held-out pass rate", 0.5, 0.47), LedgerCounts(trained=9), "hardly moved"),
         (
             ("held-out pass rate", 0.0, 0.0),
             LedgerCounts(trained=9),
@@ -98,7 +120,15 @@ def test_what_to_try_follows_from_what_happened(
     assert advice in found.advice
 
 
-@pytest.mark.parametrize("measured", [None, ("mean reward", 0.1, 0.3), ("mean reward", 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "measured",
+    [
+        None,
+        ("mean reward", 0.1, 0.3),
+        ("mean reward", 1.0, 1.0),
+        ("held-out pass rate", 1.0, 0.95),
+    ],
+)
 def test_a_run_that_learned_or_had_nothing_to_learn_is_not_blamed(
     measured: tuple[str, float, float] | None,
 ) -> None:

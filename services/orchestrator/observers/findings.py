@@ -14,7 +14,7 @@ _ENOUGH_BATCHES = 3
 _MOST, _MANY = 0.75, 0.2
 _QUARTER = 4
 _FEWEST_STEPS = 8
-_GAIN = 0.02
+_GAIN, _LOSS = 0.02, 0.1
 
 
 def findings(run: RunConfig, ledger: LedgerReader) -> list[Finding]:
@@ -37,17 +37,21 @@ def findings(run: RunConfig, ledger: LedgerReader) -> list[Finding]:
 
 
 def gain(
-    before: float | None, after: float | None, rewards: Sequence[float]
+    run: RunConfig, before: float | None, after: float | None, rewards: Sequence[float]
 ) -> tuple[str, float, float] | None:
     """By which rate a run is judged, and that rate at its beginning and its end.
 
     The held-out pass rate where it was measured twice, else the mean reward of the first and the
-    last quarter of the train steps. None for a run of few steps.
+    last quarter of the train steps. None for a run of few steps, and where rewards stay level
+    while a model learns: a curriculum chooses harder tasks, and dynamic sampling leaves out
+    solved ones.
     """
     if len(rewards) < _FEWEST_STEPS:
         return None
     if before is not None and after is not None:
         return "held-out pass rate", before, after
+    if run.curriculum is not None or run.schedule.dynamic_sampling:
+        return None
     part = len(rewards) // _QUARTER
     return "mean reward", fmean(rewards[:part]), fmean(rewards[-part:])
 
@@ -59,14 +63,15 @@ def of_no_gain(
     if measured is None:
         return None
     name, before, after = measured
-    if after - before >= _GAIN or before >= 1 - _GAIN:
+    worse = before - after >= _LOSS
+    if after - before >= _GAIN or (before >= 1 - _GAIN and not worse):
         return None
     rate = (
         f"{before:.0%} -> {after:.0%}" if name != "mean reward" else f"{before:.2f} -> {after:.2f}"
     )
     text = f"nothing was learned: {name} {rate}, {counts.trained} sample groups trained"
     learning_rate = run.algorithm.learning_rate
-    if before - after >= _GAIN:
+    if worse:
         advice = (
             f"Training made the model worse: lower algorithm.learning_rate (now {learning_rate:g}),"
             f" algorithm.minibatches (now {run.algorithm.minibatches}) or schedule.max_staleness "
@@ -86,12 +91,9 @@ def of_no_gain(
 def _of_equal_rewards(
     run: RunConfig, filtered: int, closed: int, reasons: Mapping[str, int]
 ) -> Finding:
-    parts = ", ".join(
-        f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda one: -one[1])
-    )
     text = (
         f"{filtered} of {closed} sample groups ({filtered / closed:.0%}) taught nothing, because "
-        f"their rewards were equal: {parts}"
+        f"their rewards were equal: {_listed(reasons)}"
     )
     group_size = f"group_size (now {run.group_size})"
     if 2 * reasons.get(NO_REWARD, 0) >= filtered:
@@ -122,11 +124,16 @@ def _of_stale_groups(run: RunConfig, stale: int, closed: int) -> Finding:
 
 
 def _of_failures(failed: int, closed: int, reasons: Mapping[str, int]) -> Finding:
-    parts = ", ".join(
-        f"{count} {reason}" for reason, count in sorted(reasons.items(), key=lambda one: -one[1])
-    )
     return Finding(
         kind="failures",
-        text=f"{failed} of {closed} sample groups ({failed / closed:.0%}) failed: {parts}",
-        advice="Read the first failure in this summary, and docs/runbook.md for its reason",
+        text=f"{failed} of {closed} sample groups ({failed / closed:.0%}) failed: "
+        f"{_listed(reasons)}",
+        advice="Read the first failure (`millrace status RUN_ID`), and docs/runbook.md for its "
+        "reason",
     )
+
+
+def _listed(reasons: Mapping[str, int]) -> str:
+    """Sample groups by reason, the most frequent first."""
+    by_count = sorted(reasons.items(), key=lambda one: -one[1])
+    return ", ".join(f"{count} {reason}" for reason, count in by_count)

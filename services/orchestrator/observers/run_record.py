@@ -262,7 +262,7 @@ class RunRecord:
     def _findings(self, before: float | None, after: float | None) -> list[Finding]:
         """Why the run learned nothing; none for one that learned."""
         rewards = [line["reward"] for line in self._directory.metrics.lines()]
-        measured = gain(before, after, rewards)
+        measured = gain(self._run, before, after, rewards)
         nothing = of_no_gain(self._run, self._ledger.counts(), measured)
         causes = findings(self._run, self._ledger)
         if nothing is None:
