@@ -31,11 +31,14 @@ async def node_use() -> NodeUse:
 
 def _pages() -> dict[str, str]:
     alive = [node for node in ray.nodes() if node["Alive"]]
-    return {node["NodeManagerAddress"]: _page(node) for node in alive}
+    return {node["NodeManagerAddress"]: metric_page(node) for node in alive}
 
 
-def _page(node: dict[str, Any]) -> str:
-    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+def metric_page(node: dict[str, Any]) -> str:
+    """Where a node of `ray.nodes` serves its metrics."""
+    host = node["NodeManagerAddress"]
+    host = f"[{host}]" if ":" in host else host
+    return f"http://{host}:{node['MetricsExportPort']}/metrics"
 
 
 async def _use_of(http: aiohttp.ClientSession, url: str) -> dict[str, float]:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from services.orchestrator.lifecycle.runs import Runs
-from services.orchestrator.node_use import use_on
+from services.orchestrator.node_use import metric_page, use_on
 from services.orchestrator.observers.usage_record import follow_usage
 from services.protocol.router import RouterLoad
 from services.protocol.run.orchestrator import RunRequest
@@ -29,6 +31,14 @@ ray_serve_something_else{ip="10.0.0.1"} 1.0
 
 def test_the_metric_page_of_a_node_says_what_is_in_use() -> None:
     assert use_on(PAGE) == {"cpu": 0.425, "memory": 0.25, "gpu": 0.8, "gpu_memory": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [("10.0.0.1", "http://10.0.0.1:80/metrics"), ("fd00::1", "http://[fd00::1]:80/metrics")],
+)
+def test_a_node_is_asked_at_its_address_of_either_version(address: str, url: str) -> None:
+    assert metric_page({"NodeManagerAddress": address, "MetricsExportPort": 80}) == url
 
 
 def test_a_node_without_gpus_says_nothing_of_them() -> None:
