@@ -29,7 +29,7 @@ class RunView:
         self._heldout: float | None = None
         self._seconds: Mapping[str, float] = {}
         self._said = ""
-        self._ledger: Mapping[str, int] = {}
+        self._ledger: Mapping[str, int] | None = None
         self._found: set[str] = set()
         self._ahead = 0
 
@@ -52,6 +52,8 @@ class RunView:
         if not self._rewards:
             self._heldout = status.heldout_pass_rate  # measured before the first step
         self._explain_versions(status)
+        if self._ledger is None:  # of a resumed run: what was closed before
+            self._ledger = {} if steps else status.ledger.model_dump()
         for step in steps:
             self._heldout = self._heldout if step.heldout is None else step.heldout
             self._say(_line(step, status.steps, self._heldout, filtered_share(step, self._ledger)))
@@ -59,7 +61,7 @@ class RunView:
         for one in status.findings:
             if one.kind not in self._found and status.state not in ENDED:  # the summary has them
                 self._say(f"warning: {one.text}. {one.advice}.")
-        self._found = {one.kind for one in status.findings}
+        self._found |= {one.kind for one in status.findings}
         if status.state != RunState.TRAINING or not self._rewards:
             self._say(f"{status.state}: {status.detail}")
 

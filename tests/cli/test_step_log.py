@@ -124,6 +124,7 @@ def test_a_step_line_shows_the_filtered_share_and_a_warning_comes_once(
     still = found.model_copy(update={"text": "12 of 16 taught nothing"})
     orchestra.statuses = [
         orchestra.status(step=1, findings=[found]),
+        orchestra.status(step=2),
         orchestra.status(step=2, findings=[still]),
         orchestra.finished(),
     ]
@@ -146,6 +147,22 @@ def test_a_step_line_shows_the_filtered_share_and_a_warning_comes_once(
         "step 2/2  reward 0.02  filtered 0%  version 2  staleness 1",
         "finished: all done",
     ]
+
+
+def test_the_first_step_after_a_resumption_has_its_own_filtered_share(
+    orchestra: Orchestra, file: Path
+) -> None:
+    before = {"trained": 3, "filtered": 1}
+    log = StepLog(str(orchestra.run_dir))
+    line = json.loads(_line(1, 1.0)) | {"ledger": {"trained": 4, "filtered": 2}}
+    screen = io.StringIO()
+    with RunView(Console(file=screen, width=200)) as view:
+        resumed = orchestra.status(state=RunState.STARTING)
+        assert resumed.ledger.model_dump().items() >= before.items()
+        view.show(resumed, log.new(resumed))
+        _append(file, json.dumps(line) + "\n")
+        view.show(orchestra.status(step=1), log.new(orchestra.status(step=1)))
+    assert "filtered 50%" in screen.getvalue()
 
 
 def test_versions_that_are_not_the_runs_steps_are_explained_once(orchestra: Orchestra) -> None:
