@@ -39,7 +39,12 @@ from services.protocol.run.task import NOT_SHOWN
         option("--resume", metavar="RUN_ID", help="go on with an earlier run; last: the newest"),
         option("--branch", metavar="RUN_ID", help="begin with an earlier run's newest checkpoint"),
     ),
-    option("--wait", type=float, default=300.0, help="seconds for services to be up; 0: none (300)"),
+    option(
+        "--wait",
+        type=float,
+        default=300.0,
+        help="seconds for services to be up; 0: do not look (300)",
+    ),
     option("--dry-run", action="store_true", help="explain it, and start nothing"),
     option("--deployment", metavar="FILE", help="of --dry-run: for this Serve file"),
 )
@@ -82,12 +87,7 @@ def _wait(client: RunsClient, console: Console, *, timeout_s: float) -> None:
         with suppress(NotReady):  # they are starting
             client.runs()
     print_line(f"Waiting up to {timeout_s:g} s for the services at {url}:", console)
-    try:
-        wait_until_running(lambda: application_states(url), console, timeout_s=timeout_s)
-    except NotReady as late:
-        raise NotReady(
-            f"{late} -> `--wait` takes more seconds, or 0 to start the run now"
-        ) from None
+    wait_until_running(lambda: application_states(url), console, timeout_s=timeout_s)
 
 
 def _start(client: RunsClient, config: RunConfig, arguments: argparse.Namespace) -> RunStatus:
