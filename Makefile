@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 SEED ?= 0
 PORT ?= 8000
+TASK ?=
 EXTRAS ?= cpu,dev
 BIN := .venv/bin
 
