@@ -40,7 +40,7 @@ def follow(
                 status = client.status(status.run_id)
                 heard, silent = time.monotonic(), False
             except (NotReady, InvalidInput) as error:
-                if isinstance(error, InvalidInput) and error.field != "--url":
+                if isinstance(error, InvalidInput) and error.field == "run_id":
                     raise RunLost("this orchestrator does not know it; it is new") from error
                 if time.monotonic() - heard > _SILENCE_S:
                     raise RunLost(f"no answer for {_SILENCE_S:.0f} s. {_said(error)}") from error

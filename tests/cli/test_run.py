@@ -200,6 +200,16 @@ def test_a_run_whose_cluster_died_ends_with_its_folder_and_the_command_that_resu
     assert shown.out.splitlines()[-1] == f"  {command} --url {orchestra.url}"
 
 
+def test_a_service_that_asks_to_try_again_has_not_lost_the_run(
+    orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    busy = {"param": "run", "value": "(not ready)", "fix": "Try again.", "message": "busy"}
+    finished = orchestra.finished().model_dump(mode="json")
+    orchestra.replies["GET", "/v1/runs/tiny-1"] = [(503, {"error": busy}), (200, finished)]
+    assert main(["run", str(run_file), "--url", orchestra.url]) == 0
+    assert "no answer; asking again for 60 s" in capsys.readouterr().out
+
+
 def test_a_run_is_resumed_or_branched_off_but_not_both(
     orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
