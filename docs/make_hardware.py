@@ -113,10 +113,8 @@ class Division:
     engine_gpus: int
 
     def __str__(self) -> str:
-        engines = f"{self.engines}"
-        return f"{self.ranks} + " + (
-            engines if self.engine_gpus == 1 else f"{engines} x {self.engine_gpus}"
-        )
+        each = "" if self.engine_gpus == 1 else f" x {self.engine_gpus}"
+        return f"{self.ranks} + {self.engines}{each}"
 
 
 def division(shape: ModelShape, lora: LoraConfig | None, gpus: int, gib: int) -> Division | None:
