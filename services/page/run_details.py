@@ -19,7 +19,6 @@ from services.page.run_store import RunStore
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
 
-_POINTS = 400
 _BODY_BYTES, _BODY_S = 64 * 1024, 10.0
 
 
@@ -51,10 +50,8 @@ def add_run_details(app: FastAPI, store: RunStore) -> None:
 
     @app.get("/api/runs/{run_id}/alerts")
     def alerts(run_id: str) -> Any:
-        """What of the run needs attention: warnings of its log, and figures out of bounds."""
-        run = store.open(run_id)
-        overview = run.overview() | {"status": store.status(run_id)}
-        return {"alerts": run.details.alerts(overview, run.curves(_POINTS)["columns"])}
+        """What of the run needs attention: findings, figures out of bounds, warnings of its log."""
+        return {"alerts": store.open(run_id).alerts(store.status(run_id))}
 
     @app.get("/api/runs/{run_id}/usage")
     def usage(run_id: str, asked: Annotated[UsageQuery, Query()]) -> Any:

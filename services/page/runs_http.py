@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from services.page.reading.comparison.comparison import MOST_COMPARED, figure_heads
-from services.page.reading.comparison.curves import Axis
+from services.page.reading.metric_table import Axis
 from services.page.report.report import SMOOTHING, report
 from services.page.run_store import RunStore
 from services.protocol.strict import StrictModel

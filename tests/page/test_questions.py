@@ -20,6 +20,7 @@ from services.page.reading.run_folder import RunFolder
 from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import FolderRunStore
 from services.protocol.errors import InvalidInput
+from services.protocol.run.orchestrator import LedgerCounts
 
 
 @pytest.fixture
@@ -41,8 +42,21 @@ def test_every_figure_of_a_tile_and_a_curve_has_its_definition(client: TestClien
     views = STATIC / "views"
     shown = re.findall(r'tile\("(\w+)"', (views / "learning.js").read_text())
     shown += re.findall(r'\["([\w.]+)", "[^"]+"\]', (views / "learning.js").read_text())
+    shown += [f"ledger.{name}" for name in LedgerCounts.model_fields]
     assert len(shown) > 25
     assert [name for name in shown if name not in known] == []
+
+
+def test_curves_and_evaluations_have_a_place_on_each_axis(
+    client: TestClient, run_dir: Path
+) -> None:
+    found = client.get("/api/runs/test-1/curves").json()
+    assert found["axes"] == {"step": [1, 2, 3, 4], "time": [2, 4, 6, 8]}
+    places = [one["at"] for one in found["evaluations"]]
+    assert places == [{"step": 0, "time": 0, "tokens": 0}, {"step": 4, "time": 8, "tokens": 0}]
+    with (run_dir / "evaluations.jsonl").open("a") as file:
+        file.write('{"name": "heldout", "step": {}}\n')
+    assert len(client.get("/api/runs/test-1/curves").json()["evaluations"]) == 2
 
 
 def test_the_ledger_command_says_the_tokens_that_the_page_says(run_dir: Path, capsys) -> None:

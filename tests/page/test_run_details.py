@@ -52,6 +52,18 @@ def test_warnings_of_the_log_are_alerts(client: TestClient, run_dir: Path) -> No
     assert client.get("/api/runs/test-1/log").json()["lines"] == [line]
 
 
+def test_an_update_that_was_skipped_is_an_alert_in_a_run_of_many_steps_too(
+    client: TestClient, run_dir: Path
+) -> None:
+    line = {"step": 5, "trainer": {"entropy": 1.0, "skipped_updates": 0}}
+    lines = [line | {"step": step} for step in range(5, 2000)]
+    lines[-1] = line | {"step": 1999, "trainer": {"skipped_updates": 1}}
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(one) + "\n" for one in lines)
+    (alert,) = client.get("/api/runs/test-1/alerts").json()["alerts"]
+    assert alert["title"] == "1 of the newest updates were skipped"
+
+
 def test_the_deployment_is_shown_where_the_run_keeps_it(client: TestClient, run_dir: Path) -> None:
     assert client.get("/api/runs/test-1/setup").json()["deployment"] == ""
     (run_dir / "deploy.yaml").write_text("applications: []\n")

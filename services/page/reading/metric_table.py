@@ -3,10 +3,18 @@
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from services.json_lines import JsonLines
+
+Axis = Literal["step", "time", "tokens"]
+AXES: Mapping[Axis, tuple[str, ...]] = {
+    "step": ("step",),
+    "time": ("elapsed_s",),
+    "tokens": ("tokens_sampled", "tokens_generated"),
+}
+"""What curves can be drawn over: columns of `metrics.jsonl`; of an older run, the last of them."""
 
 _LARGEST = 1e300  # of a column, means can be taken
 
@@ -54,18 +62,26 @@ class MetricTable:
             rewards = self._columns["reward"]
             shown["reward_low"] = thinned(rewards, width, min)
             shown["reward_high"] = thinned(rewards, width, max)
-        if "step" in self._columns:  # a place on an axis is no mean
-            shown["step"] = thinned(self._columns["step"], width, max)
+        for name in (name for names in AXES.values() for name in names if name in shown):
+            shown[name] = thinned(self._columns[name], width, max)  # a place is no mean
         return shown
+
+    def newest(self, rows: int) -> dict[str, list[float]]:
+        """The numbers of every column in the newest rows, without its gaps."""
+        self.look()
+        columns = ((name, column[-rows:]) for name, column in self._columns.items())
+        return {name: [one for one in part if not math.isnan(one)] for name, part in columns}
 
     def whole(self, names: Sequence[str]) -> "array[float] | None":
         """Every row of the first of these columns that there is; NaN where a line has no number."""
         self.look()
         return next((self._columns[name] for name in names if name in self._columns), None)
 
-    def at(self, step: int, names: Sequence[str]) -> float:
-        """A number at the end of a train step, such as the time; 0 before the first."""
-        steps, values = self.whole(("step",)), self.whole(names)
+    def place(self, step: float, axis: Axis) -> float:
+        """Where the end of a train step is on an axis; 0 before the first."""
+        if axis == "step":
+            return step
+        steps, values = self.whole(AXES["step"]), self.whole(AXES[axis])
         row = bisect_right(steps, step) - 1 if steps is not None else -1
         value = values[row] if values is not None and row >= 0 else math.nan
         return 0.0 if math.isnan(value) else value

@@ -7,13 +7,14 @@ from typing import Any
 from services.json_lines import JsonLines
 from services.ledger.ledger import LEDGER_FILE, reading
 from services.ledger.sample_group import GroupQuery
-from services.page.reading.comparison.curves import CURVES, Axis, Line, line_of, measured_line
+from services.page.reading.comparison.curves import CURVES, Line, line_of, measured_line
 from services.page.reading.comparison.run_figures import pass_rates
+from services.page.reading.details.alerts import NEWEST
 from services.page.reading.details.run_details import RunDetails
 from services.page.reading.group_lines import GroupLines
-from services.page.reading.metric_table import MetricTable
+from services.page.reading.metric_table import AXES, Axis, MetricTable
 from services.page.reading.revision_cache import RevisionCache
-from services.page.reading.run_files import RunFiles, mark, state_of
+from services.page.reading.run_files import RunFiles, is_number, mark, state_of
 from services.page.reading.timeline_reading import TimelineReading
 from services.page.reading.token_pieces import TokenPieces
 from services.page.reading.trajectory_index import MOST_SIBLINGS, TrajectoryIndex, TrajectoryQuery
@@ -30,6 +31,7 @@ _LINES = (
     "timeline",
     "usage",
     "log",
+    "notes",
 )
 _MOST_EVALUATIONS = 2000
 
@@ -130,15 +132,37 @@ class RunFolder:
         }
 
     def curves(self, points: int) -> dict[str, Any]:
-        """Train steps as columns, and every evaluation."""
+        """Train steps as columns, what they can be drawn over, and every evaluation."""
 
         def find() -> dict[str, Any]:
             columns = self._metrics.columns(points)
-            count = self._evaluations.look()
-            lines = self._evaluations.since(max(0, count - _MOST_EVALUATIONS), dict)
-            return {"columns": columns, "evaluations": [one for _, one in lines if one is not None]}
+            axes = {
+                axis: next((columns[name] for name in names if name in columns), [None])
+                for axis, names in AXES.items()
+            }
+            return {
+                "columns": columns,
+                "axes": {axis: places for axis, places in axes.items() if None not in places},
+                "evaluations": self._placed_evaluations(),
+            }
 
         return self._answers.get(("curves", points), find)
+
+    def _placed_evaluations(self) -> list[dict[str, Any]]:
+        """The newest ones; `at` is their place on each axis."""
+        count = self._evaluations.look()
+        lines = self._evaluations.since(max(0, count - _MOST_EVALUATIONS), dict)
+        known = [(line, line.get("step")) for _, line in lines if line is not None]
+        return [
+            line | {"at": {axis: self._metrics.place(step, axis) for axis in AXES}}
+            for line, step in known
+            if is_number(step)
+        ]
+
+    def alerts(self, status: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """What of the run needs a person's attention."""
+        steps = self._answers.get("newest", lambda: self._metrics.newest(NEWEST))
+        return self.details.alerts(self.overview() | {"status": status}, steps)
 
     def lines(self, axis: Axis, smoothing: float, points: int) -> dict[str, Line]:
         """The curves that are compared between runs, by column."""

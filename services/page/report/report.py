@@ -10,9 +10,9 @@ from xml.etree.ElementTree import Element
 import yaml
 
 from services.page.reading.comparison.comparison import ComparedRun, Comparison
-from services.page.reading.comparison.curves import Axis
 from services.page.reading.comparison.figure_text import count, duration, number, percent
 from services.page.reading.comparison.run_figures import RUN_FIGURES
+from services.page.reading.metric_table import Axis
 from services.page.report.answers import answers
 from services.page.report.elements import Child, el, table, text_of
 from services.page.report.line_chart import PAINTS, Text, line_chart

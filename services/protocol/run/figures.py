@@ -47,4 +47,10 @@ FIGURES = {
     "earlier, nats.",
     "trainer.grad_norm": "Norm of the gradient before it is clipped.",
     "trainer.loss": "Loss of the train step.",
+    "ledger.admitted": "Sample groups that the run began, or all response tokens sampled for them.",
+    "ledger.trained": "Sample groups that a train step learned from.",
+    "ledger.filtered": "Sample groups with nothing to learn from: all rewards are equal.",
+    "ledger.expired": "Sample groups dropped because they would have been too old.",
+    "ledger.failed": "Sample groups whose every attempt ended in an error.",
+    "ledger.in_flight": "Sample groups that are being sampled or scored, or wait for their batch.",
 }

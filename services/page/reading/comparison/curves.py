@@ -3,18 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from services.page.reading.metric_table import MetricTable, thinned
+from services.page.reading.metric_table import AXES, Axis, MetricTable, thinned
 from services.protocol.run.figures import FIGURES
-
-Axis = Literal["step", "time", "tokens"]
-AXES: Mapping[Axis, tuple[str, ...]] = {
-    "step": ("step",),
-    "time": ("elapsed_s",),
-    "tokens": ("tokens_sampled", "tokens_generated"),
-}
-"""What curves can be drawn over: columns of `metrics.jsonl`; of an older run, the last of them."""
 
 
 @dataclass(frozen=True)
@@ -112,5 +103,5 @@ def line_of(
 def measured_line(table: MetricTable, rates: Mapping[int, float], axis: Axis) -> Line:
     """Held-out pass rates against an axis."""
     steps = sorted(rates)
-    places = [float(s) if axis == "step" else table.at(s, AXES[axis]) for s in steps]
+    places = [table.place(float(step), axis) for step in steps]
     return Line(places, [rates[step] for step in steps], [])

@@ -30,12 +30,13 @@ def duration(seconds: float) -> str:
     """A time in its two largest units, such as `1 h 12 min`."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
-    if seconds < _MINUTE:
+    if round(seconds, 1) < _MINUTE:
         return f"{seconds:.1f} s"
-    if seconds < _HOUR:
+    if round(seconds) < _HOUR:
         return "{} min {} s".format(*divmod(round(seconds), 60))
-    if seconds < _DAY:
-        return "{} h {} min".format(*divmod(round(seconds / _MINUTE), 60))
+    minutes = round(seconds / _MINUTE)
+    if _MINUTE * minutes < _DAY:
+        return "{} h {} min".format(*divmod(minutes, 60))
     return f"{seconds / _DAY:.1f} d"
 
 

@@ -1,6 +1,6 @@
 """Parts of a run beside its curves and groups: tasks, held-out answers, log, load, setup."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,10 @@ from services.json_lines import JsonLines
 from services.page.reading.details.alerts import alerts
 from services.page.reading.details.heldout_answers import HeldOutAnswers, HeldOutQuery
 from services.page.reading.details.log_lines import LogLines, LogQuery
-from services.page.reading.details.resolved_config import resolved
 from services.page.reading.details.task_progress import TaskProgress, TasksQuery
 from services.page.reading.metric_table import MetricTable
 from services.page.reading.revision_cache import RevisionCache
+from services.page.reading.run_config import beside_defaults
 
 _LONGEST_DEPLOYMENT = 100_000  # characters
 
@@ -45,11 +45,11 @@ class RunDetails:
         return self._answers.get(("log", query), lambda: self._log.find(query))
 
     def alerts(
-        self, overview: Mapping[str, Any], columns: Mapping[str, Any]
+        self, overview: Mapping[str, Any], steps: Mapping[str, Sequence[float]]
     ) -> list[dict[str, Any]]:
-        """What needs a person's attention."""
+        """What needs a person's attention; `steps` as `MetricTable.newest`."""
         warnings = self._answers.get("warnings", self._log.warnings)
-        return alerts(overview, columns, warnings)
+        return alerts(overview, steps, warnings)
 
     def usage(self, points: int) -> dict[str, Any]:
         """How busy engines and nodes were, as columns."""
@@ -57,7 +57,7 @@ class RunDetails:
 
     def setup(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """The run's configuration beside the defaults, and its deployment where it is kept."""
-        return {"config": resolved(config), "deployment": self._deployment()}
+        return {"config": beside_defaults(config), "deployment": self._deployment()}
 
     def _deployment(self) -> str:
         """`deploy.yaml`, as `millrace demo` leaves it in the run directory."""

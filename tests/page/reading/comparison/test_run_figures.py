@@ -84,7 +84,9 @@ def test_a_run_is_read_again_only_after_it_has_changed(tmp_path: Path) -> None:
     ("said", "expected"),
     [
         (duration(0.25), "250 ms"),
-        (duration(59.96), "60.0 s"),
+        (duration(59.94), "59.9 s"),
+        (duration(59.96), "1 min 0 s"),
+        (duration(119.7), "2 min 0 s"),
         (duration(61.4), "1 min 1 s"),
         (duration(3599.9), "1 h 0 min"),
         (duration(86399.0), "1.0 d"),

@@ -9,11 +9,11 @@ GOOD = {
     "status": None,
 }
 STEPS = {
-    "groups_trained": [8.0] * 20,
-    "groups_filtered": [0.0] * 20,
-    "staleness_max": [1.0] * 20,
-    "trainer.entropy": [0.5] * 20,
-    "trainer.skipped_updates": [0.0] * 20,
+    "groups_trained": [8.0] * 10,
+    "groups_filtered": [0.0] * 10,
+    "staleness_max": [1.0] * 10,
+    "trainer.entropy": [0.5] * 10,
+    "trainer.skipped_updates": [0.0] * 10,
 }
 
 
@@ -40,11 +40,11 @@ def test_what_is_broken_comes_first() -> None:
 
 def test_figures_of_the_newest_steps_that_are_out_of_bounds_are_told() -> None:
     bad = STEPS | {
-        "groups_trained": [8.0] * 10 + [0.0] * 10,
-        "groups_filtered": [0.0] * 10 + [8.0] * 10,
-        "staleness_max": [1.0] * 19 + [3.0],
-        "trainer.entropy": [0.5] * 19 + [0.01],
-        "trainer.skipped_updates": [1.0] * 12 + [0.0] * 7 + [2.0],
+        "groups_trained": [0.0] * 10,
+        "groups_filtered": [8.0] * 10,
+        "staleness_max": [1.0] * 9 + [3.0],
+        "trainer.entropy": [0.5] * 9 + [0.01],
+        "trainer.skipped_updates": [1.0] * 2 + [0.0] * 7 + [2.0],
     }
     assert titles(GOOD, bad) == [
         "4 of the newest updates were skipped",
@@ -52,3 +52,13 @@ def test_figures_of_the_newest_steps_that_are_out_of_bounds_are_told() -> None:
         "100% of the newest groups teach nothing",
         "The policy's entropy is 0.010 nats",
     ]
+
+
+def test_what_the_orchestrator_found_is_told_with_its_advice_and_only_once() -> None:
+    finding = {"kind": "equal_rewards", "text": "9 of 10 groups", "advice": "Easier tasks."}
+    steps = STEPS | {"groups_trained": [0.0] * 10, "groups_filtered": [8.0] * 10}
+    for overview in ({"status": {"findings": [finding]}}, {"summary": {"findings": [finding]}}):
+        (found,) = alerts(GOOD | overview, steps, [])
+        assert (found["title"], found["why"]) == ("9 of 10 groups", "Easier tasks.")
+    for damaged in ("x", ["x"], [{"kind": []}], [{"kind": [], "text": 1, "advice": 2}]):
+        alerts(GOOD | {"summary": {"findings": damaged}}, steps, [])

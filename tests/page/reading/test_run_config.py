@@ -1,4 +1,4 @@
-from services.page.reading.details.resolved_config import resolved
+from services.page.reading.run_config import beside_defaults
 from services.protocol.run.orchestrator import RunConfig
 
 
@@ -15,7 +15,7 @@ def test_every_key_stands_beside_its_default_and_says_whether_it_was_changed() -
             "schedule": {"preset": "one_step_off"},
         }
     ).model_dump(mode="json")
-    rows = {row["key"]: row for row in resolved(config | {"old_key": 1})}
+    rows = {row["key"]: row for row in beside_defaults(config | {"old_key": 1})}
     assert rows["algorithm.learning_rate"]["changed"]
     assert rows["algorithm.learning_rate"]["default"] < 1e-3
     assert rows["schedule.max_staleness"] == {
@@ -27,4 +27,4 @@ def test_every_key_stands_beside_its_default_and_says_whether_it_was_changed() -
 
 
 def test_a_configuration_that_cannot_be_read_has_no_keys() -> None:
-    assert resolved({}) == []
+    assert beside_defaults({}) == []
