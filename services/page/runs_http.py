@@ -48,7 +48,8 @@ def add_runs(app: FastAPI, store: RunStore) -> None:
     @app.get("/api/runs")
     def runs() -> Any:
         """The runs that the page can show with their figures, newest first."""
-        return {"runs": store.runs(), "figures": figure_heads()}
+        known = {"figures": figure_heads(), "most_compared": MOST_COMPARED}
+        return {"runs": store.runs()} | known
 
     @app.get("/api/compare")
     def compare(asked: Annotated[CompareQuery, Query()]) -> Any:

@@ -1,7 +1,7 @@
 // Lines over train steps, drawn by uPlot: one look, one legend, one cursor for all.
 
 import { el } from "./dom.js";
-import { number } from "./numbers.js";
+import { duration, number, short } from "./numbers.js";
 
 const together = () => globalThis.uPlot.sync("steps");
 const drawn = new Set();
@@ -9,7 +9,16 @@ const drawn = new Set();
 export const colour = (name) =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-const PALETTE = ["blue", "orange", "green", "purple", "red", "teal", "grey"];
+export const PALETTE = ["blue", "orange", "green", "purple", "red", "teal", "grey"];
+
+// What curves can be drawn over: heading, and a place on it as people read it.
+export const AXES = { step: ["steps", undefined], time: ["time", duration], tokens: ["tokens", short] };
+
+// Values at the places of `x`, null where there is none.
+export function placed(x, from, values) {
+  const known = new Map(from.map((place, i) => [place, values[i]]));
+  return x.map((place) => known.get(place) ?? null);
+}
 
 function axis(extra) {
   return {
@@ -21,8 +30,8 @@ function axis(extra) {
   };
 }
 
-// series: [{label, values, title?, colour?, dash?, points?, faint?, carry?, band?: [low, high]}], all as long as
-// `x`. A faint line has no entry in the legend; at a place without a value, one with `carry` shows the value before.
+// series: [{label, values, title?, format?, colour?, dash?, points?, faint?, carry?, band?: [low, high]}], all as
+// long as `x`. A faint line has no entry in the legend; at a place without a value, one with `carry` shows the value before.
 export function chart({ title, help, x, series, height = 190, format = number, range, xFormat }) {
   const shown = series.filter((one) => one.values.some((value) => value !== null && value !== undefined));
   const figure = el("figure", { class: "chart", "aria-label": title });
@@ -52,7 +61,7 @@ function lively(figure, box, { x, shown, cells, place, height, format, range, xF
     shown.forEach((one, i) => {
       let j = index;
       while ((at === null || one.carry) && j > 0 && (one.values[j] === null || one.values[j] === undefined)) j -= 1;
-      cells[i].value.textContent = format(one.values[j]);
+      cells[i].value.textContent = (one.format || format)(one.values[j]);
     });
   };
   let plot = null;

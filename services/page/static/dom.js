@@ -25,6 +25,21 @@ export const replace = (node, ...children) => {
   return node;
 };
 
+// A row that leads to an address wherever it is clicked; keyboards have the link in it.
+export const openingRow = (address, ...cells) => el("tr", { class: "open", onclick: (event) => {
+  if (!event.target.closest("a, label, button") && !getSelection().toString()) location.hash = address;
+} }, cells);
+
+// Buttons of which one is pressed. options: [[value, text]].
+export function choice(label, options, chosen, act) {
+  const box = el("div", { class: "choice", role: "group", "aria-label": label }, options.map(([value, text]) =>
+    el("button", { type: "button", "aria-pressed": String(value === chosen), onclick: (event) => {
+      for (const one of box.children) one.setAttribute("aria-pressed", String(one === event.currentTarget));
+      act(value);
+    } }, text)));
+  return box;
+}
+
 export const panel = (title, ...children) =>
   el("section", { class: "panel" }, title ? el("h2", {}, title) : null, ...children);
 

@@ -23,11 +23,17 @@ export const duration = (seconds) => {
   const size = Math.abs(seconds);
   if (size < 0.001) return size === 0 ? "0 s" : `${(seconds * 1e6).toFixed(0)} µs`;
   if (size < 1) return `${(seconds * 1000).toFixed(size < 0.01 ? 1 : 0)} ms`;
-  if (size < 60) return `${seconds.toFixed(1)} s`;
-  if (size < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  if (size < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (size < 59.95) return `${seconds.toFixed(1)} s`;
+  if (size < 3599.5) return inTwo(seconds, "min", "s");
+  if (size < 86370) return inTwo(seconds / 60, "h", "min");
   return `${(seconds / 86400).toFixed(1)} d`;
 };
+
+// Rounded before it is divided: never "1 min 60 s".
+const inTwo = (small, large, unit) => `${Math.floor(Math.round(small) / 60)} ${large} ${Math.round(small) % 60} ${unit}`;
+
+// Large counts on an axis, where there is no space for all digits.
+export const short = (value) => (value >= 1e6 ? `${number(value / 1e6)} M` : value >= 1e3 ? `${number(value / 1e3)} k` : count(value));
 
 export const ago = (epoch) => {
   const seconds = Date.now() / 1000 - epoch;

@@ -2,7 +2,7 @@
 
 import { repaint } from "./charts.js";
 import { el, refusal, replace } from "./dom.js";
-import { ago, count } from "./numbers.js";
+import { ago } from "./numbers.js";
 import { ask, follow, FOLLOWING, Refused, remember } from "./questions.js";
 import { compare } from "./views/compare.js";
 import { group } from "./views/group.js";
@@ -11,7 +11,7 @@ import { learning } from "./views/learning.js";
 import { ledger } from "./views/ledger.js";
 import { log } from "./views/details/log.js";
 import { replicas } from "./views/replicas.js";
-import { runs } from "./views/runs.js";
+import { compareAddress, runs } from "./views/runs.js";
 import { setup } from "./views/details/setup.js";
 import { tasks } from "./views/details/tasks.js";
 import { timeline } from "./views/timeline.js";
@@ -43,7 +43,7 @@ function place() {
   return { run: run || null, view: view || "learning", rest, parameters: new URLSearchParams(query) };
 }
 
-export const address = (run, view, ...rest) => `#/${[run, view, ...rest].map(encodeURIComponent).join("/")}`;
+const address = (run, view, ...rest) => `#/${[run, view, ...rest].map(encodeURIComponent).join("/")}`;
 
 async function go() {
   const mine = (turn += 1);
@@ -116,13 +116,14 @@ function heading(overview, otherwise = []) {
 const sideBySide = (several) => [el("a", { href: "#/" }, "Runs"), el("h1", {}, several === 1 ? "One run" : `${several} runs side by side`)];
 
 function runHead(overview) {
-  const state = overview.status?.state || overview.state;
+  const { state } = overview.figures.values;
   const title = overview.status ? overview.status.detail : state === "unfinished" ? `Nothing says how it ended; last written ${ago(overview.written_at)}` : "";
   return [
     el("h1", { title: overview.path }, overview.run_id),
     el("span", { class: `state ${state}`, title }, overview.figures.texts.state),
-    el("span", { class: "steps" }, `step ${count(overview.step)}`, overview.steps ? ` of ${count(overview.steps)}` : ""),
+    el("span", { class: "steps" }, `step ${overview.figures.texts.steps}`),
     el("progress", { max: overview.steps || 1, value: overview.step, "aria-label": "train steps" }),
+    el("a", { href: compareAddress([overview.run_id]), title: "This run side by side with others" }, "compare"),
   ];
 }
 

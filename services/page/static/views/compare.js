@@ -1,19 +1,13 @@
 // Runs side by side: figures, what differs between their run files, curves over each other.
 
-import { chart } from "../charts.js";
-import { el, panel, refusal, replace } from "../dom.js";
+import { AXES, chart, PALETTE, placed, shareRange } from "../charts.js";
+import { choice, el, panel, refusal, replace } from "../dom.js";
 import { count, duration, number, percent } from "../numbers.js";
 import { ask, file, newest } from "../questions.js";
-import { again, compareAddress, runAddress } from "./runs.js";
+import { again, compareAddress, isNumeric, runAddress } from "./runs.js";
 
-const PAINTS = ["blue", "orange", "green", "purple", "red", "teal", "grey"];
 const FORMATS = { share: (v) => percent(v, 1), seconds: duration, count };
-const AXES = { step: "steps", time: "time", tokens: "tokens" };
-const NUMERIC = new Set(["pass_best", "pass_final", "pass_before", "reward", "steps", "elapsed_s", "tokens_sampled"]);
 const WAIT_MS = 120;
-
-const tokens = (v) => (v >= 1e6 ? `${number(v / 1e6)} M` : v >= 1e3 ? `${number(v / 1e3)} k` : count(v));
-const X_FORMATS = { step: undefined, time: duration, tokens };
 
 export async function compare(root, here, others) {
   const ids = here.parameters.getAll("run");
@@ -45,9 +39,9 @@ export async function compare(root, here, others) {
   return { ...clock, destroy() { clock.destroy(); charts.forEach((one) => one.destroy()); } };
 }
 
-export const paintOf = (letter) => {
+const paintOf = (letter) => {
   const place = letter.charCodeAt(0) - 65;
-  return { colour: PAINTS[place % PAINTS.length], dash: [undefined, [8, 3], [2, 3], [10, 3, 2, 3]][Math.floor(place / PAINTS.length)] };
+  return { colour: PALETTE[place % PALETTE.length], dash: [undefined, [8, 3], [2, 3], [10, 3, 2, 3]][Math.floor(place / PALETTE.length)] };
 };
 
 const badge = (run) => el("span", { class: "letter", title: run.run_id, style: { background: `var(--${paintOf(run.letter).colour})` } }, run.letter);
@@ -55,11 +49,11 @@ const badge = (run) => el("span", { class: "letter", title: run.run_id, style: {
 function runTable({ runs, figures }, ids, state) {
   const without = (id) => compareAddress(ids.filter((one) => one !== id), state);
   return el("div", { class: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", {}, "run"), figures.map((one) => el("th", { class: NUMERIC.has(one.name) ? "number" : null, title: one.definition }, one.title)), el("th", {}, ""))),
+    el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", {}, "run"), figures.map((one) => el("th", { class: isNumeric(runs, one.name) ? "number" : null, title: one.definition }, one.title)), el("th", {}, ""))),
     el("tbody", {}, runs.map((run) => el("tr", {},
       el("td", {}, badge(run)),
       el("td", { class: "run-name" }, el("a", { href: runAddress(run.run_id) }, run.run_id)),
-      figures.map((one) => el("td", { class: NUMERIC.has(one.name) ? "number" : "word" },
+      figures.map((one) => el("td", { class: isNumeric(runs, one.name) ? "number" : "word" },
         one.name === "state" ? el("span", { class: `state ${run.values.state}` }, run.texts.state)
           : el("span", { class: run.best.includes(one.name) ? "best" : null, title: run.best.includes(one.name) ? "the best of these" : null }, run.texts[one.name]))),
       el("td", {}, runs.length > 1 ? el("a", { href: without(run.run_id), "aria-label": `Leave out ${run.run_id}`, title: "leave out" }, "✕") : null))))));
@@ -88,13 +82,7 @@ function changed({ runs, changed: rows }) {
 }
 
 function controls(state, kept) {
-  const choose = (by) => (event) => {
-    state.by = by;
-    for (const button of event.target.parentNode.children) button.setAttribute("aria-pressed", String(button === event.target));
-    kept();
-  };
-  const axes = el("div", { class: "choice", role: "group", "aria-label": "Horizontal axis" }, Object.entries(AXES).map(([by, title]) =>
-    el("button", { type: "button", "aria-pressed": String(state.by === by), onclick: choose(by) }, title)));
+  const axes = choice("Horizontal axis", Object.entries(AXES).map(([by, [title]]) => [by, title]), state.by, (by) => { state.by = by; kept(); });
   const told = el("output", {}, state.smoothing.toFixed(2));
   let waiting = 0;
   const slider = el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: state.smoothing, "aria-label": "Smoothing", oninput: () => {
@@ -116,13 +104,8 @@ function drawn({ curve, dots, lines }, runs, by) {
     if (!line.smooth.length) return [{ ...own, values: place(line.y), carry: dots }];
     return [{ ...own, values: place(line.y), faint: true }, { ...own, values: place(line.smooth) }];
   });
-  const range = curve.unit === "share" ? () => [0, 1] : undefined;
-  return chart({ title: curve.title, help: curve.definition, x, series, xFormat: X_FORMATS[by], range, format: FORMATS[curve.unit] || number, height: 190 });
-}
-
-function placed(x, from, values) {
-  const known = new Map(from.map((place, i) => [place, values[i]]));
-  return x.map((place) => known.get(place) ?? null);
+  const range = curve.unit !== "share" ? undefined : dots ? () => [0, 1] : shareRange;
+  return chart({ title: curve.title, help: curve.definition, x, series, xFormat: AXES[by][1], range, format: FORMATS[curve.unit] || number, height: 190 });
 }
 
 // The line between its points, at the places of all lines; nothing before its first and after its last.

@@ -1,6 +1,7 @@
 // Every sample group of the ledger, a page at a time.
 
-import { el, empty, refusal, replace } from "../dom.js";
+import { el, empty, openingRow, refusal, replace } from "../dom.js";
+import { figures } from "../figures.js";
 import { count, fixed } from "../numbers.js";
 import { pages } from "../pages.js";
 import { newest } from "../questions.js";
@@ -11,9 +12,10 @@ const STATUSES = ["trained", "filtered", "expired", "failed", "in_flight"];
 export async function groups({ root, overview, here, ask }) {
   const state = { status: here.parameters.get("status") || "", step: here.parameters.get("step") || "", task: here.parameters.get("task") || "", sort: "newest", offset: 0 };
   const body = el("div", { class: "panel table-panel" });
+  const meanings = await figures();
   const draw = newest(
     () => ask("/groups", { ...state, limit: ROWS }),
-    (found) => replace(body, found.total ? [table(found.groups, overview.run_id), pages(state, found.total, draw, { rows: ROWS })] : empty("No sample group fits.", "Choose fewer conditions.")),
+    (found) => replace(body, found.total ? [table(found.groups, overview.run_id, meanings), pages(state, found.total, draw, { rows: ROWS })] : empty("No sample group fits.", "Choose fewer conditions.")),
     (problem) => replace(body, refusal(problem)));
   root.append(filters(state, draw), body);
   await draw();
@@ -40,21 +42,27 @@ function filters(state, draw) {
     select("sort", "order", [["newest", "newest first"], ["oldest", "oldest first"], ["tokens", "most tokens first"]]));
 }
 
-function table(rows, run) {
-  const head = ["group", "task", "status", "rewards", "step", "version", "attempts", "tokens"];
-  const numeric = new Set(["group", "step", "version", "attempts", "tokens"]);
+const HEADS = [
+  ["group", "Its number, in the order of admission", true], ["task", "Id of its task"], ["status", "What became of it"],
+  ["rewards", "A cell for each answer, as full as its reward, and their mean"], ["step", "Train step that closed it", true],
+  ["version", "Oldest policy version of its tokens", true], ["attempts", "How often it was sampled", true], ["tokens", "Response tokens of all attempts", true],
+];
+
+function table(rows, run, meanings) {
   return el("div", { class: "scroll" }, el("table", {},
-    el("thead", {}, el("tr", {}, head.map((name) => el("th", { class: numeric.has(name) ? "number" : null }, name)))),
-    el("tbody", {}, rows.map((row) => el("tr", {},
-      el("td", { class: "number" }, el("a", { href: `#/${encodeURIComponent(run)}/groups/${row.group_id}` }, String(row.group_id))),
+    el("thead", {}, el("tr", {}, HEADS.map(([name, help, isNumber]) => el("th", { class: isNumber ? "number" : null, title: help }, name)))),
+    el("tbody", {}, rows.map((row) => openingRow(groupAddress(run, row.group_id),
+      el("td", { class: "number" }, el("a", { href: groupAddress(run, row.group_id) }, String(row.group_id))),
       el("td", { class: "task" }, row.task_id),
-      el("td", {}, el("span", { class: `status ${row.status}`, title: row.reason || null }, row.status.replace("_", " ")), row.reason ? el("small", { class: "muted" }, ` ${row.reason}`) : null),
+      el("td", {}, el("span", { class: `status ${row.status}`, title: meanings[`ledger.${row.status}`] }, row.status.replace("_", " ")), row.reason ? el("small", { class: "muted" }, ` ${row.reason}`) : null),
       el("td", {}, strip(row.result)),
       el("td", { class: "number" }, row.train_step === null ? "–" : String(row.train_step)),
       el("td", { class: "number" }, row.oldest_version === null ? "–" : String(row.oldest_version)),
       el("td", { class: "number" }, String(row.attempts)),
       el("td", { class: "number" }, count(row.tokens)))))));
 }
+
+const groupAddress = (run, group) => `#/${encodeURIComponent(run)}/groups/${group}`;
 
 // A cell for each trajectory, as full as its reward.
 function strip(result) {

@@ -5,7 +5,7 @@ import { number } from "../numbers.js";
 
 export const LANE = 30;
 export const GAP = 6;
-export const AXIS = 24;
+const AXIS = 24;
 const BAND = 46;
 const SLOTS = 74;
 const MOST_LEVELS = 6;
@@ -34,7 +34,7 @@ export function places(found) {
   });
 }
 
-export const hasBand = (found) => Object.keys(found.waits).length > 0;
+const hasBand = (found) => Object.keys(found.waits).length > 0;
 export const isOnBand = (found, y) => hasBand(found) && y >= AXIS && y < AXIS + BAND;
 const below = (found) => AXIS + (hasBand(found) ? BAND + GAP + 4 : 0) + found.lanes.length * (LANE + GAP);
 

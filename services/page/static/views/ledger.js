@@ -13,12 +13,12 @@ export async function ledger({ root, overview }) {
   const draw = async (known) => {
     if (!known.flow) return void replace(body, empty("The ledger cannot be read.", known.ledger_problem));
     const { flow } = known;
-    const groups = ENDINGS.map(([name, paint]) => ({ name: name.replace("_", " "), value: flow.groups[name], paint }));
+    const endings = (counts) => ENDINGS.map(([name, paint]) => ({ name: name.replace("_", " "), value: counts[name], paint, help: meanings[`ledger.${name}`] }));
     const again = Object.entries(flow.again).map(([cause, value]) => ({ name: `sampled again: ${cause}`, value, paint: "purple" }));
-    const tokens = [...ENDINGS.map(([name, paint]) => ({ name: name.replace("_", " "), value: flow.tokens[name], paint })), ...again];
+    const tokens = [...endings(flow.tokens), ...again];
     replace(body, balance(flow),
       el("div", { class: "pair" },
-        panel("Sample groups", river("admitted", flow.groups.admitted, groups)),
+        panel("Sample groups", river("admitted", flow.groups.admitted, endings(flow.groups))),
         panel("Response tokens", el("div", { title: meanings.tokens_sampled, dataset: { figure: "tokens_sampled" } }, river("sampled", flow.tokens.admitted, tokens)),
           flow.tokens_evaluated ? el("p", { class: "muted", title: meanings.tokens_evaluated }, `${count(flow.tokens_evaluated)} more in held-out evaluations, outside the ledger.`) : null)),
       reasons(flow.reasons));
@@ -59,7 +59,7 @@ function river(source, total, parts) {
     const [middle, centre] = [(x0 + x1) / 2, y1 + size / 2];
     const path = `M${x0},${y0} C${middle},${y0} ${middle},${y1} ${x1},${y1} L${x1},${y1 + size} C${middle},${y1 + size} ${middle},${y0 + size} ${x0},${y0 + size} Z`;
     const amount = `${count(part.value)} · ${percent(part.value / total, 1)}`;
-    return svg("g", {}, svg("title", {}, `${part.name}: ${amount}`),
+    return svg("g", {}, svg("title", {}, `${part.name}: ${amount}${part.help ? `. ${part.help}` : ""}`),
       svg("path", { d: path, class: `stream ${part.paint}` }),
       svg("rect", { x: x1, y: y1, width: bar, height: size, class: `bank ${part.paint}` }),
       svg("text", { x: text, y: centre - line / 2, class: "name" }, part.name),

@@ -1,17 +1,17 @@
 // Every run with its figures; the chosen ones go side by side.
 
-import { el, empty, replace } from "../dom.js";
+import { el, empty, openingRow, replace } from "../dom.js";
 import { ago } from "../numbers.js";
 import { ask } from "../questions.js";
 
 const COLUMNS = ["state", "pass_final", "pass_best", "steps", "elapsed_s", "model", "algorithm"];
-const NUMERIC = new Set(["pass_final", "pass_best", "steps", "elapsed_s"]);
 const SEARCHED = ["state", "model", "algorithm", "schedule"];
-const MOST = 24; // that are shown side by side
 const LOOK_MS = 5000;
 
 export const runAddress = (run) => `#/${encodeURIComponent(run)}/learning`;
 export const compareAddress = (ids, more = {}) => `#/?${new URLSearchParams([...ids.map((id) => ["run", id]), ...Object.entries(more)])}`;
+
+export const isNumeric = (list, name) => list.some((run) => typeof run.values[name] === "number");
 
 export function runs(root, found) {
   if (!found.runs.length) {
@@ -55,8 +55,8 @@ export function again(first, draw, question = () => ask("runs")) {
 function table(state, draw, chosen) {
   const heads = new Map(state.found.figures.map((one) => [one.name, one]));
   const rows = sorted(state.found.runs.filter((run) => fits(run, state.text)), state);
-  const head = (name, title, help) => el("th", { class: NUMERIC.has(name) ? "number" : null, "aria-sort": state.sort === name ? (state.down ? "descending" : "ascending") : null },
-    el("button", { type: "button", class: "sort", title: help, onclick: () => { state.down = state.sort === name ? !state.down : NUMERIC.has(name) || name === "begun_at"; state.sort = name; draw(); } }, title));
+  const head = (name, title, help) => el("th", { class: COLUMNS.includes(name) && isNumeric(state.found.runs, name) ? "number" : null, "aria-sort": state.sort === name ? (state.down ? "descending" : "ascending") : null },
+    el("button", { type: "button", class: "sort", title: help, onclick: () => { state.down = state.sort === name ? !state.down : isNumeric(state.found.runs, name); state.sort = name; draw(); } }, title));
   return el("table", { class: "runs" },
     el("thead", {}, el("tr", {}, el("th", {}, el("span", { class: "unseen" }, "compare")), head("run_id", "run"), COLUMNS.map((name) => head(name, heads.get(name).title, heads.get(name).definition)), head("begun_at", "begun"))),
     el("tbody", {}, rows.length ? rows.map((run) => row(run, state, chosen)) : el("tr", {}, el("td", { colspan: COLUMNS.length + 3, class: "muted" }, "No run fits."))));
@@ -78,17 +78,14 @@ function sorted(rows, { sort, down }) {
 function row(run, state, chosen) {
   const id = run.run_id;
   const choose = el("input", { type: "checkbox", checked: state.chosen.has(id), "aria-label": `Compare ${id}`, onchange: () => {
-    choose.checked &&= state.chosen.size < MOST;
+    choose.checked &&= state.chosen.size < state.found.most_compared;
     if (choose.checked) state.chosen.add(id);
     else state.chosen.delete(id);
     chosen();
   } });
-  const open = (event) => {
-    if (!event.target.closest("a, label") && !getSelection().toString()) location.hash = runAddress(id);
-  };
-  const cell = (name) => el("td", { class: NUMERIC.has(name) ? "number" : "word" },
+  const cell = (name) => el("td", { class: isNumeric(state.found.runs, name) ? "number" : "word" },
     name === "state" ? el("span", { class: `state ${run.values.state}` }, run.texts.state) : run.texts[name]);
-  return el("tr", { class: "open", onclick: open },
+  return openingRow(runAddress(id),
     el("td", { class: "choose" }, el("label", {}, choose)),
     el("td", { class: "run-name" }, el("a", { href: runAddress(id) }, id)),
     COLUMNS.map(cell), el("td", { class: "muted" }, run.values.begun_at ? ago(run.values.begun_at) : ""));

@@ -1,6 +1,6 @@
 // Who did what when, and why nobody did anything: a lane for each replica, sandbox and trainer rank.
 
-import { el, empty, refusal, replace } from "../dom.js";
+import { choice, el, empty, refusal, replace } from "../dom.js";
 import { duration, number, percent } from "../numbers.js";
 import { newest } from "../questions.js";
 import { drawLanes, GAP, isOnBand, isWait, isWork, labelWidth, LANE, PAINT, places, title, USES, WHY } from "./lanes.js";
@@ -18,9 +18,10 @@ export async function timeline({ root, ask }) {
   const words = el("p", { class: "waited", role: "status" });
   const sides = el("div", { class: "sides" });
   const keys = el("div", {});
-  const choices = el("div", { class: "choice", role: "group", "aria-label": "Span of time" },
-    [["all", 0], ["last 10 s", 10], ["last minute", 60], ["last 10 min", 600]].map(([text, seconds]) =>
-      el("button", { type: "button", "aria-pressed": String(seconds === 0), onclick: (event) => recent(event.target, seconds) }, text)));
+  const choices = choice("Span of time", [[0, "all"], [10, "last 10 s"], [60, "last minute"], [600, "last 10 min"]], 0, (seconds) => {
+    Object.assign(state, { newest: seconds, since: null, until: null });
+    load();
+  });
   const move = (text, help, by) => el("button", { type: "button", "aria-label": help, title: help, onclick: () => shift(by) }, text);
   const moves = el("div", { class: "choice", role: "group", "aria-label": "Move" },
     move("+", "zoom in", MOVES["+"]), move("−", "zoom out", MOVES["-"]), move("←", "earlier", MOVES.ArrowLeft), move("→", "later", MOVES.ArrowRight));
@@ -49,11 +50,6 @@ export async function timeline({ root, ask }) {
     replace(table, shares(found));
   };
   const load = newest(question, show, (problem) => replace(table, refusal(problem)));
-  const recent = (button, seconds) => {
-    for (const one of choices.children) one.setAttribute("aria-pressed", String(one === button));
-    Object.assign(state, { newest: seconds, since: null, until: null });
-    load();
-  };
   const zoom = (begin, end) => {
     const { first, last } = state.found;
     Object.assign(state, { newest: 0, since: Math.max(first, begin), until: Math.min(last, Math.max(end, begin + 0.01)) });
@@ -64,7 +60,7 @@ export async function timeline({ root, ask }) {
     const { begin, end } = state.found;
     zoom(begin + low * (end - begin), end + high * (end - begin));
   };
-  pointing(canvas, tip, state, { zoom, shift, all: () => recent(choices.firstChild, 0), ask });
+  pointing(canvas, tip, state, { zoom, shift, all: () => choices.firstChild.click(), ask });
   const sized = new ResizeObserver(() => state.found?.lanes.length && draw());
   sized.observe(box);
   await load();

@@ -1,6 +1,6 @@
 // Trajectories that were kept: a list, and one of them token by token.
 
-import { el, empty, panel, refusal, replace } from "../dom.js";
+import { el, empty, openingRow, panel, refusal, replace } from "../dom.js";
 import { count, fixed, number } from "../numbers.js";
 import { pages } from "../pages.js";
 import { newest } from "../questions.js";
@@ -46,7 +46,7 @@ export function trajectoryTable(rows, run) {
   return el("div", { class: "scroll" }, el("table", {},
     el("thead", {}, el("tr", {}, ["step", "group"].map((name) => el("th", { class: "number" }, name)), el("th", {}, "prompt"), el("th", {}, "answer"), el("th", {}, "verdict"),
       ["reward", "advantage", "tokens", "versions"].map((name) => el("th", { class: "number" }, name)))),
-    el("tbody", {}, rows.map((row) => el("tr", {},
+    el("tbody", {}, rows.map((row) => openingRow(link(run, "trajectories", row.number),
       el("td", { class: "number" }, String(row.step)), el("td", { class: "number" }, el("a", { href: link(run, "groups", row.group) }, String(row.group))),
       el("td", { class: "text" }, row.prompt),
       el("td", { class: "text mono" }, el("a", { href: link(run, "trajectories", row.number) }, row.answer || "(empty)")),

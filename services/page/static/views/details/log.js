@@ -32,7 +32,7 @@ export async function log({ root, here, ask }) {
   return { async update() { await Promise.all([draw(), drawAlerts()]); }, destroy() { clearTimeout(waiting); } };
 }
 
-export function alertPanel(alerts) {
+function alertPanel(alerts) {
   if (!alerts.length) return el("p", { class: "balance good", role: "status" }, "✓ No alert: no warning in the log, and the figures of the newest steps are within bounds.");
   return panel(alerts.length === 1 ? "One alert" : `${count(alerts.length)} alerts`, el("ul", { class: "alerts" }, alerts.map((one) => el("li", { class: one.level },
     el("strong", {}, one.title), one.count > 1 ? el("span", { class: "muted" }, ` ${count(one.count)} times`) : null, one.newest ? el("span", { class: "muted" }, ` newest ${clock(one.newest)}`) : null,

@@ -1,7 +1,6 @@
 // The configuration of a run as it was resolved, and its deployment.
 
-import { el, empty, panel, replace } from "../../dom.js";
-import { choice } from "./tasks.js";
+import { choice, el, empty, panel, replace } from "../../dom.js";
 
 export async function setup({ root, ask }) {
   const { config, deployment } = await ask("/setup");
@@ -9,7 +8,7 @@ export async function setup({ root, ask }) {
   const body = el("div", {});
   const bar = el("div", {});
   const draw = () => {
-    replace(bar, choice("Keys", [["changed", `set by the run file (${config.filter((row) => row.changed).length})`], ["all", `all (${config.length})`]], state.show, (show) => () => { state.show = show; draw(); }));
+    replace(bar, choice("Keys", [["changed", `other than the default (${config.filter((row) => row.changed).length})`], ["all", `all (${config.length})`]], state.show, (show) => { state.show = show; draw(); }));
     const words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
     const rows = config.filter((row) => (state.show === "all" || row.changed) && words.every((word) => `${row.key} ${text(row.value)}`.toLowerCase().includes(word)));
     replace(body, rows.length ? table(rows) : empty("No key fits."));

@@ -1,7 +1,7 @@
 // Where learning happens: pass rates by what tasks have in common, and what became of each task.
 
 import { chart } from "../../charts.js";
-import { el, empty, panel, refusal, replace } from "../../dom.js";
+import { choice, el, empty, openingRow, refusal, replace } from "../../dom.js";
 import { count, percent } from "../../numbers.js";
 import { newest } from "../../questions.js";
 import { heldout } from "./heldout.js";
@@ -39,7 +39,7 @@ export async function tasks(view) {
       charts[0].node, labels(found)), outcomes(found, state, choose, overview.run_id));
     },
     (problem) => replace(top, refusal(problem)));
-  const choose = (name, value) => () => {
+  const choose = (name, value) => {
     state[name] = value;
     if (name === "by") localStorage.setItem("millrace.by", value);
     return draw();
@@ -47,11 +47,6 @@ export async function tasks(view) {
   await draw();
   const below = await heldout({ ...view, root: answers });
   return { async update() { await draw(); await below.update(); }, destroy() { charts.forEach((one) => one.destroy()); } };
-}
-
-export function choice(label, options, chosen, act) {
-  return el("div", { class: "choice", role: "group", "aria-label": label },
-    options.map(([value, text]) => el("button", { type: "button", "aria-pressed": String(value === chosen), onclick: act(value) }, text)));
 }
 
 function curves(found, state) {
@@ -72,6 +67,8 @@ function labels(found) {
 
 const change = (points) => el("span", { class: `verdict ${points > 0.005 ? "good" : points < -0.005 ? "bad" : ""}` }, `${points > 0 ? "+" : ""}${(100 * points).toFixed(0)}`);
 
+const groupsOf = (run, row) => `#/${encodeURIComponent(run)}/groups?task=${encodeURIComponent(row.task_id)}`;
+
 function outcomes(found, state, choose, run) {
   const all = found.outcomes.all.count;
   const [, , help] = OUTCOMES.find(([name]) => name === state.outcome);
@@ -81,7 +78,7 @@ function outcomes(found, state, choose, run) {
     el("p", { class: "muted hint" }, help),
     rows.length ? el("div", { class: "scroll tall" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", {}, "task"), ["groups", "first", "best", "newest"].map((name) => el("th", { class: "number" }, name)))),
-      el("tbody", {}, rows.map((row) => el("tr", {}, el("td", { class: "task" }, el("a", { href: `#/${encodeURIComponent(run)}/groups?task=${encodeURIComponent(row.task_id)}` }, row.task_id)),
+      el("tbody", {}, rows.map((row) => openingRow(groupsOf(run, row), el("td", { class: "task" }, el("a", { href: groupsOf(run, row) }, row.task_id)),
         el("td", { class: "number" }, count(row.groups)), ["first", "best", "newest"].map((name) => el("td", { class: "number" }, percent(row[name])))))))) : empty("None."),
     total > rows.length ? el("p", { class: "muted" }, `The ${count(rows.length)} with most groups, of ${count(total)}.`) : null);
 }
