@@ -51,8 +51,10 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
                 for i in range(BATCH_GROUPS)
             ]
             admitted = ledger.admit(prompts, version=step)
+            for one in admitted:
+                ledger.rolled_out(one.group_id, oldest_version=step, tokens=GROUP_SIZE * tokens)
             ledger.close_batch(step, train=[one.group_id for one in admitted], filtered=())
-            directory.metrics.write({"step": step, "reward": chance.random(), "elapsed_s": step})
+            directory.metrics.write(_metrics(step, tokens, chance))
             timeline.span("trainer", "wait", step, step + 0.6, cause="rollout")
             timeline.span("trainer", "train", step + 0.6, step + 1.0, step=step)
             for one in admitted:
@@ -64,17 +66,32 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> Path:
     return directory.path
 
 
+def _metrics(step: int, tokens: int, chance: random.Random) -> dict[str, Any]:
+    line = {"step": step, "reward": chance.random(), "elapsed_s": float(step)}
+    line |= {"policy_version": step, "staleness_mean": 0.5, "staleness_max": 1, "truncated": 0.01}
+    line |= {"tokens_sampled": step * BATCH_GROUPS * GROUP_SIZE * tokens}
+    return line | {"trainer": {"entropy": chance.random(), "learning_rate": 1e-6}}
+
+
 def _write_group(
     kept: Any, lines: Any, group: int, step: int, tokens: int, chance: random.Random
 ) -> None:
     rewards = [float(chance.random() < 0.5) for _ in range(GROUP_SIZE)]
     task = chance.randrange(TASKS)
-    known = {"task_id": f"task-{task}", "kind": f"kind-{task % 7}", "difficulty": str(task % 5)}
-    lines.write(json.dumps({"group": group, "step": step, "rewards": rewards} | known) + "\n")
+    known: dict[str, Any] = {"task_id": f"task-{task}"}
+    known |= {"kind": f"kind-{task % 7}", "difficulty": str(task % 5)}
+    mean = sum(rewards) / GROUP_SIZE
+    known |= {"rewards": rewards, "advantages": [round(one - mean, 4) for one in rewards]}
+    known |= {"verdicts": ["accepted" if one else "wrong_answer" for one in rewards]}
+    known |= dict.fromkeys(("oldest_versions", "newest_versions"), [step] * GROUP_SIZE)
+    known |= {"lengths": [tokens] * GROUP_SIZE, "rollout_s": 0.9, "score_s": 0.1}
+    lines.write(json.dumps({"group": group, "step": step} | known) + "\n")
     numbers = [round(-chance.random(), 4) for _ in range(tokens)]
     for index, reward in enumerate(rewards):
-        line = {"step": step, "group": group, "trajectory": index, "task_id": "t"}
-        line |= {"reward": reward, "verdict": "accepted", "tokens": tokens}
+        line = {"step": step, "group": group, "trajectory": index, "task_id": f"task-{task}"}
+        line |= {"reward": reward, "verdict": known["verdicts"][index], "tokens": tokens}
+        line |= {"advantage": reward - mean, "advantages": [round(reward - mean, 4)] * tokens}
+        line |= {"sampled": [1] * tokens}
         line |= {"policy_versions": [step], "messages": [], "answer": "word " * tokens}
         line |= {"token_ids": list(range(tokens)), "behaviour": numbers, "trainer": numbers}
         kept.write(json.dumps(line | {"spans": [[step, 0, tokens, "a"]]}) + "\n")

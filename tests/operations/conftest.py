@@ -6,6 +6,10 @@ from playwright.sync_api import Browser, sync_playwright
 from tests.operations.page_browser import CHROMIUM
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--pictures", metavar="FOLDER", help="keep pictures of the page's views there")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:

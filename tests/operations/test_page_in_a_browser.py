@@ -1,10 +1,8 @@
 """The page in Debian's chromium, at a desk and on a phone, with answers that attack it."""
 
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -16,20 +14,8 @@ from services.page.http_app import open_paths, page_app
 from services.page.run_store import FolderRunStore
 from services.protocol.run.figures import FIGURES
 from tests.operations.page_browser import needs_chromium, opened, served
-from tests.page.made_run import HOSTILE, STEPS, add_step, make_run
+from tests.page.made_run import HOSTILE, STEPS, add_step, make_run, write_log
 
-VIEWS = (
-    "learning",
-    "tasks",
-    "timeline",
-    "groups",
-    "groups/1",
-    "trajectories",
-    "trajectories/0",
-    "ledger",
-    "log",
-    "setup",
-)
 RUN = "#/test-1"
 KEY = "a-key-of-some-length"
 
@@ -47,24 +33,6 @@ def url(run_dir: Path) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_every_view_draws_without_an_error_and_fits_the_screen(
-    browser: Browser, url: str, troubles: list[str], width: int, scheme: Any
-) -> None:
-    size = {"width": width, "height": 850}
-    page = opened(browser, troubles, viewport=size, color_scheme=scheme)
-    hosts: set[str] = set()
-    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
-    for view in (*VIEWS, "replicas"):
-        page.goto(f"{url}{RUN}/{view}")
-        expect(page.locator("main[aria-busy=false] .panel").first).to_be_visible()
-        expect(page.locator("h1")).to_have_text("test-1")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
-    assert troubles == []
-    assert hosts == {url.split("/")[2]}
-    page.context.close()
-
-
 def test_what_a_model_writes_stays_text(browser: Browser, url: str, troubles: list[str]) -> None:
     page = opened(browser, troubles)
     for view in ("groups/1", "trajectories", "trajectories/0"):
@@ -77,6 +45,21 @@ def test_what_a_model_writes_stays_text(browser: Browser, url: str, troubles: li
     assert page.evaluate(f"(() => {{ try {{ {forget} }} catch (e) {{ return e.name }} }})()") == (
         "TypeError"
     )
+    page.context.close()
+
+
+def test_a_row_opens_what_it_shows(browser: Browser, url: str, troubles: list[str]) -> None:
+    page = opened(browser, troubles)
+    page.goto(f"{url}{RUN}/groups")
+    page.locator("tbody tr").last.locator("td.task").click()
+    expect(page.locator(".crumbs")).to_have_text("Groups / 1")
+    page.locator("tbody tr .verdict").last.click()
+    expect(page.locator(".crumbs")).to_contain_text("group 1")
+    page.goto(f"{url}{RUN}/tasks")
+    page.locator(".outcomes .choice button").last.click()
+    page.get_by_role("button", name="Never solved").click()
+    expect(page.locator(".outcomes .hint")).to_contain_text("No answer of any group has passed")
+    assert troubles == []
     page.context.close()
 
 
@@ -184,23 +167,18 @@ def test_log_lines_are_searched_and_warnings_are_alerts(
     browser: Browser, troubles: list[str], tmp_path: Path
 ) -> None:
     folder = make_run(tmp_path)
-    lines = [
-        {"time": "2026-01-01T00:00:00.000Z", "level": "info", "event": "step", "step": 1},
-        {"time": "2026-01-01T00:00:01.000Z", "level": "warning", "event": "rollout_failed"},
-        {"time": "2026-01-01T00:00:02.000Z", "level": "info", "event": "note", "text": HOSTILE},
-    ]
-    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_log(folder)
     with served(page_app(FolderRunStore(folder))) as url:
         page = opened(browser, troubles)
         page.goto(f"{url}{RUN}/learning")
-        page.get_by_role("link", name="One alert").click()
-        expect(page.locator(".alerts li")).to_have_count(1)
-        expect(page.locator("table.log tbody tr")).to_have_count(3)
+        page.get_by_role("link", name="2 alerts").click()
+        expect(page.locator(".alerts li strong")).to_have_text(["push failed", "rollout failed"])
+        expect(page.locator("table.log tbody tr")).to_have_count(STEPS + 3)
         page.get_by_label("words").fill("img ONERROR")
         expect(page.locator("table.log tbody tr")).to_have_count(1)
         page.get_by_label("words").fill("")
         page.get_by_label("level").select_option("warning")
-        expect(page.locator("table.log tbody tr")).to_contain_text("rollout_failed")
+        expect(page.locator("table.log tbody tr")).to_have_count(2)
         assert page.locator("main img, main script").count() == 0
         assert troubles == []
         page.context.close()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -16,7 +15,6 @@ from tests.page.several_runs import STEPS, evaluation, make, make_runs
 
 pytestmark = needs_chromium
 COMPARED = "#/?run=slow&run=fast&run=broken"
-SCREENS = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 
 
 @pytest.fixture(scope="module")
@@ -32,21 +30,6 @@ def url(folder: Path) -> Iterator[str]:
         yield url
 
 
-@SCREENS
-def test_runs_are_drawn_without_an_error_and_fit_the_screen(
-    browser: Browser, url: str, troubles: list[str], width: int, scheme: Any
-) -> None:
-    page = opened(browser, troubles, viewport={"width": width, "height": 850}, color_scheme=scheme)
-    page.goto(url)
-    expect(page.locator("tbody tr")).to_have_count(3)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.goto(f"{url}{COMPARED}")
-    expect(page.locator(".chart canvas").first).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert troubles == []
-    page.context.close()
-
-
 def test_a_row_of_the_list_opens_its_run(browser: Browser, url: str, troubles: list[str]) -> None:
     page = opened(browser, troubles)
     page.goto(url)
@@ -56,6 +39,26 @@ def test_a_row_of_the_list_opens_its_run(browser: Browser, url: str, troubles: l
     expect(row).to_contain_text("finished")
     row.get_by_text("80.0%").click()
     expect(page.locator("h1")).to_have_text("fast")
+    page.context.close()
+
+
+def test_a_run_has_the_figures_of_the_list_and_goes_side_by_side_with_others(
+    browser: Browser, url: str, troubles: list[str]
+) -> None:
+    page = opened(browser, troubles)
+    page.goto(f"{url}#/fast/learning")
+    rate = page.locator(".tile[data-figure=heldout_pass_rate]")
+    expect(rate).to_contain_text("80.0%")
+    expect(rate).to_contain_text("10.0% before training, best 90.0%")
+    expect(page.locator(".tile[data-figure=elapsed_s]")).to_contain_text("9.0 s")
+    expect(page.locator(".tile[data-figure=tokens_sampled]")).to_contain_text("2,000")
+    tokens = page.get_by_role("button", name="tokens")
+    tokens.click()
+    expect(tokens).to_have_attribute("aria-pressed", "true")
+    page.get_by_role("link", name="compare").click()
+    page.get_by_label("Add a run").select_option("slow")
+    expect(page.locator(".run-name")).to_have_text(["fast", "slow"])
+    assert troubles == []
     page.context.close()
 
 
@@ -145,14 +148,12 @@ def test_a_comparison_is_saved_as_one_file_that_opens_anywhere(
     page.context.close()
 
 
-@SCREENS
-def test_a_report_draws_without_a_script_and_fits_the_screen(
-    browser: Browser, folder: Path, troubles: list[str], tmp_path: Path, width: int, scheme: Any
+def test_a_report_needs_no_script_to_choose_its_axis(
+    browser: Browser, folder: Path, troubles: list[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "report.html"
     file.write_text(report(FolderRunStore(folder).comparison(["slow", "fast"])), encoding="utf-8")
-    size = {"width": width, "height": 850}
-    page = opened(browser, troubles, viewport=size, color_scheme=scheme, java_script_enabled=False)
+    page = opened(browser, troubles, java_script_enabled=False)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
@@ -162,9 +163,6 @@ def test_a_report_draws_without_a_script_and_fits_the_screen(
     page.get_by_label("by tokens sampled").check()
     expect(chart.locator("svg.by-tokens")).to_be_visible()
     expect(chart.locator("svg.by-step")).to_be_hidden()
-    box = page.locator("body").bounding_box()
-    assert box is not None
-    assert box["width"] <= width
     assert asked == [file.as_uri()]
     assert troubles == []
     page.context.close()

@@ -18,6 +18,7 @@ from services.ledger.ledger import ledger_of
 from services.orchestrator.config import OrchestratorConfig
 from services.orchestrator.core.context import Peers
 from services.orchestrator.lifecycle.runs import Runs
+from services.page.reading.comparison.run_figures import read_figures
 from services.page.reading.run_folder import RunFolder
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
@@ -500,6 +501,7 @@ def assert_tokens_agree(status: RunStatus) -> None:
     assert written == (status.tokens_sampled, status.tokens_evaluated)
     assert written == (status.summary.tokens_sampled, status.summary.tokens_evaluated)
     assert tokens_text(status) == tokens_text(status.summary)
+    assert read_figures(Path(status.run_dir), status.run_id).tokens_sampled == written[0]
 
 
 def metric_lines(status: RunStatus) -> list[dict[str, Any]]:

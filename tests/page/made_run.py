@@ -56,6 +56,32 @@ def add_step(path: Path, step: int) -> None:
     ledger.close()
 
 
+def write_log(path: Path) -> None:
+    """Lines of the orchestrator: steps, a warning, an error, and text of a model."""
+    lines = [{"level": "info", "event": "step", "step": step} for step in range(1, STEPS + 1)]
+    lines += [
+        {"level": "warning", "event": "rollout_failed", "error": "HTTP 500", "group": 3},
+        {"level": "info", "event": "heldout_answer", "text": HOSTILE},
+        {"level": "error", "event": "push_failed", "error": "replica a: no answer in 30 s"},
+    ]
+    with (path / "log.jsonl").open("w") as file:
+        for second, line in enumerate(lines):
+            at = f"2026-01-01T00:00:{second:02}.000Z"
+            file.write(json.dumps({"time": at, "run": "test-1"} | line) + "\n")
+
+
+def write_usage(path: Path) -> None:
+    """Load of engines and of two nodes, one with GPUs."""
+    with (path / "usage.jsonl").open("w") as file:
+        for look in range(12):
+            busy = {"in_flight": look, "waiting": look % 3, "queued": 0, "kv_usage": look / 20}
+            first = {"cpu": 0.5, "memory": 0.25 + look / 100}
+            second = first | {"gpu": look / 12, "gpu_memory": 0.75}
+            line = {"at": 1000.0 + 5 * look, "engines": busy}
+            nodes = {"10.0.0.1": first, "10.0.0.2": second}
+            file.write(json.dumps(line | {"nodes": nodes}) + "\n")
+
+
 def _tell_times(directory: RunDirectory) -> None:
     timeline = Timeline(directory.timeline)
     for step in range(1, STEPS + 1):

@@ -14,6 +14,7 @@ from services.access.config import AccessConfig
 from services.page import notes
 from services.page.http_app import page_app
 from services.page.local_server import local_app
+from services.page.reading.run_folder import RunFolder
 from services.page.run_store import FolderRunStore
 
 NOTES = "/api/runs/test-1/notes"
@@ -81,6 +82,13 @@ def test_notes_are_kept_with_their_author_and_the_step(client: TestClient, run_d
         file.write('{"at": 1, "te')  # a disk that was full
     client.post(NOTES, json={"text": "third"})
     assert written(client) == ["third", "second <b>é</b>", "first"]
+
+
+def test_pages_that_are_open_hear_of_a_note(client: TestClient, run_dir: Path) -> None:
+    run = RunFolder(run_dir)
+    before = run.revision()
+    client.post(NOTES, json={"text": "x"})
+    assert run.revision() != before
 
 
 def test_an_api_key_says_who_wrote_a_note(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

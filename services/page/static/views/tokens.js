@@ -60,7 +60,7 @@ const versionOf = (spans, i) => {
   return span ? [span[0], span[3]] : null;
 };
 
-const mix = (paint, share) => `color-mix(in srgb, var(--${paint}) ${Math.round(8 + 62 * Math.min(1, share))}%, transparent)`;
+const mix = (paint, share) => `color-mix(in srgb, var(--${paint}) ${Math.round(8 + 42 * Math.min(1, share))}%, transparent)`;
 
 function background(mode, known, i, versions, largest) {
   if (mode === "version") return `color-mix(in srgb, var(--${VERSION_PAINT[versions.indexOf(known.version[i]?.[0]) % VERSION_PAINT.length]}) 26%, transparent)`;
