@@ -1,13 +1,16 @@
 """Draws docs/images/demo.svg: a run of the demo, its command and its page, as it went on.
 
-    millrace demo
+    millrace demo                # three times: one view of the page shows several runs
     python docs/make_moving_picture.py runs/tiny_code-...
 
-Every line, point and bar is from the files of that run. The picture is CSS in one file: browsers
-play it inside an `<img>`, and a reader who wants no motion sees its end.
+Every line, point and bar is from the files of that run, and what follows is its page as chromium
+shows it. The picture is CSS in one file: browsers play it inside an `<img>`, and a reader who
+wants no motion sees the end of the demo.
 """
 
 import argparse
+import base64
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +18,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from services.page.reading.run_folder import RunFolder
+
 PICTURE = Path(__file__).parent / "images" / "demo.svg"
-PLAY_S, HOLD_S = 14.0, 4.0
+PLAY_S, HOLD_S, PAGE_S = 14.0, 4.0, 3.0
 WIDTH, HEIGHT = 880, 392
+WINDOW = {"width": 1100, "height": 490}
+COLOURS_OF_A_VIEW = 64
 LINE, LINES_SHOWN = 17, 13
 LEFT, RIGHT, CHART_WIDTH = 16, 462, 402
 CHART_TOP, CHART_HEIGHT = 44, 150
@@ -84,17 +93,19 @@ class Recording:
         return {0: 0.0} | {one["step"]: self.share(one["end"]) for one in trained}
 
 
-def picture(run: Recording) -> str:
-    """The text of the file."""
-    played = PLAY_S / (PLAY_S + HOLD_S)
+def picture(run: Recording, views: Sequence[bytes] = ()) -> str:
+    """The text of the file; `views` of the page as PNG follow the demo."""
+    seconds = PLAY_S + HOLD_S + PAGE_S * len(views)
+    played = PLAY_S / seconds
     lines, strip = _terminal(run, played)
     cards, card_strip = _answers(run, played)
     sweep = f"@keyframes sweep {{ from {{ transform: none; }} {played:.1%} {{ {_sweep()} }} }}"
+    images, appear = _page(views, seconds)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         f"<title>A run of the demo: {escape(run.name)}</title>",
         "<!-- Made by docs/make_moving_picture.py from the files of that run. -->",
-        f"<style>\n{STYLE}\n{_motion([strip, card_strip, sweep])}\n</style>",
+        f"<style>\n{STYLE}\n{_motion([strip, card_strip, sweep, *appear], seconds)}\n</style>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="10" fill="#101318"/>',
         f'<text x="{LEFT}" y="27" class="quiet">$ make demo</text>',
         f'<text x="{RIGHT}" y="27" class="quiet">http://127.0.0.1:8000</text>',
@@ -102,23 +113,42 @@ def picture(run: Recording) -> str:
         *cards,
         *_chart(run),
         *_lanes(run),
+        *images,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
-def _motion(rules: Sequence[str]) -> str:
+def _motion(rules: Sequence[str], seconds: float) -> str:
     """Keyframes and who follows them; with reduced motion all stand at their end."""
-    seconds = PLAY_S + HOLD_S
     moving = (
         f".strip {{ animation: strip {seconds:g}s step-end infinite; }}\n"
         f".cards {{ animation: cards {seconds:g}s step-end infinite; }}\n"
         f".sweep {{ animation: sweep {seconds:g}s linear infinite; {_sweep()} }}"
     )
     still = (
-        "@media (prefers-reduced-motion: reduce) { .strip, .cards, .sweep { animation: none; } }"
+        "@media (prefers-reduced-motion: reduce) {"
+        " .strip, .cards, .sweep, .view { animation: none; } }"
     )
     return "\n".join([*rules, moving, still])
+
+
+def _page(views: Sequence[bytes], seconds: float) -> tuple[list[str], list[str]]:
+    """Views of the page, one after the other, and when each is seen."""
+    images, rules = [], [".view { opacity: 0; }"]
+    for number, view in enumerate(views):
+        begin = (PLAY_S + HOLD_S + number * PAGE_S) / seconds
+        rules.append(
+            f"@keyframes view{number} {{ 0% {{ opacity: 0; }} {begin:.2%} {{ opacity: 1; }} "
+            f"{begin + PAGE_S / seconds:.2%} {{ opacity: 0; }} }}\n"
+            f".view{number} {{ animation: view{number} {seconds:g}s step-end infinite; }}"
+        )
+        content = base64.b64encode(view).decode()
+        images.append(
+            f'<image class="view view{number}" width="{WIDTH}" height="{HEIGHT}" '
+            f'href="data:image/png;base64,{content}"/>'
+        )
+    return images, rules
 
 
 def _sweep() -> str:
@@ -265,11 +295,39 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def views_of(run_dir: Path) -> list[bytes]:
+    """The page over a run, and over the newest runs beside it, in few colours."""
+    from make_screenshots import compared, seen, telling, viewed  # needs a browser
+    from playwright.sync_api import sync_playwright
+
+    run = RunFolder.open(run_dir)
+    here, token = f"#/{run.run_id}", f"trajectories/{telling(run)[1]}"
+    views = [(f"{here}/{view}", "") for view in ("learning", "timeline", "tasks")]
+    views += [(f"{here}/{token}", "logprob gap"), (compared(run_dir.parent), "")]
+    with viewed(run_dir.parent) as root, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        window: dict[str, Any] = {"viewport": WINDOW, "color_scheme": "dark"}
+        pictures = [seen(browser, root + view, press, **window) for view, press in views]
+        browser.close()
+    return [_smaller(one) for one in pictures]
+
+
+def _smaller(png: bytes) -> bytes:
+    small = io.BytesIO()
+    drawn = Image.open(io.BytesIO(png)).convert("RGB").quantize(COLOURS_OF_A_VIEW)
+    drawn.save(small, "png", optimize=True)
+    return small.getvalue()
+
+
 def main() -> None:
     """Draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
-    PICTURE.write_text(picture(Recording.read(parser.parse_args().run_dir)), encoding="utf-8")
+    run_dir = parser.parse_args().run_dir
+    drawn = picture(Recording.read(run_dir), views_of(run_dir))
+    PICTURE.write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

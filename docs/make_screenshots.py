@@ -48,8 +48,8 @@ def telling(run: RunFolder) -> tuple[int, int]:
     return chosen["group"], chosen["number"]
 
 
-def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any) -> None:
-    """One picture of one view, when all of it is there."""
+def seen(browser: Browser, url: str, press: str = "", **context: Any) -> bytes:
+    """A view, when all of it is there, as PNG."""
     page = browser.new_context(**context).new_page()
     page.goto(url, wait_until="commit")
     # There is no scroll bar, and so no space for one.
@@ -60,8 +60,20 @@ def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any)
     if press:
         page.get_by_role("button", name=press).click()
     page.evaluate("document.fonts.ready")
-    page.screenshot(path=IMAGES / f"page_{name}.png")
+    picture = page.screenshot()
     page.context.close()
+    return picture
+
+
+def draw(browser: Browser, url: str, name: str, press: str = "", **context: Any) -> None:
+    """One picture of one view."""
+    (IMAGES / f"page_{name}.png").write_bytes(seen(browser, url, press, **context))
+
+
+def compared(runs: Path) -> str:
+    """The address of the newest three runs in a folder, side by side."""
+    newest = [run["run_id"] for run in FolderRunStore(runs).runs()[:3]]
+    return "#/?" + "&".join([*(f"run={run_id}" for run_id in newest), "smoothing=0.6"])
 
 
 def main() -> None:
@@ -95,11 +107,9 @@ def main() -> None:
 
 def draw_several(browser: Browser, runs: Path) -> None:
     """The list of the runs in a folder, and the newest three side by side."""
-    newest = [run["run_id"] for run in FolderRunStore(runs).runs()[:3]]
-    chosen = "&".join(f"run={run_id}" for run_id in newest)
     with viewed(runs) as root:
         draw(browser, root, "runs", viewport=DESK)
-        draw(browser, f"{root}#/?{chosen}&smoothing=0.6", "compare", viewport=DESK)
+        draw(browser, f"{root}{compared(runs)}", "compare", viewport=DESK)
 
 
 if __name__ == "__main__":

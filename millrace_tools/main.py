@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from rich.console import Console
 
-from millrace_tools import chat, compare, export, view
+from millrace_tools import chat, comparison, export, view
 from millrace_tools.cluster import replica, versions
 from millrace_tools.command import FAILED, INTERRUPTED, INVALID, Function
 from millrace_tools.demo import demo, init
@@ -27,7 +27,7 @@ COMMANDS = (
     *(ledger.ledger, replay.replay, logs.logs),
     *(versions.versions, replica.replica),
     *(export.export, grade.grade, doctor.doctor, view.view, chaos.chaos, top.top),
-    *(compare.compare_runs, compare.report_runs),
+    *(comparison.compare_runs, comparison.report_runs),
     *(init.init, demo.demo),
 )
 

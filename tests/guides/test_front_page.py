@@ -68,8 +68,18 @@ def test_the_moving_picture_shows_what_the_run_recorded(run_dir: Path) -> None:
     assert "prefers-reduced-motion" in svg
 
 
+def test_views_of_the_page_follow_the_demo_one_after_the_other(run_dir: Path) -> None:
+    svg = MAKER["picture"](MAKER["Recording"].read(run_dir), [b"first", b"second"])
+    assert len(list(ElementTree.fromstring(svg).iter(f"{SVG}image"))) == 2
+    assert "@keyframes view0 { 0% { opacity: 0; } 75.00% { opacity: 1; } 87.50% {" in svg
+    assert "@keyframes view1 { 0% { opacity: 0; } 87.50% { opacity: 1; } 100.00% {" in svg
+
+
 def test_the_picture_in_the_repository_is_whole_and_fetches_nothing() -> None:
     svg = (ROOT / "docs" / "images" / "demo.svg").read_text(encoding="utf-8")
     assert len(_texts(svg)) > 40
-    assert "href" not in svg
+    images = list(ElementTree.fromstring(svg).iter(f"{SVG}image"))
+    assert len(images) >= 4, "the page"
+    assert all(one.attrib["href"].startswith("data:image/png;base64,") for one in images)
+    assert svg.count("href") == len(images)
     assert "url(" not in svg

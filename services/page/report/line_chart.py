@@ -13,8 +13,10 @@ PAINTS = 7
 """Colours; a further run has the colour of an earlier one, and another dash."""
 
 Text = Callable[[float], str]
-_WIDTH, _HEIGHT = 600, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 8, 26
+_WIDTH, _HEIGHT = 400, 190
+"""About as wide as on a screen, so that letters have their size there."""
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 22, 8, 26
 _TICKS = 5
 _LINE_HEIGHT = 12
 
@@ -45,7 +47,7 @@ def line_chart(chart: Chart, places: Mapping[str, int], x_text: Text, y_text: Te
     lines = chart.lines.values()
     x = _Scale(*_bounds([0.0, *(v for one in lines for v in one.x)]), _LEFT, _WIDTH - _RIGHT)
     values = [value for one in lines for value in one.y]
-    bounds = (0.0, 1.0) if chart.curve.unit == "share" else _bounds(values)
+    bounds = _of_shares(values, chart.dots) if chart.curve.unit == "share" else _bounds(values)
     y = _Scale(*bounds, _HEIGHT - _BOTTOM, _TOP)
     return el(
         "svg",
@@ -80,6 +82,11 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
     space = 0.04 * (high - low) or 0.1 * abs(high) or 1.0
     # An amount is not drawn as if it could be less than nothing.
     return (low if low >= 0 and low < space else low - space), high + space
+
+
+def _of_shares(values: Sequence[float], are_rates: bool) -> tuple[float, float]:
+    """Of a whole: rates over all of it, others as far as they go."""
+    return 0.0, 1.0 if are_rates else min(1.0, max(0.01, 1.1 * max(values)))
 
 
 def _told(chart: Chart, y_text: Text) -> str:

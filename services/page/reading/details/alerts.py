@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.protocol.run.orchestrator import RunState
+
 NEWEST = 10
 """Train steps that are looked at."""
 
 _MOSTLY = 0.9
 _NO_ENTROPY = 0.02
 _EQUAL_REWARDS = "equal_rewards"
+_TROUBLED = (RunState.FAILED, RunState.RECOVERING, RunState.DISK_FULL)
 Alert = dict[str, Any]
 Steps = Mapping[str, Sequence[float]]
 
@@ -35,6 +38,9 @@ def _broken(overview: Mapping[str, Any]) -> Iterator[Alert]:
     flow, status = overview.get("flow"), overview.get("status") or {}
     if overview.get("error"):
         yield _alert("bad", "The run broke", "Its traceback is in Learning.")
+    elif status.get("state") in _TROUBLED:
+        title = f"The run is {status['state'].replace('_', ' ')}"
+        yield _alert("bad", title, str(status.get("detail", "")))
     if flow is None:
         yield _alert("bad", "The ledger cannot be read", str(overview.get("ledger_problem", "")))
     elif flow["imbalance"]:

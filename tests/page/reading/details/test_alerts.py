@@ -62,3 +62,11 @@ def test_what_the_orchestrator_found_is_told_with_its_advice_and_only_once() -> 
         assert (found["title"], found["why"]) == ("9 of 10 groups", "Easier tasks.")
     for damaged in ("x", ["x"], [{"kind": []}], [{"kind": [], "text": 1, "advice": 2}]):
         alerts(GOOD | {"summary": {"findings": damaged}}, steps, [])
+
+
+def test_a_run_that_cannot_go_on_says_why() -> None:
+    status = {"state": "disk_full", "detail": "waits for 2 GiB in /runs"}
+    (found,) = alerts(GOOD | {"status": status}, STEPS, [])
+    assert (found["level"], found["title"]) == ("bad", "The run is disk full")
+    assert found["why"] == "waits for 2 GiB in /runs"
+    assert titles(GOOD | {"status": {"state": "training", "detail": ""}}, STEPS) == []

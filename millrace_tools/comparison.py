@@ -29,25 +29,25 @@ def compare_runs(arguments: argparse.Namespace, console: Console) -> int:
     """
     if len(arguments.runs) < 2:
         raise InvalidInput("RUN", arguments.runs[0], "Give two runs or more to compare.")
-    comparison = _comparison(arguments.runs)
-    letters = [run.letter for run in comparison.runs]
-    for run in comparison.runs:
+    compared = _comparison(arguments.runs)
+    letters = [run.letter for run in compared.runs]
+    for run in compared.runs:
         print_line(f"{run.letter}  {run.figures.run_id}", console)
     print_line("", console)
-    best = comparison.best
+    best = compared.best
     rows = [["", *letters]]
     for figure in RUN_FIGURES:
         marked = best[figure.name]
         texts = (
             figure.text_of(run.figures) + (" *" if run.figures.run_id in marked else "")
-            for run in comparison.runs
+            for run in compared.runs
         )
         rows.append([figure.title, *texts])
     print_rows(rows, console)
     if any(best.values()):
         print_line("* the best of these; the best run comes first", console)
     print_line("", console)
-    if changed := comparison.changed():
+    if changed := compared.changed():
         print_rows([["changed key", *letters], *([k.key, *k.values] for k in changed)], console)
     else:
         print_line("The run files are the same.", console)
