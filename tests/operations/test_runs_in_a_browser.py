@@ -49,7 +49,7 @@ def test_a_run_has_the_figures_of_the_list_and_goes_side_by_side_with_others(
     page.goto(f"{url}#/fast/learning")
     rate = page.locator(".tile[data-figure=heldout_pass_rate]")
     expect(rate).to_contain_text("80.0%")
-    expect(rate).to_contain_text("10.0% before training, best 90.0%")
+    expect(rate).to_contain_text("10.0% before training, best 90.0% at step 2")
     expect(page.locator(".tile[data-figure=elapsed_s]")).to_contain_text("9.0 s")
     expect(page.locator(".tile[data-figure=tokens_sampled]")).to_contain_text("2,000")
     tokens = page.get_by_role("button", name="tokens")

@@ -42,7 +42,6 @@ class RunFigures:
     pass_best: float | None
     pass_final: float | None
     best_step: int | None
-    final_step: int | None
     begun_at: float
     written_at: float
 
@@ -87,11 +86,16 @@ class Figure:
             return MISSING
         if self.name == "steps" and run.steps_wanted is not None:
             return f"{count(value)} of {count(run.steps_wanted)}"
+        if self.text is percent and run.heldout_set != DEFAULT_SET:
+            return f"{percent(value)} of {run.heldout_set}"
         return self.text(value)
 
     def best_of(self, runs: list[RunFigures]) -> set[str]:
-        """Ids of the runs with the best value; none where all are equal."""
+        """Ids of the runs with the best value; none where all are equal, or of different sets."""
         known = {run.run_id: getattr(run, self.name) for run in runs}
+        sets = {run.heldout_set for run in runs if known[run.run_id] is not None}
+        if self.text is percent and len(sets) > 1:
+            return set()
         values = [value for value in known.values() if value is not None]
         if not self.high_is_better or len(set(values)) < 2:
             return set()
@@ -174,7 +178,6 @@ class _PassRates:
     pass_best: float | None = None
     pass_final: float | None = None
     best_step: int | None = None
-    final_step: int | None = None
 
     @classmethod
     def read(cls, path: Path) -> "_PassRates":
@@ -185,15 +188,13 @@ class _PassRates:
             return cls()
         rates = by_set[name]
         best = max(rates, key=lambda step: (rates[step], -step))
-        trained = [step for step in rates if step]
-        final = max(trained) if trained else None
+        final = max(rates)
         return cls(
             heldout_set=name,
             pass_before=rates.get(0),
             pass_best=rates[best],
             best_step=best,
-            pass_final=None if final is None else rates[final],
-            final_step=final,
+            pass_final=rates[final] if final else None,
         )
 
 

@@ -7,7 +7,12 @@ import pytest
 
 from services.orchestrator.run_folder.run_directory import RunDirectory
 from services.page.reading.comparison.figure_text import duration, number, shown
-from services.page.reading.comparison.run_figures import FiguresReader, RunFigures, read_figures
+from services.page.reading.comparison.run_figures import (
+    RUN_FIGURES,
+    FiguresReader,
+    RunFigures,
+    read_figures,
+)
 from tests.page.several_runs import STEPS, TOKENS_A_STEP, evaluation, make, make_runs
 
 
@@ -18,7 +23,7 @@ def figures(path: Path) -> RunFigures:
 def test_final_and_best_pass_rate_are_two_figures(tmp_path: Path) -> None:
     fast = figures(make_runs(tmp_path)["fast"])
     assert (fast.pass_before, fast.pass_best, fast.pass_final) == (0.1, 0.9, 0.8)
-    assert (fast.best_step, fast.final_step) == (2, STEPS)
+    assert fast.best_step == 2
     assert (fast.state, fast.model, fast.algorithm) == ("finished", "tiny", "cispo")
     assert (fast.steps, fast.elapsed_s, fast.tokens_sampled) == (4, 9.0, 4 * TOKENS_A_STEP)
     assert fast.texts["steps"] == "4 of 4"
@@ -35,7 +40,15 @@ def test_the_rate_is_of_the_set_that_the_orchestrator_shows(tmp_path: Path) -> N
     path = make(tmp_path, "run", {})
     for name, rate in (("hard", 0.2), ("heldout", 0.7)):
         RunDirectory(path).append_evaluation(evaluation(name, STEPS, rate))
-    assert (figures(path).heldout_set, figures(path).pass_final) == ("heldout", 0.7)
+    assert (figures(path).heldout_set, figures(path).texts["pass_final"]) == ("heldout", "70.0%")
+
+
+def test_rates_of_different_sets_name_them_and_none_is_the_best(tmp_path: Path) -> None:
+    easy, hard = make(tmp_path, "easy", {STEPS: 0.9}), make(tmp_path, "hard", {})
+    RunDirectory(hard).append_evaluation(evaluation("hard tasks", STEPS, 0.2))
+    rate = next(one for one in RUN_FIGURES if one.name == "pass_final")
+    assert rate.text_of(figures(hard)) == "20.0% of hard tasks"
+    assert rate.best_of([figures(easy), figures(hard)]) == set()
 
 
 def test_a_summary_from_before_a_resumption_does_not_turn_the_clock_back(tmp_path: Path) -> None:
