@@ -9,6 +9,7 @@ from xml.etree.ElementTree import Element
 
 import yaml
 
+from services.page.notes import RunNotes
 from services.page.reading.comparison.comparison import ComparedRun, Comparison
 from services.page.reading.comparison.figure_text import count, duration, number, percent
 from services.page.reading.comparison.run_figures import RUN_FIGURES
@@ -20,7 +21,7 @@ from services.page.report.line_chart import PAINTS, Text, line_chart
 SMOOTHING = 0.6
 """Of the curves, unless somebody asks for another: rewards of single batches jump."""
 
-_POINTS = 200
+_POINTS, _PARTS = 200, 24
 _X_TEXTS: dict[Axis, Text] = {"step": count, "time": duration, "tokens": count}
 _Y_TEXTS: dict[str, Text] = {"share": percent, "seconds": duration, "count": count}
 _CSS = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
@@ -40,7 +41,11 @@ def report(comparison: Comparison, smoothing: float = SMOOTHING) -> str:
         *_figures(comparison),
         *_changed(comparison),
         *_charts(comparison, smoothing),
-        *(part for run in runs for part in (_error(run), _answers(run), _config(run))),
+        *(
+            part
+            for run in runs
+            for part in (_error(run), _remarks(run), _answers(run), _config(run))
+        ),
         *_definitions(),
     )
     return text_of(el("html", {"lang": "en"}, _head(title), body))
@@ -139,6 +144,22 @@ def _error(run: ComparedRun) -> Child:
         return None
     heading = el("h2", None, _letter(run), f" {run.figures.run_id} broke")
     return el("section", None, heading, el("pre", {"class": "error"}, text))
+
+
+def _remarks(run: ComparedRun) -> Child:
+    """What the run waited for, its alerts, and the notes of people."""
+    waited = run.folder.timeline(None, None, _PARTS)["waited_most"]
+    items = [
+        el("li", None, el("strong", None, one["title"]), f" {one['why']}")
+        for one in run.folder.alerts(None)
+    ]
+    for note in RunNotes(run.folder.path).all():
+        by = f" {note['author'] or 'somebody'} at step {note['step']}"
+        items.append(el("li", None, note["text"], el("span", {"class": "muted"}, by)))
+    if not waited and not items:
+        return None
+    heading = el("h2", None, _letter(run), f" Remarks on {run.figures.run_id}")
+    return el("section", None, heading, el("p", None, waited), el("ul", None, *items))
 
 
 def _answers(run: ComparedRun) -> Child:

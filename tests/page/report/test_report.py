@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from services.page.notes import NewNote, RunNotes
 from services.page.report.line_chart import ticks
 from services.page.report.report import report
 from services.page.run_store import FolderRunStore
-from tests.page.made_run import HOSTILE, make_run
+from tests.page.made_run import HOSTILE, make_run, write_log
 from tests.page.several_runs import make_runs
 
 
@@ -71,6 +72,18 @@ def test_held_out_answers_stand_before_and_after_next_to_each_other(tmp_path: Pa
     assert "Held-out answers before and after of test-1" in read.text
     assert "passes now" in read.text
     assert "after step 4" in read.text
+
+
+def test_a_report_has_what_the_run_waited_for_its_alerts_and_notes(tmp_path: Path) -> None:
+    path = make_run(tmp_path)
+    write_log(path)
+    RunNotes(path).add(NewNote(text=f"Larger groups. {HOSTILE}"), step=3, author="ada")
+    read = of(tmp_path, "test-1")
+    assert "Remarks on test-1" in read.text
+    assert "most of all for rollouts" in read.text
+    assert "push failed replica a: no answer in 30 s" in read.text
+    assert f"Larger groups. {HOSTILE} ada at step 3" in read.text
+    assert not {"img", "script"} & {tag for tag, _ in read.tags}
 
 
 def test_a_run_from_before_held_out_answers_were_kept_shows_those_it_trained_on(

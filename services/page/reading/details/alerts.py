@@ -36,8 +36,8 @@ def alerts(
 
 def _broken(overview: Mapping[str, Any]) -> Iterator[Alert]:
     flow, status = overview.get("flow"), overview.get("status") or {}
-    if overview.get("error"):
-        yield _alert("bad", "The run broke", "Its traceback is in Learning.")
+    if error := overview.get("error", "").strip():
+        yield _alert("bad", "The run broke", error.splitlines()[-1])
     elif status.get("state") in _TROUBLED:
         title = f"The run is {status['state'].replace('_', ' ')}"
         yield _alert("bad", title, str(status.get("detail", "")))
