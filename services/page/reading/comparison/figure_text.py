@@ -28,10 +28,10 @@ def number(value: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time in its two largest units, such as `1 h 12 min`."""
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if round(seconds, 1) < _MINUTE:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s" if seconds else "0 s"
     if round(seconds) < _HOUR:
         return "{} min {} s".format(*divmod(round(seconds), 60))
     minutes = round(seconds / _MINUTE)

@@ -96,6 +96,7 @@ def test_a_run_is_read_again_only_after_it_has_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
+        (duration(0.0), "0 s"),
         (duration(0.25), "250 ms"),
         (duration(59.94), "59.9 s"),
         (duration(59.96), "1 min 0 s"),
