@@ -89,12 +89,15 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def mark(path: Path) -> list[float]:
-    """Size and time of the last change of a file; zeros where it is missing."""
+    """Size and time of the last change of a file; zeros where it is missing or empty.
+
+    Whoever reads a ledger makes an empty `-wal` beside it, which is no change.
+    """
     try:
         found = path.stat()
     except OSError:
         return [0, 0.0]
-    return [found.st_size, found.st_mtime]
+    return [found.st_size, found.st_mtime] if found.st_size else [0, 0.0]
 
 
 def state_of(step: int, steps: Any, summary: Any, error: str) -> str:
