@@ -129,5 +129,5 @@ class TrajectoryIndex:
         messages = row.pop("messages")
         last = messages[-1] if isinstance(messages, list) and messages else {}
         prompt = last.get("content") if isinstance(last, dict) else ""
-        row |= {"answer": str(line.answer)[:_SHORT], "prompt": str(prompt)[:_SHORT]}
+        row |= {"answer": str(line.answer)[:_SHORT], "prompt": str(prompt or "")[:_SHORT]}
         return row | {"number": number}

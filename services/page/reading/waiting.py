@@ -34,6 +34,9 @@ def waited_most(at_work: float, trainer: Mapping[str, float], rollout: Mapping[s
     cause, share = max(trainer.items(), key=lambda one: one[1], default=("", 0.0))
     slots, slots_share = max(rollout.items(), key=lambda one: one[1], default=("", 0.0))
     if at_work < _BUSY * (at_work + waited):
+        if f"{share:.0%}" == f"{waited:.0%}":
+            why = f"{_NAMES.get(cause, cause)}: {CAUSES.get(cause, cause)}"
+            return f"The trainer waited {waited:.0%} of this time for {why}."
         return (
             f"The trainer waited {waited:.0%} of this time, most of all for "
             f"{_NAMES.get(cause, cause)}: for {share:.0%}, {CAUSES.get(cause, cause)}."

@@ -3,6 +3,7 @@
 import { el } from "./dom.js";
 import { duration, number, short } from "./numbers.js";
 
+const WHOLE = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7].flatMap((one) => [one, 2 * one, 5 * one]); // there is no half a step
 const together = () => globalThis.uPlot.sync("steps");
 const drawn = new Set();
 
@@ -104,7 +105,7 @@ function options({ shown, width, height, format, range, xFormat, say }) {
       width: one.points ? 1.5 : 1.75,
       dash: one.points ? [4, 4] : one.dash,
       spanGaps: true,
-      points: one.points ? { show: true, size: 7, fill: paint, stroke: paint } : { show: shown[index].values.length === 1 },
+      points: one.points ? { show: true, size: 7, fill: paint, stroke: paint } : { show: one.values.filter((value) => value !== null && value !== undefined).length === 1 },
     });
     if (!one.band) return;
     for (let i = 0; i < 2; i += 1) series.push({ stroke: "transparent", width: 0, points: { show: false }, spanGaps: true });
@@ -116,7 +117,7 @@ function options({ shown, width, height, format, range, xFormat, say }) {
     cursor: { sync: { key: together().key }, drag: { x: true, y: false }, points: { size: 6 } },
     scales: { x: { time: false }, y: { range: range || around } },
     axes: [
-      axis({ size: 26, values: (_, ticks) => ticks.map((tick) => (xFormat ? xFormat(tick) : number(tick))) }),
+      axis({ size: 26, ...(xFormat ? {} : { incrs: WHOLE }), values: (_, ticks) => ticks.map((tick) => (xFormat ? xFormat(tick) : number(tick))) }),
       axis({ size: 52, values: (_, ticks) => ticks.map((tick) => format(tick)) }),
     ],
     hooks: {

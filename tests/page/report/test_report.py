@@ -80,7 +80,7 @@ def test_a_report_has_what_the_run_waited_for_its_alerts_and_notes(tmp_path: Pat
     RunNotes(path).add(NewNote(text=f"Larger groups. {HOSTILE}"), step=3, author="ada")
     read = of(tmp_path, "test-1")
     assert "Remarks on test-1" in read.text
-    assert "most of all for rollouts" in read.text
+    assert "of this time for rollouts" in read.text
     assert "push failed replica a: no answer in 30 s" in read.text
     assert f"Larger groups. {HOSTILE} ada at step 3" in read.text
     assert not {"img", "script"} & {tag for tag, _ in read.tags}

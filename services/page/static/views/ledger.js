@@ -39,7 +39,7 @@ function river(source, total, parts) {
   const live = parts.filter((part) => part.value > 0);
   if (!total) return empty("Nothing yet.");
   // Names stand above their amounts, so that all of it fits a phone.
-  const [width, gap, bar, line, least] = [400, 10, 12, 15, 34];
+  const [width, gap, bar, line, least] = [400, 10, 12, 16, 36];
   const room = Math.max(110, 36 * live.length);
   const shares = live.map((part) => Math.max(3, (room * part.value) / total));
   const scale = room / sum(shares);

@@ -25,7 +25,9 @@ export async function timeline({ root, ask }) {
   const move = (text, help, by) => el("button", { type: "button", "aria-label": help, title: help, onclick: () => shift(by) }, text);
   const moves = el("div", { class: "choice", role: "group", "aria-label": "Move" },
     move("+", "zoom in", MOVES["+"]), move("−", "zoom out", MOVES["-"]), move("←", "earlier", MOVES.ArrowLeft), move("→", "later", MOVES.ArrowRight));
-  const box = el("div", { class: "panel timeline" }, words, sides, el("div", { class: "bar" }, choices, moves, said), el("div", { class: "lanes-box" }, canvas, tip), keys, table);
+  const bar = el("div", { class: "bar" }, choices, moves, said);
+  const lanes = el("div", { class: "lanes-box" }, canvas, tip);
+  const box = el("div", { class: "panel timeline" }, words, sides, bar, lanes, keys, table);
   root.append(box);
 
   const question = () => {
@@ -37,7 +39,7 @@ export async function timeline({ root, ask }) {
   const show = (found) => {
     state.found = found;
     canvas.hidden = !found.lanes.length;
-    for (const part of [words, sides, keys]) part.hidden = canvas.hidden;
+    for (const part of [words, sides, bar, lanes, keys]) part.hidden = canvas.hidden;
     if (canvas.hidden) return void replace(table, empty("No timeline.", "Runs write one since this version; it begins with the first answer."));
     const near = found.lanes.filter((lane) => lane.spans).length;
     canvas.dataset.near = String(near);

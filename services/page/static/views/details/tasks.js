@@ -17,7 +17,7 @@ const OUTCOMES = [
 
 export async function tasks(view) {
   const { root, overview, ask } = view;
-  const state = { by: localStorage.getItem("millrace.by") || "kind", figure: "rate", outcome: "never" };
+  const state = { by: localStorage.getItem("millrace.by") || "kind", figure: "rate", outcome: "" };
   const top = el("div", { class: "stack" });
   const answers = el("div", { class: "stack" });
   root.append(top, answers);
@@ -65,15 +65,16 @@ function labels(found) {
       el("td", { class: "number" }, percent(one.first)), el("td", { class: "number" }, percent(one.newest)), el("td", { class: "number" }, change(one.newest - one.first)))))));
 }
 
-const change = (points) => el("span", { class: `verdict ${points > 0.005 ? "good" : points < -0.005 ? "bad" : ""}` }, `${points > 0 ? "+" : ""}${(100 * points).toFixed(0)}`);
+const change = (points) => el("span", { class: `verdict ${points > 0.005 ? "good" : points < -0.005 ? "bad" : ""}` }, `${points >= 0.005 ? "+" : ""}${Math.round(100 * points) || 0}`);
 
 const groupsOf = (run, row) => `#/${encodeURIComponent(run)}/groups?task=${encodeURIComponent(row.task_id)}`;
 
 function outcomes(found, state, choose, run) {
   const all = found.outcomes.all.count;
+  state.outcome ||= (OUTCOMES.find(([name]) => found.outcomes[name].count) || OUTCOMES[0])[0];
   const [, , help] = OUTCOMES.find(([name]) => name === state.outcome);
   const { tasks: rows, count: total } = found.outcomes[state.outcome];
-  return el("section", { class: "panel outcomes" }, el("h2", {}, `What became of ${count(all)} tasks`),
+  return el("section", { class: "panel outcomes" }, el("h2", {}, `What became of ${count(all)} ${all === 1 ? "task" : "tasks"}`),
     choice("Outcome", OUTCOMES.map(([name, title]) => [name, `${title} ${count(found.outcomes[name].count)}`]), state.outcome, (name) => choose("outcome", name)),
     el("p", { class: "muted hint" }, help),
     rows.length ? el("div", { class: "scroll tall" }, el("table", {},
