@@ -22,6 +22,7 @@ from services.page.reading.trajectory_index import TrajectoryQuery
 from services.page.run_store import FolderRunStore
 
 IMAGES = Path(__file__).parent / "images"
+PATIENCE_MS = 120_000
 DESK, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 844}
 
 
@@ -50,7 +51,9 @@ def telling(run: RunFolder) -> tuple[int, int]:
 
 def seen(browser: Browser, url: str, press: str = "", **context: Any) -> bytes:
     """A view, when all of it is there, as PNG."""
+    expect.set_options(timeout=PATIENCE_MS)
     page = browser.new_context(**context).new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.goto(url, wait_until="commit")
     # There is no scroll bar, and so no space for one.
     page.evaluate("document.documentElement.style.scrollbarGutter = 'auto'")

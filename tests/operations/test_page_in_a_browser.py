@@ -130,7 +130,7 @@ def test_the_timeline_says_what_the_run_waited_for_and_has_spans_when_near(
     with served(page_app(FolderRunStore(folder))) as url:
         page = opened(browser, troubles)
         page.goto(f"{url}{RUN}/timeline")
-        expect(page.locator(".waited")).to_contain_text("of this time for scores")
+        expect(page.locator(".waited")).to_contain_text("most of all for scores")
         expect(page.locator(".side-band").first).to_contain_text("score")
         lanes = page.locator("canvas.lanes")
         expect(lanes).to_have_attribute("data-near", "3")  # all but the trainer

@@ -93,16 +93,18 @@ class TaskProgress:
         per_task = _PerTask(task, rate, len(self._tasks))
         names, label = self._labelled(query.by, per_task)
         steps, curves = self._curves(label[task], len(names), query.points)
+        early, late = self._quarters()
         rows = []
         for place, name in enumerate(names):
             mine = label == place
+            groups = label[task] == place
             rows.append(
                 {
                     "label": name,
                     "tasks": int(mine.sum()),
                     "groups": int(per_task.groups[mine].sum()),
-                    "first": float(per_task.first[mine].mean()),
-                    "newest": float(per_task.newest[mine].mean()),
+                    "early": _mean(rate[groups & early]),
+                    "late": _mean(rate[groups & late]),
                     **{figure: _holed(values[place]) for figure, values in curves.items()},
                 }
             )
@@ -110,6 +112,13 @@ class TaskProgress:
         outcomes = self._outcomes(per_task)
         both = {"by": query.by, "available": available}
         return both | {"labels": rows, "steps": plain(steps), "outcomes": outcomes}
+
+    def _quarters(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which groups are of the first, and which of the last quarter of the train steps."""
+        step = np.frombuffer(self._step, np.int64)
+        low, high = int(step.min()), int(step.max())
+        quarter = max(1, (high - low + 1) // 4)
+        return step < low + quarter, step > high - quarter
 
     def _labelled(self, by: By, per_task: "_PerTask") -> tuple[list[str], Places]:
         """The labels in their order, and the place of each task's label."""
@@ -179,6 +188,10 @@ class _PerTask:
         columns = {"first": self.first, "best": self.best, "newest": self.newest}
         known = {name: float(column[task]) for name, column in columns.items()}
         return {"groups": int(self.groups[task])} | known
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def _holed(values: Floats) -> list[float | None]:

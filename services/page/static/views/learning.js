@@ -85,8 +85,9 @@ function summary(overview, meanings) {
   const { values, texts } = overview.figures;
   const evaluated = flow ? flow.tokens_evaluated : last.tokens_evaluated;
   const trained = values.pass_final !== null;
-  const before = values.pass_before === null ? "" : `${texts.pass_before} before training, `;
-  const beside = trained ? `${before}${values.pass_best > values.pass_final ? `best ${texts.pass_best} at step ${values.best_step}` : "the best"}` : values.pass_before !== null ? "before training" : "not measured";
+  const before = values.pass_before === null ? "" : trained ? `${texts.pass_before} before training` : "before training";
+  const best = values.pass_best > values.pass_final ? `best ${texts.pass_best} at step ${values.best_step}` : "";
+  const beside = trained ? [before, best].filter(Boolean).join(", ") : before || "not measured";
   const tile = (figure, title, value, detail) => el("div", { class: "tile", title: meanings[figure], dataset: { figure } }, el("span", { class: "muted" }, title), el("strong", {}, value), el("small", {}, detail || "\u00a0"));
   return [
     tile("heldout_pass_rate", "Held-out pass rate", trained ? texts.pass_final : texts.pass_before, beside),

@@ -23,7 +23,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "groups.jsonl"
 
 
-def test_each_kind_has_its_curve_and_its_first_and_newest_pass_rates(file: Path) -> None:
+def test_each_kind_has_its_curve_and_its_early_and_late_pass_rates(file: Path) -> None:
     tasks = progress(
         file,
         group("a", [0, 0.5], kind="maths"),
@@ -33,9 +33,9 @@ def test_each_kind_has_its_curve_and_its_first_and_newest_pass_rates(file: Path)
     )
     found = tasks.summary(TasksQuery())
     code, maths = found["labels"]
-    assert (code["label"], code["tasks"], code["groups"], code["newest"]) == ("code", 1, 1, 1.0)
+    assert (code["label"], code["tasks"], code["groups"], code["late"]) == ("code", 1, 1, None)
     assert (maths["tasks"], maths["groups"]) == (2, 3)
-    assert (maths["first"], maths["newest"]) == (0.5, 0.75)
+    assert (maths["early"], maths["late"]) == (0.0, 1.0)
     assert found["steps"] == [1, 2, 3, 4]
     assert maths["rate"] == [0.0, None, 0.5, 1.0]
     assert maths["reward"] == [0.25, None, 0.5, 1.0]
@@ -83,11 +83,11 @@ def test_tasks_are_told_by_what_became_of_them(file: Path) -> None:
 
 def test_of_a_group_that_is_done_again_the_newest_line_counts(file: Path) -> None:
     tasks = progress(file, group("a", [0, 0], kind="x"))
-    assert tasks.summary(TasksQuery())["labels"][0]["newest"] == 0
+    assert tasks.summary(TasksQuery())["labels"][0]["late"] == 0
     with file.open("a") as more:
         more.write(json.dumps({"group": 1, "step": 1, **group("a", [1, 1], kind="x")}) + "\n")
     (label,) = tasks.summary(TasksQuery())["labels"]
-    assert (label["groups"], label["newest"]) == (1, 1.0)
+    assert (label["groups"], label["late"]) == (1, 1.0)
 
 
 def test_many_labels_become_the_largest_and_the_others(file: Path) -> None:

@@ -58,11 +58,11 @@ function curves(found, state) {
 }
 
 function labels(found) {
-  const head = [["tasks", "Different tasks"], ["groups", "Graded sample groups"], ["first", "Pass rate of each task's first group, mean over tasks"], ["newest", "Pass rate of each task's newest group, mean over tasks"], ["change", "Newest less first, in points"]];
+  const head = [["tasks", "Different tasks"], ["groups", "Graded sample groups"], ["early", "Pass rate of its groups in the first quarter of the train steps"], ["late", "Pass rate of its groups in the last quarter of the train steps"], ["change", "Late less early, in points"]];
   return el("div", { class: "scroll" }, el("table", { class: "labels" },
     el("thead", {}, el("tr", {}, el("th", {}, BY[found.by]), head.map(([name, help]) => el("th", { class: "number", title: help }, name)))),
     el("tbody", {}, found.labels.map((one) => el("tr", {}, el("td", {}, one.label), el("td", { class: "number" }, count(one.tasks)), el("td", { class: "number" }, count(one.groups)),
-      el("td", { class: "number" }, percent(one.first)), el("td", { class: "number" }, percent(one.newest)), el("td", { class: "number" }, change(one.newest - one.first)))))));
+      el("td", { class: "number" }, percent(one.early)), el("td", { class: "number" }, percent(one.late)), el("td", { class: "number" }, one.early === null || one.late === null ? "–" : change(one.late - one.early)))))));
 }
 
 const change = (points) => el("span", { class: `verdict ${points > 0.005 ? "good" : points < -0.005 ? "bad" : ""}` }, `${points >= 0.005 ? "+" : ""}${Math.round(100 * points) || 0}`);
