@@ -248,8 +248,8 @@ def _chart(run: Recording) -> Iterator[str]:
     yield f'<polyline class="reward" points="{reward}"/>'
     yield f'<polyline class="heldout" points="{" ".join(rates)}"/>'
     for point in rates:
-        x, y = point.split(",")
-        yield f'<circle class="heldout" cx="{x}" cy="{y}" r="3"/>'
+        at, height = point.split(",")
+        yield f'<circle class="heldout" cx="{at}" cy="{height}" r="3"/>'
     yield from _cover(CHART_HEIGHT)
 
 

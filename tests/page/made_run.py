@@ -117,8 +117,15 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
             file.write(json.dumps(record | TOKENS | {"policy_versions": [step - 1, step]}) + "\n")
     rewards = {"rewards": [1.0, 0.0], "advantages": [1.0, -1.0], "verdicts": ["accepted", HOSTILE]}
     lengths = {"lengths": [3, 3], "oldest_versions": [0, 0], "newest_versions": [1, 1]}
-    known = {"group": groups[0].group_id, "step": step, "rollout_s": 1.0, "score_s": 0.5}
-    known |= {"task_id": "task-0", "kind": "code", "difficulty": "3", "source": "tasks.jsonl"}
+    known: dict[str, Any] = {"group": groups[0].group_id, "step": step}
+    known |= {
+        "rollout_s": 1.0,
+        "score_s": 0.5,
+        "task_id": "task-0",
+        "kind": "code",
+        "difficulty": "3",
+        "source": "tasks.jsonl",
+    }
     with directory.groups.open("a") as file:
         file.write(json.dumps(known | rewards | lengths) + "\n")
 

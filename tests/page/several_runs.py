@@ -73,7 +73,7 @@ def _step(directory: RunDirectory, ledger: Ledger, step: int) -> None:
     (group,) = ledger.admit([prompt], version=step - 1)
     ledger.rolled_out(group.group_id, oldest_version=step - 1, tokens=TOKENS_A_STEP)
     ledger.close_batch(step, train=[group.group_id], filtered=[])
-    line = {"step": step, "reward": step / STEPS, "elapsed_s": 2.0 * step}
+    line: dict[str, Any] = {"step": step, "reward": step / STEPS, "elapsed_s": 2.0 * step}
     line |= {"tokens_sampled": TOKENS_A_STEP * step, "trainer": {"entropy": 1.0 / step}}
     directory.metrics.write(line)
 

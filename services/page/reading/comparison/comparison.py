@@ -6,8 +6,9 @@ from string import ascii_uppercase
 from typing import Any
 
 from services.page.reading.comparison.changed_keys import ChangedKey, changed_keys
-from services.page.reading.comparison.curves import CURVES, Axis, Curve, Line, pass_rate_curve
+from services.page.reading.comparison.curves import CURVES, Curve, Line, pass_rate_curve
 from services.page.reading.comparison.run_figures import RUN_FIGURES, RunFigures
+from services.page.reading.metric_table import Axis
 from services.page.reading.run_folder import RunFolder
 
 MOST_COMPARED = 24

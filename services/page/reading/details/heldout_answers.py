@@ -63,7 +63,7 @@ class HeldOutAnswers:
         steps = self._sets.get(name, {})
         before = query.before if query.before in steps else min(steps, default=None)
         after = query.after if query.after in steps else max(steps, default=None)
-        known = {"sets": list(self._sets), "name": name, "steps": sorted(steps)}
+        known: dict[str, Any] = {"sets": list(self._sets), "name": name, "steps": sorted(steps)}
         known |= {"before": before, "after": after}
         if before is None or after is None:
             return known | {"counts": {}, "total": 0, "tasks": []}
