@@ -302,14 +302,17 @@ def views_of(run_dir: Path) -> list[bytes]:
 
     run = RunFolder.open(run_dir)
     here, token = f"#/{run.run_id}", f"trajectories/{telling(run)[1]}"
-    views = [(f"{here}/{view}", "") for view in ("learning", "timeline", "tasks")]
-    views += [(f"{here}/{token}", "logprob gap"), (compared(run_dir.parent), "")]
+    views = [(f"{here}/{view}", "", "") for view in ("learning", "timeline", "tasks")]
+    views += [(f"{here}/{token}", "logprob gap", ".token-facts")]
+    views += [(compared(run_dir.parent), "", ".grid .panel")]
     with viewed(run_dir.parent) as root, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path="/usr/bin/chromium", args=["--no-sandbox"]
         )
         window: dict[str, Any] = {"viewport": WINDOW, "color_scheme": "dark"}
-        pictures = [seen(browser, root + view, press, **window) for view, press in views]
+        pictures = [
+            seen(browser, root + view, press, upto, **window) for view, press, upto in views
+        ]
         browser.close()
     return [_smaller(one) for one in pictures]
 

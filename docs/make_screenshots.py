@@ -49,8 +49,8 @@ def telling(run: RunFolder) -> tuple[int, int]:
     return chosen["group"], chosen["number"]
 
 
-def seen(browser: Browser, url: str, press: str = "", **context: Any) -> bytes:
-    """A view, when all of it is there, as PNG."""
+def seen(browser: Browser, url: str, press: str = "", upto: str = "", **context: Any) -> bytes:
+    """A view, when all of it is there, as PNG; scrolled until an element is seen."""
     expect.set_options(timeout=PATIENCE_MS)
     page = browser.new_context(**context).new_page()
     page.set_default_timeout(PATIENCE_MS)
@@ -62,6 +62,8 @@ def seen(browser: Browser, url: str, press: str = "", **context: Any) -> bytes:
         expect(page.locator("#link")).to_have_text("following")
     if press:
         page.get_by_role("button", name=press).click()
+    if upto:
+        page.locator(upto).first.evaluate("one => one.scrollIntoView({ block: 'end' })")
     page.evaluate("document.fonts.ready")
     picture = page.screenshot()
     page.context.close()

@@ -48,7 +48,7 @@ const badge = (run) => el("span", { class: "letter", title: run.run_id, style: {
 
 function runTable({ runs, figures }, ids, state) {
   const without = (id) => compareAddress(ids.filter((one) => one !== id), state);
-  return el("div", { class: "scroll" }, el("table", {},
+  return el("div", { class: "scroll" }, el("table", { class: "compared" },
     el("thead", {}, el("tr", {}, el("th", {}, ""), el("th", {}, "run"), figures.map((one) => el("th", { class: isNumeric(runs, one.name) ? "number" : null, title: one.definition }, one.title)), el("th", {}, ""))),
     el("tbody", {}, runs.map((run) => el("tr", {},
       el("td", {}, badge(run)),
