@@ -79,8 +79,8 @@ def first_problem(error: ValidationError, source: str, model: type[BaseModel]) -
         fix += nearest(problem["ctx"]["tag"], _quoted(problem["ctx"]["expected_tags"]))
     elif problem["type"] == _WRONG_FIELD:
         wrong = problem["ctx"]
-        place = ".".join(str(part) for part in (*problem["loc"], wrong["field"]))
-        return InvalidInput(f"{source}: {place}", wrong["value"], wrong["fix"])
+        at = ".".join(str(part) for part in (*problem["loc"], wrong["field"]))
+        return InvalidInput(f"{source}: {at}", wrong["value"], wrong["fix"])
     value = "(missing)" if problem["type"] == "missing" else problem["input"]
     if not problem["loc"] and isinstance(value, dict):
         value = "(several keys)"  # a rule across fields, whose message names them

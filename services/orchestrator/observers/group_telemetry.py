@@ -93,7 +93,10 @@ class GroupTraces:
         self._waiting.pop(event.group_id, tracing.OFF).end()
         group = self._groups.pop(event.group_id, None)
         if group is None:
-            return
+            if event.ending == "trained" or not tracing.is_on():
+                return
+            # Open again since the trainer went back, and closed before it was started again.
+            group = tracing.begin("group", {}, run=self._run_id, group=event.group_id)
         group.set(ending=event.ending)
         if event.ending == "failed":
             group.fail(event.reason)

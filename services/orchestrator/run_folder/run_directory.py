@@ -83,7 +83,9 @@ class RunDirectory:
     def written_at(self) -> float:
         """When its ledger was written last, seconds since 1970; 0 for never."""
         files = (self.ledger, self.ledger.with_name(f"{LEDGER_FILE}-wal"))
-        return max((one.stat().st_mtime for one in files if one.exists()), default=0.0)
+        # Who only reads a ledger may leave an empty -wal behind.
+        found = (one.stat() for one in files if one.exists())
+        return max((one.st_mtime for one in found if one.st_size), default=0.0)
 
     def read_config(self) -> RunConfig:
         """The run as it is to be.
