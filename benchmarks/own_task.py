@@ -23,23 +23,24 @@ RECORD = BASELINES / "own_task.json"
 def main() -> None:
     """Do it, print the times, and write them if asked."""
     options = options_of(__doc__, "own_task").parse_args()
-    record = machine() | measured()
-    print(table(record))
-    if options.json:
-        write(options.json, record)
-        page = ROOT / PAGE
-        page.write_text(with_table(page.read_text(), "own task", table(record)))
+    with tempfile.TemporaryDirectory(prefix="millrace-own-task-") as folder:
+        record = machine() | measured(Path(folder))
+        print(table(record), flush=True)  # to remove the folder takes a while
+        if options.json:
+            write(options.json, record)
+            page = ROOT / PAGE
+            page.write_text(with_table(page.read_text(), "own task", table(record)))
 
 
-def measured() -> dict[str, Any]:
+def measured(folder: Path) -> dict[str, Any]:
     """Each step with the user's and the machine's seconds, and the two ends of the curve."""
     steps = own_task_steps()
     here = {"REPOSITORY": str(ROOT), "make demo": f"make demo PORT={free_port()}"}
-    typed = [(one.name, _filled(one.text, here)) for one in steps]
-    with tempfile.TemporaryDirectory(prefix="millrace-own-task-") as folder:
-        done = walk_afresh(Path(folder), typed, most_s=MOST_S)
-        (summary,) = Path(folder).glob("millrace/mine/runs/*/summary.json")
-        curve = json.loads(summary.read_text())
+    done = walk_afresh(
+        folder, [(one.name, _filled(one.text, here)) for one in steps], most_s=MOST_S
+    )
+    (summary,) = folder.glob("millrace/mine/runs/*/summary.json")
+    curve = json.loads(summary.read_text())
     rows = [
         {
             "name": step.name,
