@@ -109,6 +109,15 @@ def test_runs_on_disk_are_listed_where_nothing_answers_with_the_way_to_go_on(
     assert "Nothing answers there." in shown.err
 
 
+def test_a_look_at_a_run_on_disk_does_not_make_it_the_newest(
+    run_file: Path, closed_url: str
+) -> None:
+    older = _on_disk(run_file, "tiny-2", trained=1, written_at=2e9)
+    newer = _on_disk(run_file, "tiny-3", trained=2, written_at=3e9)
+    assert main(["status", "tiny-2", "--url", closed_url]) == 0
+    assert (older.written_at, newer.written_at) == (2e9, 3e9)
+
+
 def test_runs_that_a_new_orchestrator_does_not_know_stand_below_those_that_it_does(
     orchestra: Orchestra, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

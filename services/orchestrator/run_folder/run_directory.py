@@ -81,9 +81,11 @@ class RunDirectory:
 
     @property
     def written_at(self) -> float:
-        """When its ledger was written last, seconds since 1970; 0 for never."""
+        """When its ledger was written last, seconds since 1970; 0 for never.
+
+        A reader leaves an empty `-wal` beside it, which is no change.
+        """
         files = (self.ledger, self.ledger.with_name(f"{LEDGER_FILE}-wal"))
-        # Who only reads a ledger may leave an empty -wal behind.
         found = (one.stat() for one in files if one.exists())
         return max((one.st_mtime for one in found if one.st_size), default=0.0)
 
