@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
+from millrace_tools.client.services_url import split_url
 from services.http.api_key import key_header
 
 _TIMEOUT_S = 10.0  # it shares the cores with services that are starting
@@ -64,8 +64,12 @@ class ServeDetails:
 
 def serve_details(url: str) -> ServeDetails | None:
     """What Serve says of the services at `url`; None where there is no dashboard, or it is the
-    dashboard of other services. One that does not answer now is an application that is late."""
-    address, parts = os.environ.get("RAY_DASHBOARD_ADDRESS"), urlsplit(url)
+    dashboard of other services. One that does not answer now is an application that is late.
+
+    Raises:
+        InvalidInput: `url` is not a URL.
+    """
+    address, parts = os.environ.get("RAY_DASHBOARD_ADDRESS"), split_url(url)
     if not address and parts.hostname not in LOOPBACK:
         return None
     path = f"{address or _DASHBOARD}/api/serve/applications/"

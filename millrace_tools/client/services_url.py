@@ -2,7 +2,7 @@
 
 import os
 from contextlib import suppress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
@@ -23,13 +23,26 @@ def http_client(url: str, timeout: httpx.Timeout | float) -> httpx.Client:
     Raises:
         InvalidInput: it is not a URL.
     """
+    split_url(url)
     key = key_header(os.environ.get(API_KEY))
+    return httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=key)
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL of the services.
+
+    Raises:
+        InvalidInput: it is not a URL.
+    """
     try:
-        if not urlsplit(url).hostname or not url.startswith(("http://", "https://")):
+        httpx.URL(url)
+        parts = urlsplit(url)
+        if not parts.hostname or parts.scheme not in ("http", "https"):
             raise ValueError("write it like http://127.0.0.1:8000")
-        return httpx.Client(base_url=url, timeout=timeout, trust_env=False, headers=key)
+        _ = parts.port  # raises where it is no number
     except (httpx.InvalidURL, ValueError) as error:
         raise InvalidInput("--url", url, f"It is not a URL: {error}.") from None
+    return parts
 
 
 def nothing_answers(url: str) -> InvalidInput:
