@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import subprocess
 import time
 
 import pytest
@@ -74,6 +75,7 @@ async def test_tests_that_waited_for_a_starved_answer_wait_again_though_its_jail
     monkeypatch.setattr("services.reward_service.judging.split_tests.idle_limit_s", lambda _: 1.5)
     of_worker = "services.reward_service.sandbox.sandbox"
     monkeypatch.setattr(f"{of_worker}._machine_is_contended", lambda: True)
+    monkeypatch.setattr(f"{of_worker}._CONTENDED_FACTOR", 200)
     tests = "def check(call):\n    for x in (7, 7):\n        assert call(x) == x"
     grader = PythonAssertsGrader(kind="python_asserts", tests=tests, entry_point="f")
     answer = "import time\ntime.sleep(2.5)\ndef f(x):\n    return x"
@@ -96,6 +98,18 @@ async def test_an_answer_that_is_there_counts_though_the_loop_came_late() -> Non
             await control.receive(0.05)
     finally:
         control.close()
+
+
+def test_a_call_that_is_killed_before_it_has_read_its_request_is_said_to_be_late() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, subprocess.Popen(["sleep", "600"]) as starved:
+        call = helper_main._Call(starved.pid, theirs, 0.0)
+        ours.sendall(b"request")
+        ours.shutdown(socket.SHUT_WR)
+        call.kill()
+        call.close()
+        assert ours.recv(100) == b'{"killed": true}'
+        assert ours.recv(100) == b"", "the end, and not an error"
 
 
 def test_waiting_for_a_core_is_no_part_of_a_calls_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,6 +91,10 @@ class _Call:
         os.kill(self._process_id, signal.SIGKILL)
         with contextlib.suppress(OSError):
             self._stream.send(b'{"killed": true}', socket.MSG_DONTWAIT)
+            # Closed with a request that the process had no time to read, the stream would end
+            # as reset by its peer, as if the helper were gone.
+            while self._stream.recv(1 << 16, socket.MSG_DONTWAIT):
+                pass
 
     def close(self) -> None:
         """Reap the process."""
