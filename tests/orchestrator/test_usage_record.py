@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.observability.metrics import RunMetrics
 from services.orchestrator.lifecycle.runs import Runs
 from services.orchestrator.node_use import metric_page, use_on
 from services.orchestrator.observers.usage_record import follow_usage
@@ -64,9 +65,12 @@ async def test_a_run_writes_the_load_of_engines_and_nodes(tmp_path: Path) -> Non
     assert (first["engines"]["in_flight"], first["engines"]["kv_usage"]) == (3, 0.25)
 
 
-async def test_a_look_that_fails_leaves_out_what_it_lacks_and_the_next_one_follows(
-    tmp_path: Path,
+async def test_a_look_that_fails_is_counted_and_the_next_one_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failed: list[dict[str, str]] = []
+    count = lambda _, tags: failed.append(tags)  # noqa: E731
+    monkeypatch.setattr(RunMetrics.observer_failures, "inc", count)
     looks: list[int] = []
     seen = asyncio.Event()
 
@@ -91,6 +95,7 @@ async def test_a_look_that_fails_leaves_out_what_it_lacks_and_the_next_one_follo
         follower.cancel()
         await asyncio.wait({follower})
     assert lines_of(path)[0]["nodes"] == {"a": {"cpu": 0.5}}
+    assert failed == [{"observer": "usage"}]
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from services.observability.log import Log
+from services.observability.metrics import RunMetrics
 from services.orchestrator.core.context import RunContext
 from services.orchestrator.run_folder.journal import Journal
 
@@ -27,6 +28,7 @@ async def follow_usage(context: RunContext, path: Path, *, look_s: float = LOOK_
                 load, nodes = await context.peers.load(context.config), await context.peers.nodes()
                 failing = False
             except Exception as error:  # noqa: BLE001  the outer edge of a look
+                RunMetrics.observer_failures.inc(1, context.tags | {"observer": "usage"})
                 if not failing:
                     _log.warning("usage_not_seen", **context.tags, error=repr(error))
                 load, nodes, failing = None, {}, True
