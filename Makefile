@@ -10,7 +10,7 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error make $(MAKE_VERSION) is too old -> install GNU make 4.0 or newer)
 endif
 
-.PHONY: help demo task test test-clusters test-engines test-services test-faults test-operations bare-machine lint docs audit wheel bench clean
+.PHONY: help demo task test test-clusters test-engines test-services test-jails test-faults test-operations bare-machine lint docs audit wheel bench clean
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -25,8 +25,8 @@ task: .venv/ready  ## five files of a task of your own, which `make demo` runs: 
 
 # All parts at once: each waits for something half of the time. On less than 16 GiB of memory:
 # make test AT_ONCE=2
-AT_ONCE ?= 4
-PARTS := test-clusters test-engines test-services test-faults
+AT_ONCE ?= 5
+PARTS := test-clusters test-engines test-services test-jails test-faults
 
 test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
 	@rm -rf build/test; began=$$(date +%s); \
@@ -36,6 +36,7 @@ test: .venv/ready  ## every test; with less than 16 GiB of memory AT_ONCE=2
 CLUSTERS := tests/cluster tests/demo
 FAULTS := tests/chaos tests/cli
 ENGINES := tests/conformance tests/router tests/rollout_server tests/trainer tests/transport
+JAILS := tests/redteam tests/reward_service/workspaces tests/reward_service/workspace_api
 OPERATIONS := tests/operations tests/chaos/test_whole_run.py
 
 test-clusters:
@@ -46,7 +47,10 @@ test-engines:
 
 test-services:
 	@$(BIN)/python -m tests.part $@ $(OPERATIONS:%=--ignore=%) \
-	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(FAULTS))
+	  $(patsubst %,--ignore=%,$(CLUSTERS) $(ENGINES) $(JAILS) $(FAULTS))
+
+test-jails:
+	@$(BIN)/python -m tests.part $@ $(JAILS)
 
 test-faults:
 	@$(BIN)/python -m tests.part $@ $(FAULTS) $(OPERATIONS:%=--ignore=%)

@@ -1,4 +1,4 @@
-"""A value in the key-value store of Ray's head, which outlives the process that wrote it.
+"""Values in the key-value store of Ray's head, which outlive the process that wrote them.
 
 The store is private to Ray (`ray.experimental.internal_kv`); Serve keeps what it has deployed
 in it. `tests/cluster/test_cluster_kv.py` fails when upstream changes it.
@@ -39,6 +39,25 @@ class ClusterValue:
     async def erase(self) -> None:
         """Remove the text, if there is one."""
         await _called(lambda: internal_kv._internal_kv_del(self._name, namespace=NAMESPACE))
+
+
+async def values_below(prefix: str) -> dict[str, str]:
+    """The texts of all values whose names begin with `prefix`, by the rest of their names.
+
+    Raises:
+        NotReady: the head does not answer in time.
+    """
+
+    def read() -> dict[str, str]:
+        names = internal_kv._internal_kv_list(prefix, namespace=NAMESPACE)
+        found = {name: internal_kv._internal_kv_get(name, namespace=NAMESPACE) for name in names}
+        return {
+            name.decode().removeprefix(prefix): text.decode()
+            for name, text in found.items()
+            if text is not None  # erased meanwhile
+        }
+
+    return await _called(read)
 
 
 async def _called(call: Callable[[], T]) -> T:

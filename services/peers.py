@@ -89,12 +89,26 @@ async def replica_runs() -> bool:
     return False
 
 
+async def replica_states() -> dict[str, str] | None:
+    """States of the replicas of this deployment, by id; None where Serve does not answer."""
+    own = serve.get_replica_context()
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            return await asyncio.to_thread(_states, own.app_name, own.deployment)
+    except (TimeoutError, RayError, *_ABSENT):
+        return None
+
+
 def _runs(application: str, deployment: str, replica: str) -> bool:
+    return _states(application, deployment).get(replica) == "RUNNING"
+
+
+def _states(application: str, deployment: str) -> dict[str, str]:
     client = _get_global_client()
     assert client is not None, "it raises where Serve is not running"
     found = client.get_serve_details()["applications"].get(application, {})
     replicas = found.get("deployments", {}).get(deployment, {}).get("replicas", [])
-    return any(one["replica_id"] == replica and one["state"] == "RUNNING" for one in replicas)
+    return {one["replica_id"]: one["state"] for one in replicas}
 
 
 class RemoteService:
@@ -171,7 +185,7 @@ def trainer_peer(*, timeout_s: float = 600.0) -> Trainer:
     return cast(Trainer, _Forwarder(Trainer, service, timeout_s, state=10.0))
 
 
-def reward_peer(*, timeout_s: float = 300.0) -> RewardService:
+def reward_peer(*, timeout_s: float = 1000.0) -> RewardService:
     """The reward service's Serve application."""
     service = RemoteService("reward_service", partial(serve.get_app_handle, "reward_service"))
     return cast(RewardService, _Forwarder(RewardService, service, timeout_s))

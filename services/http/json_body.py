@@ -72,6 +72,12 @@ async def read_body(
     return b"".join(parts)
 
 
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone; the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def parsed_body(body: bytes) -> Any:
     """A body's JSON.
 

@@ -191,6 +191,10 @@ class RewardMetrics:
     retries = _counter("reward_retries", "Jobs run again after losing their sandbox")
     slot_restarts = _counter("reward_slot_restarts", "Sandboxes started anew after a loss")
     denials = _counter("reward_denials", "Processes that a layer of the jail stopped", "layer")
+    checker_failures = _counter(
+        "reward_checker_failures", "Checkers that failed on an output", "grader", "reason"
+    )
+    task_faults = _counter("reward_task_faults", "Answers ungraded: tests or grader are wrong")
     helper_restarts = _counter("reward_helper_restarts", "Helper processes started anew")
     refusals = _counter("reward_refusals", "HTTP requests refused because the queue was full")
     queue = _gauge("reward_queue", "Pieces of work waiting for a core")
@@ -198,6 +202,24 @@ class RewardMetrics:
     queue_age = _gauge("reward_queue_age_seconds", "How long the oldest has been waiting")
     tier = _gauge("reward_tier", "1 for the tier that the sandbox was shown to have", "tier")
     grading = _seconds("reward_grading_seconds", "Job to score, waiting included", "language")
+    loop_lag = _seconds("reward_loop_lag_seconds", "How late the event loop comes to its work")
+
+
+class WorkspaceMetrics:
+    """Declared by the workspaces of the reward service."""
+
+    open = _gauge("workspaces_open", "Workspaces that are open")
+    opens = _counter("workspace_opens", "Workspaces asked for", "outcome")
+    calls = _counter("workspace_calls", "Calls of workspaces that ended", "kind", "status")
+    ends = _counter("workspace_ends", "Workspaces that ended", "reason")
+    proxied = _counter(
+        "workspace_proxied", "Connections of workspaces through their proxy", "outcome"
+    )
+    proxied_bytes = _counter("workspace_proxied_bytes", "Bytes that workspaces moved, both ways")
+    snapshots = _gauge("workspace_snapshot_bytes", "Memory that snapshots take")
+    open_seconds = _seconds("workspace_open_seconds", "From the request to the open workspace")
+    grades = _counter("workspace_grades", "Workspaces graded", "verdict")
+    forwards = _counter("workspace_forwards", "Requests for another replica's", "result")
 
 
 class RunMetrics:

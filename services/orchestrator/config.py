@@ -74,7 +74,7 @@ class OrchestratorConfig(StrictModel):
     score_wait_s: float = Field(default=0.005, ge=0)
     score_concurrency: int = Field(default=4, ge=1)
     score_queue: int = Field(default=65536, ge=1)
-    score_timeout_s: float = Field(default=300.0, gt=0)
+    score_timeout_s: float = Field(default=1000.0, gt=0)
     evaluation_concurrency: int = Field(default=64, ge=1)
     trainer_call_timeout_s: float = Field(default=780.0, gt=0)
     trainer_timeout_s: float = Field(default=300.0, gt=0)

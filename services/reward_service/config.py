@@ -46,11 +46,15 @@ class RewardServiceConfig(StrictModel):
         use_bubblewrap: try namespaces at all.
         queue_cpu_s: estimated CPU-seconds of work that may wait for a slot. Beyond it HTTP
             clients are told to come back, and callers in the cluster are held back.
+        answer_run_s: wall seconds that an answer's own processes may take for all its tests, the
+            checkers and tests that look at it included; longer is `time_limit`, and the tests
+            that are left count as failed. Waiting for a core is no part of it.
         answer_deadline_s: seconds from an answer's arrival to its score, waiting included;
-            longer is an `infra_error` of this answer alone. Keep it below the deadline of
+            longer is an `infra_error` of this answer alone. Longer than `queue_wait_s` and
+            `answer_run_s` together, or an answer could choose it. Keep it below the deadline of
             the callers, or one slow answer costs them all scores of its call.
-        queue_wait_s: seconds an answer may wait; longer is an `infra_error`.
-        cache_entries: verdicts remembered.
+        queue_wait_s: seconds an answer may wait for a core; longer is an `infra_error`.
+        cache_mb: memory for verdicts that are remembered, MiB.
         compile_cpu_s: processor seconds of one compilation.
         compile_memory_mb: address space of each process of the compiler, MiB.
         compile_output_mb: largest program, MiB.
@@ -58,7 +62,8 @@ class RewardServiceConfig(StrictModel):
         toolchain_dir: folder for precompiled headers, to be shared by services of one user;
             without it each service has a temporary one.
         header_cache_dir: folder of this user's, closed to others, in which precompiled headers
-            are kept for later services; None keeps none.
+            and compiled programs are kept for other services; None keeps none.
+        kept_programs_mb: programs in that folder, MiB.
         slot_start_s: seconds a sandbox may take to start.
         failures_until_unhealthy: consecutive answers that no sandbox could be had for.
         graders: users' own Python graders, `module:function` by name.
@@ -81,15 +86,17 @@ class RewardServiceConfig(StrictModel):
     require_tier: Literal["A", "B"] = "B"
     use_bubblewrap: bool = True
     queue_cpu_s: float = Field(default=3600.0, gt=0)
-    answer_deadline_s: float = Field(default=240.0, gt=0)
-    queue_wait_s: float = Field(default=180.0, gt=0)
-    cache_entries: int = Field(default=65536, ge=1)
+    answer_run_s: float = Field(default=120.0, gt=0)
+    answer_deadline_s: float = Field(default=900.0, gt=0)
+    queue_wait_s: float = Field(default=600.0, gt=0)
+    cache_mb: int = Field(default=64, ge=1)
     compile_cpu_s: int = Field(default=10, ge=1)
     compile_memory_mb: int = Field(default=2048, ge=256)
     compile_output_mb: int = Field(default=32, ge=1)
     program_cache_mb: int = Field(default=512, ge=1)
     toolchain_dir: str | None = None
     header_cache_dir: str | None = None
+    kept_programs_mb: int = Field(default=1024, ge=1)
     slot_start_s: float = Field(default=60.0, gt=0)
     failures_until_unhealthy: int = Field(default=20, ge=1)
     graders: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(default_factory=dict)

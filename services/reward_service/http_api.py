@@ -86,11 +86,12 @@ def http_api(scoring: Scoring) -> FastAPI:
 
     @app.get("/v1/graders")
     async def graders() -> dict[str, Any]:
-        """What can be graded, and in which languages."""
+        """What can be graded, in which languages, and what these lack here."""
         kinds = GradeRequest.model_json_schema()["$defs"]
         return {
             "kinds": {name: schema for name, schema in kinds.items() if name.endswith("Grader")},
             "languages": sorted(languages()),
+            "missing": scoring.tools.languages.missing,
             "python": _python_names(scoring.config),
             "http": sorted(scoring.config.http_graders),
         }
@@ -174,6 +175,8 @@ def _check(grader: AnyGrader, field: str, scoring: Scoring) -> None:
         _known(grader.name, sorted(scoring.config.http_graders), f"{field}.name", "Registered")
     elif isinstance(grader, CodeGrader):
         _known(grader.language, sorted(languages()), f"{field}.language", "Known")
+        if missing := scoring.tools.languages.missing.get(grader.language):
+            raise InvalidInput(f"{field}.language", grader.language, missing)
         try:
             tests = scoring.tools.test_sets.of_grader(grader)
         except ValueError as problem:

@@ -1,6 +1,7 @@
 """The reward service without Serve: jobs in, scores out."""
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -9,6 +10,7 @@ from typing import Any, get_args
 
 from services.observability import tracing
 from services.observability.log import Log
+from services.observability.loop_lag import observe_loop_lag
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import (
     AnyGrader,
@@ -26,13 +28,14 @@ from services.reward_service.graders.code import AnyCode, grade_code
 from services.reward_service.graders.maths import grade_maths
 from services.reward_service.graders.text import grade_exact, grade_format, grade_regex
 from services.reward_service.graders.users import grade_http, grade_python
-from services.reward_service.grading.helper_process import HelperFailed, HelperTimeout
+from services.reward_service.grading.helper_process import CallFailed, HelperFailed, HelperTimeout
 from services.reward_service.grading.tools import Tools
 from services.reward_service.sandbox.core_queue import QueueFull
 from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
 from services.side_by_side import cancel
 
 _log = Log("reward_service")
+_LAG_PERIOD_S = 0.1
 
 GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Score]]] = {
     **dict.fromkeys(get_args(AnyCode), grade_code),
@@ -53,6 +56,7 @@ class Scoring:
     def __init__(self, config: RewardServiceConfig) -> None:
         self.config = config
         self.tools = Tools(config)
+        self._lag: asyncio.Task[None] | None = None
 
     @property
     def sandbox(self) -> Sandbox:
@@ -66,6 +70,10 @@ class Scoring:
             InvalidInput: this machine cannot hold untrusted code as well as required.
         """
         await self.sandbox.start()
+        if self.sandbox.compiler is not None:
+            await self.tools.languages.look(self.sandbox.compiler)
+        lag = observe_loop_lag(RewardMetrics.loop_lag, period_s=_LAG_PERIOD_S)
+        self._lag = asyncio.create_task(lag, name="loop_lag")
 
     @property
     def healthy(self) -> bool:
@@ -75,7 +83,8 @@ class Scoring:
     async def score(self, jobs: list[ScoreJob]) -> list[Score]:
         """Grade jobs, answers in the order of the jobs; never raises for what a job does.
 
-        Takes at most `answer_deadline_s`: a job that is not graded by then is cancelled.
+        Takes at most `answer_deadline_s`: a job that is not graded by then is cancelled. An answer
+        cannot bring that about alone: what it takes of its own is bounded by less.
         """
         return await asyncio.gather(*(self._score(job) for job in jobs))
 
@@ -89,8 +98,12 @@ class Scoring:
             await cancel(*tasks)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes; from any thread, and even after the event loop's end."""
         self.tools.close()
+        if self._lag is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._lag.get_loop().call_soon_threadsafe(self._lag.cancel)
+            self._lag = None
 
     async def _score(self, job: ScoreJob) -> Score:
         with recorded_uses() as uses, tracing.span("grade", tracing.of(job.trace)) as span:
@@ -134,9 +147,18 @@ class Scoring:
         try:
             return await GRADERS[type(grader)](completion, grader, self.tools)
         except HelperTimeout as late:  # the answer's own doing: hiding in it must not spare a zero
-            return Score.failed(Verdict.TIME_LIMIT, str(late))
+            return _refused(grader, Verdict.TIME_LIMIT, str(late))
+        except CallFailed as problem:  # and so is this
+            return _refused(grader, Verdict.WRONG_ANSWER, f"it cannot be read: {problem}")
         except HelperFailed as problem:
             return Score.ungraded(str(problem))
+
+
+def _refused(grader: AnyGrader, verdict: Verdict, reason: str) -> Score:
+    """The score of an answer on which one of our own graders failed."""
+    cause = "time_limit" if verdict is Verdict.TIME_LIMIT else "raised"
+    RewardMetrics.checker_failures.inc(1, {"grader": grader.kind, "reason": cause})
+    return Score.failed(verdict, reason)
 
 
 def _weighted(grader: WeightedGrader, parts: Sequence[Score]) -> Score:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.access.access_control import protect
 from services.http.error_answer import error_body
 from services.http.json_body import AsciiJson
+from services.observability.loop_lag import observe_loop_lag
 from services.observability.metrics import RouterMetrics
 from services.open_files import open_files
 from services.router.config import RouterConfig
@@ -95,7 +96,8 @@ def build_http(
             await ends.enter_async_context(replicas.running())
             if config.backends:
                 await ends.enter_async_context(external.running())
-            await ends.enter_async_context(running(_observe_loop_lag(), name="loop_lag"))
+            lag = observe_loop_lag(RouterMetrics.loop_lag, period_s=_LAG_PERIOD_S)
+            await ends.enter_async_context(running(lag, name="loop_lag"))
             if config.listen is not None:
                 listener = Listener(config.listen, node.port)
                 await listener.start(_marked(app), node.runs)
@@ -117,15 +119,6 @@ def build_http(
         log = AccessLog(config.access_log)
         app.add_middleware(LoggedApp, log=log, quiet_paths=("/health",))
     return app
-
-
-async def _observe_loop_lag() -> None:
-    """Measure how late a short sleep ends: the router's own sign of overload."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _LAG_PERIOD_S
-        await asyncio.sleep(_LAG_PERIOD_S)
-        RouterMetrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 
 async def _stop(listener: Listener, node: RouterNode, draining: asyncio.Event) -> None:

@@ -18,10 +18,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import httpx
+
+from services.orchestrator.rollout.sandbox import sandboxes_at
 from services.protocol.run.task import Task
+from services.workspaces.client import WorkspaceFailed
 
 Rollout = Callable[..., Awaitable[Any]]
 _SHOWN = 300  # characters of an error
+_SANDBOXES = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 _NO_ORDERS = 113  # a worker's exit status when the orchestrator is gone
 
 
@@ -35,6 +40,7 @@ class EnvironmentHost:
 
         self._replies = replies
         http = policy.connections()
+        self._sandboxes = httpx.AsyncClient(trust_env=False, limits=_SANDBOXES)
         self._client: Callable[..., Any] = lambda **calls: policy.policy_client(
             http, policy.PolicyCalls(**calls)
         )
@@ -59,11 +65,13 @@ class EnvironmentHost:
     async def _episode(self, number: int, episode: dict[str, Any]) -> None:
         outcome: dict[str, Any]
         task = Task.model_validate(episode.pop("task"))
+        url, key, timeout_s = episode["url"], episode["api_key"], episode["timeout_s"]
         try:
-            outcome = _outcome(await self._rollout(self._client(**episode), task))
+            with sandboxes_at(self._sandboxes, url, api_key=key, timeout_s=timeout_s):
+                outcome = _outcome(await self._rollout(self._client(**episode), task))
         except BaseException as error:  # noqa: BLE001  a user's code may raise anything
             ended = number in self._cancelled and isinstance(error, asyncio.CancelledError)
-            reason = "cancelled" if ended else "environment_raised"
+            reason = "cancelled" if ended else _reason(error)
             outcome = {"reason": reason, "error": f"{type(error).__name__}: {error}"[:_SHOWN]}
         self.reply({"id": number} | outcome)
 
@@ -71,6 +79,11 @@ class EnvironmentHost:
         """Write one line."""
         self._replies.write(json.dumps(message).encode() + b"\n")
         self._replies.flush()
+
+
+def _reason(error: BaseException) -> str:
+    """What failed: a workspace by its own name, and else the environment."""
+    return error.reason if isinstance(error, WorkspaceFailed) else "environment_raised"
 
 
 def _outcome(result: object) -> dict[str, Any]:

@@ -74,7 +74,8 @@ class RolloutFailed(RuntimeError):
         reason: short name for counting: `deadline`, `connection`, `http_500`,
             `error_event`, `bad_event` or `incomplete`; of an episode also `environment_raised`,
             `environment_timeout`, `environment_died`, `environment_result`,
-            `environment_never_called` or `environment_unrecorded`.
+            `environment_never_called` or `environment_unrecorded`, or that of a
+            `services.workspaces.client.WorkspaceFailed`.
         retryable: False when the request itself was refused.
     """
 

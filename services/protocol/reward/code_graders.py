@@ -155,6 +155,8 @@ class CodeGrader(StrictModel):
         limits: of each run.
         cpu_budget_s: processor seconds for all tests of an answer together; those that are
             left when it is used up count as failed.
+        reference: an answer that is known to be right. Where a checker of yours fails on
+            another answer it is asked about this one: if it fails again, the task is at fault.
     """
 
     kind: Literal["code"]
@@ -171,6 +173,7 @@ class CodeGrader(StrictModel):
     policy: Policy = "all"
     limits: Limits = Limits()
     cpu_budget_s: float | None = Field(default=None, gt=0)
+    reference: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from services.protocol.reward.checker_source import with_a_check
 from services.protocol.strict import StrictModel
 
 Policy = Literal["all", "fraction", "weighted", "grouped"]
@@ -111,19 +112,21 @@ class TokensChecker(StrictModel):
 
 
 class FloatChecker(StrictModel):
-    """Words in order, numbers within a tolerance; for results, floats at any depth.
+    """Words in order, numbers within a tolerance; for results, numbers at any depth.
 
     A number passes if it is off by at most `absolute`, or by at most `relative` times the
-    expected one. NaN never passes.
+    expected one. Infinity passes only for the same infinity, not as a number too large to be
+    held, and NaN only for NaN.
 
     Attributes:
         absolute: tolerance whatever the size.
-        relative: tolerance as a share of the expected number.
+        relative: tolerance as a share of the expected number. By default 1e-6; but where an
+            integer is expected at most 0.5, and of another integer none.
     """
 
     kind: Literal["float"] = "float"
     absolute: float = Field(default=1e-9, ge=0)
-    relative: float = Field(default=1e-6, ge=0)
+    relative: float | None = Field(default=None, ge=0)
 
 
 class UnorderedChecker(StrictModel):
@@ -142,14 +145,16 @@ class CustomChecker(StrictModel):
     """Python source with `check(given, expected, got)`, which returns True or False.
 
     `given` is the standard input or the list of arguments, `got` the output or the result.
-    It runs in a jail of its own. One that fails makes the answer `infra_error`.
+    It runs in a jail of its own. A test on whose output it raises, hangs or returns anything but
+    a bool counts as failed. If it fails before it is called, or on the grader's `reference` too,
+    the task is at fault and the answer is `infra_error`.
 
     Attributes:
         source: the Python source.
     """
 
     kind: Literal["custom"] = "custom"
-    source: str = Field(min_length=1)
+    source: Annotated[str, AfterValidator(with_a_check)] = Field(min_length=1)
 
 
 Checker = Annotated[

@@ -70,6 +70,11 @@ class RegexGrader(_TextGrader):
     whole: bool = False
     ignore_case: bool = False
 
+    @model_validator(mode="after")
+    def _pattern_may_stand_in_another(self) -> Self:
+        _regular_expression(f"(?s:{self.pattern})")  # as the service matches it
+        return self
+
 
 class FormatGrader(_TextGrader):
     r"""The answer has a form: all that is asked for must hold. Thinking counts here.
@@ -93,8 +98,9 @@ class MathsGrader(_TextGrader):
 
     Attributes:
         expected: one answer or several, of which any will do; LaTeX or plain.
-        strict: only the last `\boxed{...}` that is not empty counts, and an answer that is not
-            simplified (`40+2`, `\frac{2}{4}`, `x+x`) is wrong.
+        strict: only the last `\boxed{...}` that is not empty counts, and an answer is wrong that
+            is not simplified (`40+2`, `\frac{2}{4}`, `x+x`) or has not the brackets of the
+            expected one (`1,2` for `(1,2)`).
         timeout_s: seconds for `math-verify`; longer is `time_limit`.
     """
 
@@ -110,13 +116,19 @@ class PythonGrader(_TextGrader):
     Attributes:
         name: in the service's configuration, or given by `@grader`.
         arguments: keyword arguments for it.
-        timeout_s: seconds it may take; longer is `infra_error`.
+        timeout_s: seconds it may take.
+        on_failure: reward of an answer on which it raises, takes longer or returns no finite
+            number; null leaves the answer out (`infra_error`).
+        reference: an answer that is known to be right. Where it fails on another answer it is
+            asked about this one: if it fails again, the task is at fault (`infra_error`).
     """
 
     kind: Literal["python"]
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(default=10.0, gt=0, le=600)
+    on_failure: float | None = Field(default=0.0, allow_inf_nan=False)
+    reference: str | None = None
 
 
 class HttpGrader(_TextGrader):
@@ -125,13 +137,19 @@ class HttpGrader(_TextGrader):
     Attributes:
         name: in the service's configuration.
         arguments: sent along.
-        timeout_s: seconds for each of two attempts; then it is `infra_error`.
+        timeout_s: seconds for each of two attempts.
+        on_failure: reward of an answer on which the endpoint fails twice while it answers about
+            `reference` in between; null leaves the answer out (`infra_error`).
+        reference: an answer about which the endpoint has a reward; without it the empty
+            answer. An endpoint that fails on this one too is down (`infra_error`).
     """
 
     kind: Literal["http"]
     name: str
     arguments: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(default=30.0, gt=0, le=600)
+    on_failure: float | None = Field(default=0.0, allow_inf_nan=False)
+    reference: str | None = None
 
 
 class Part(StrictModel):

@@ -11,8 +11,9 @@ from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.graders.code import blocks, without_thinking
 from services.reward_service.graders.numbers import last_boxed
 from services.reward_service.grading.tools import Tools
+from services.reward_service.off_loop import off_loop
 
-_TIMEOUT_S = 2.0
+_TIMEOUT_S, _SHOWN = 2.0, 200
 _PATTERNS = "services.reward_service.graders.patterns"
 
 
@@ -27,7 +28,7 @@ async def grade_exact(completion: str, grader: ExactGrader, tools: Tools) -> Sco
     texts = [text.strip() for text in (answer, *expected)]
     if grader.ignore_case:
         texts = [text.casefold() for text in texts]
-    return Score.right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()!r}")
+    return Score.right_or_wrong(texts[0] in texts[1:], f"answered {answer.strip()[:_SHOWN]!r}")
 
 
 async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Score:
@@ -40,7 +41,7 @@ async def grade_regex(completion: str, grader: RegexGrader, tools: Tools) -> Sco
 
 async def grade_format(completion: str, grader: FormatGrader, _: Tools) -> Score:
     """Check everything that the form asks for."""
-    missing = format_problem(completion, grader)
+    missing = await off_loop(len(completion), format_problem, completion, grader)
     return Score.right_or_wrong(missing is None, missing or "")
 
 

@@ -5,6 +5,7 @@ process forked for the one call, and is trusted; the completion is not.
 """
 
 import importlib
+import inspect
 import math
 import pkgutil
 from collections.abc import Callable
@@ -13,6 +14,13 @@ from typing import Any
 UserGrader = Callable[..., float]
 
 _NAMED: dict[str, UserGrader] = {}
+
+
+class NoVerdict(Exception):
+    """Raise it in a grader that cannot tell a reward for a reason that is not the answer's.
+
+    Such an answer has no reward (`infra_error`). Any other exception is the answer's doing.
+    """
 
 
 def grader(name: str) -> Callable[[UserGrader], UserGrader]:
@@ -41,12 +49,29 @@ def call_named(arguments: dict[str, Any]) -> float:
     """Call a grader; runs in a helper process.
 
     Raises:
-        KeyError: there is none of this name.
+        NoVerdict: there is none of this name, or it does not take these arguments.
         ValueError: what it returned is not a finite number.
     """
-    place = arguments["place"]
-    function = _NAMED[arguments["name"]] if place is None else pkgutil.resolve_name(place)
-    return finite(function(arguments["completion"], **arguments["arguments"]))
+    place, name, given = arguments["place"], arguments["name"], arguments["arguments"]
+    try:
+        function = _NAMED[name] if place is None else pkgutil.resolve_name(place)
+        _check_arguments(function, given)
+    except (LookupError, ImportError, AttributeError, TypeError) as error:
+        raise NoVerdict(f"{type(error).__name__}: {error}") from error
+    return finite(function(arguments["completion"], **given))
+
+
+def _check_arguments(function: UserGrader, given: dict[str, Any]) -> None:
+    """Refuse arguments that no call of the function could take, whatever the answer is.
+
+    Raises:
+        TypeError: naming the argument.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of something built in, which does not say
+        return
+    signature.bind("", **given)
 
 
 def finite(value: Any) -> float:
@@ -56,7 +81,12 @@ def finite(value: Any) -> float:
         ValueError: it is no number, or infinite, or NaN.
     """
     if isinstance(value, bool | int | float):
-        number = float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            raise ValueError(
+                "a grader must return a number that is no larger than a float"
+            ) from None
     elif hasattr(value, "item"):  # a scalar of numpy or torch
         return finite(value.item())
     else:

@@ -128,7 +128,8 @@ def _run(stream: socket.socket) -> None:
         value = pkgutil.resolve_name(request["function"])(request["arguments"])
         reply = json.dumps({"value": value})
     except BaseException as error:  # noqa: BLE001 - the edge of the child: reported to the service
-        reply = json.dumps({"error": f"{type(error).__name__}: {error}"[:500]})
+        kind = type(error).__name__
+        reply = json.dumps({"error": f"{kind}: {error}"[:500], "kind": kind})
     with contextlib.suppress(OSError):
         stream.sendall(reply.encode())
     os._exit(0)

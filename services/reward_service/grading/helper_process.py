@@ -31,7 +31,19 @@ class HelperTimeout(RuntimeError):
 
 
 class HelperFailed(RuntimeError):
-    """The function raised, or its process died; the message says which."""
+    """The helper could not start or is gone: the call says nothing of its arguments."""
+
+
+class CallFailed(RuntimeError):
+    """The function raised, or its process died, on these arguments.
+
+    Attributes:
+        kind: the name of the exception's class; empty if the process died.
+    """
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        self.kind = kind
+        super().__init__(message)
 
 
 class HelperProcess:
@@ -56,14 +68,17 @@ class HelperProcess:
 
         Raises:
             HelperTimeout: it was killed at its deadline.
-            HelperFailed: it raised, died, or there is no such function.
+            CallFailed: it raised or died, or there is no such function.
+            HelperFailed: the helper could not start, or is gone.
         """
         request = json.dumps({"function": function, "arguments": arguments}).encode()
         async with self._free:
-            await self._start()
+            helper = await self._start()
             reply = await self._exchange(request, timeout_s)
         if not reply:
-            raise HelperFailed("the process died")
+            if helper.poll() is not None:
+                raise HelperFailed("the helper is gone")  # and its children with it
+            raise CallFailed("the process died")
         try:
             answer = json.loads(reply)
         except ValueError:  # killed while it wrote
@@ -71,7 +86,7 @@ class HelperProcess:
         if answer.get("killed"):
             raise HelperTimeout(f"not done in {timeout_s:g} s")
         if "error" in answer:
-            raise HelperFailed(answer["error"])
+            raise CallFailed(answer["error"], kind=answer["kind"])
         return answer["value"]
 
     async def _exchange(self, request: bytes, timeout_s: float) -> bytes:
@@ -93,23 +108,28 @@ class HelperProcess:
                 return await reader.read()
         except TimeoutError:
             self.close()
-            raise HelperTimeout(f"not done in {timeout_s:g} s") from None
+            raise HelperFailed("the helper hangs") from None
         except OSError as error:
             raise HelperFailed(f"the helper is gone: {error}") from error
         finally:
             writer.close()
 
-    async def _start(self) -> None:
+    async def _start(self) -> subprocess.Popen[bytes]:
+        """The helper, started if there is none.
+
+        Raises:
+            HelperFailed: it cannot start.
+        """
         async with self._starting:
             if self._process is not None and self._process.poll() is None:
-                return
+                return self._process
             if self._process is not None:
                 RewardMetrics.helper_restarts.inc()
             self.close()
             self._control = control = Control()
             with control.theirs as theirs:
                 command = [sys.executable, "-m", _MAIN, str(theirs.fileno()), *self._modules]
-                self._process = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
+                self._process = helper = subprocess.Popen(  # noqa: ASYNC220 - returns after exec
                     command,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -127,6 +147,7 @@ class HelperProcess:
             except (HelperFailed, asyncio.CancelledError):
                 self.close()
                 raise
+            return helper
 
     def close(self) -> None:
         """End the helper and its calls; safe to call again."""

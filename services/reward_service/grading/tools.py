@@ -1,6 +1,8 @@
 """Shared by all graders of one service: sandbox, caches, helper processes, test sets."""
 
 import asyncio
+import contextlib
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +14,18 @@ from services.protocol.reward.reward_service import Score, Verdict
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.grading.helper_process import HelperProcess
 from services.reward_service.grading.test_sets import TestSets
+from services.reward_service.sandbox.language_check import LanguageCheck
 from services.reward_service.sandbox.sandbox import Sandbox
 
 _HELPER_CPU_S = 0.01
 """A guess at the processor time of one call of a helper."""
 _WEIGHT = 0.2
 """Of the newest answer in the running mean of processor time."""
+
+_ESTIMATE_BYTES = 16 << 20
+_SCORE_BYTES, _TEST_BYTES, _SEEN_BYTES, _NUMBER_BYTES = 1100, 270, 400, 32
+"""Memory in a cache, measured with CPython 3.11 and rounded up: of a grade without its texts and
+tests, of a test without its texts, of what is learned of a set of tests, and of a number in it."""
 
 REMEMBERED = frozenset(
     {
@@ -40,15 +48,17 @@ class Tools:
         cache: scores of code.
         estimates: what was learned of tests.
         test_sets: tests that jobs name by their hash.
+        languages: tries each language before its first answer.
         failures_in_a_row: answers that no sandbox could be had for since the last good one.
     """
 
     def __init__(self, config: RewardServiceConfig) -> None:
         self.config = config
         self.sandbox = Sandbox(config)
-        self.cache = VerdictCache(config.cache_entries)
-        self.estimates = Estimates(config.cache_entries)
+        self.cache = VerdictCache(config.cache_mb << 20)
+        self.estimates = Estimates(_ESTIMATE_BYTES)
         self.test_sets = TestSets(max_bytes=config.test_set_mb << 20, folder=config.test_set_folder)
+        self.languages = LanguageCheck()
         self.failures_in_a_row = 0
         own = [place.partition(":")[0] for place in config.graders.values()]
         users = ["services.reward_service.graders.user_graders", *config.grader_modules, *own]
@@ -63,7 +73,8 @@ class Tools:
 
         Raises:
             HelperTimeout: it was killed at its deadline.
-            HelperFailed: it raised or died.
+            CallFailed: it raised or died on these arguments.
+            HelperFailed: the helper could not start, or is gone.
             QueueFull: no core became free in time.
         """
         helper = self._users if of_user else self._helper
@@ -91,10 +102,14 @@ class Tools:
 
 
 class VerdictCache:
-    """Least recently used grades by key, and one computation at a time for each key."""
+    """Least recently used grades by key, and one computation at a time for each key.
 
-    def __init__(self, entries: int) -> None:
-        self._grades: LRUCache[str, Score] = LRUCache(entries)
+    Args:
+        max_bytes: memory that the grades take.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._grades: LRUCache[str, Score] = LRUCache(max_bytes, getsizeof=_bytes_of)
         self._in_flight: dict[str, asyncio.Future[Score | None]] = {}
 
     def __len__(self) -> int:
@@ -127,8 +142,17 @@ class VerdictCache:
             del self._in_flight[key]
             flight.set_result(grade)
         if grade.verdict in REMEMBERED:
-            self._grades[key] = grade
+            with contextlib.suppress(ValueError):  # it is larger than the whole cache
+                self._grades[key] = grade
         return grade
+
+
+def _bytes_of(grade: Score) -> int:
+    """Memory that a grade takes in the cache, its key and place included."""
+    texts = [grade.detail, *(text for test in grade.tests for text in (test.output, test.detail))]
+    if grade.compile is not None:
+        texts.append(grade.compile.message)
+    return _SCORE_BYTES + _TEST_BYTES * len(grade.tests) + sum(map(sys.getsizeof, texts))
 
 
 @dataclass
@@ -136,12 +160,20 @@ class _Seen:
     cpu_s: float
     failures: dict[int, int] = field(default_factory=dict)
 
+    def bytes(self) -> int:
+        """Memory that it takes in the cache, its key and place included, about."""
+        return _SEEN_BYTES + sys.getsizeof(self.failures) + _NUMBER_BYTES * len(self.failures)
+
 
 class Estimates:
-    """Least recently used facts about sets of tests, by any key for a set."""
+    """Least recently used facts about sets of tests, by any key for a set.
 
-    def __init__(self, entries: int) -> None:
-        self._seen: LRUCache[str, _Seen] = LRUCache(entries)
+    Args:
+        max_bytes: memory that the facts take, about; a set that takes more is not remembered.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._seen: LRUCache[str, _Seen] = LRUCache(max_bytes, getsizeof=_Seen.bytes)
         self._typical: dict[str, float] = {}
 
     def cpu_s(self, key: str, language: str, *, default: float) -> float:
@@ -163,7 +195,9 @@ class Estimates:
         """Remember an answer's time and the test it failed first."""
         typical = self._typical.get(language, cpu_s)
         self._typical[language] = typical + _WEIGHT * (cpu_s - typical)
-        seen = self._seen.setdefault(key, _Seen(cpu_s))
+        seen = self._seen.get(key) or _Seen(cpu_s)
         seen.cpu_s += _WEIGHT * (cpu_s - seen.cpu_s)
         if failed is not None:
             seen.failures[failed] = seen.failures.get(failed, 0) + 1
+        with contextlib.suppress(ValueError):  # it is larger than the whole cache
+            self._seen[key] = seen  # again, since its size may have changed

@@ -6,8 +6,8 @@ Encoding: `struct sock_filter` of linux/filter.h, 8 bytes: u16 code, u8 jt, u8 j
 
 import struct
 
-LOAD, AND, RETURN = 0x20, 0x54, 0x06
-"""Load 32 bits of `seccomp_data`; keep some of them; end with an action."""
+LOAD, AND, XOR, SHIFT_RIGHT, RETURN = 0x20, 0x54, 0xA4, 0x74, 0x06
+"""Load 32 bits of `seccomp_data`; keep, flip or move some of them; end with an action."""
 JUMP, JUMP_EQUAL, JUMP_AT_LEAST = 0x05, 0x15, 0x35
 """To the label in place of `k`; by what was loaded, compared unsigned with `k`."""
 

@@ -13,23 +13,41 @@ from pathlib import Path
 from typing import Any
 
 from services.reward_service.isolation.bubblewrap import Bubblewrap
+from services.reward_service.isolation.runtimes import (
+    SYSTEM_READABLE,
+    interpreters,
+    kind_of_process,
+    slot_runtimes,
+)
 from services.reward_service.isolation.seccomp_filter import SeccompFilter, build_filter
 
 _JAILED = Path(__file__).parents[1] / "jailed"
-SLOT = ("codec", "line_pipe", "answer", "tester", "confine", "zygote")
+SLOT = (
+    *("fork_hooks", "codec", "line_pipe", "answer", "tester"),
+    *("confine", "kinds", "orders", "launcher", "zygote"),
+)
 BUILD = ("confine", "build")
-"""Modules of a slot and of a compiler's jail."""
+WORKSPACE = (
+    "confine",
+    *(f"workspace.{name}" for name in ("files", "archives", "child", "agent")),
+)
+"""Modules of a slot, of a compiler's jail, and of a workspace."""
 
 # The jail's source travels over the control socket, because the slot's user may not be able
 # to read the folder it lies in.
 BOOT = """
-import json, socket, sys, types
+import json, os, socket, sys, types
 control = socket.socket(fileno=int(sys.argv[1]))
-parents = ["services", "services.reward_service", "services.reward_service.jailed"]
-sys.modules.update((name, types.ModuleType(name)) for name in parents)
-for name, source in json.loads(control.recv(1 << 20)):
+def add(name):
+    parent, _, last = name.rpartition(".")
+    if parent and parent not in sys.modules:
+        add(parent)
     module = sys.modules[name] = types.ModuleType(name)
-    setattr(sys.modules[parents[-1]], name.rpartition(".")[2], module)
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    return module
+for name, source in json.loads(control.recv(1 << 20)):
+    module = add(name)
     exec(compile(source, name, "exec"), module.__dict__)
 module.main(control)
 """
@@ -37,11 +55,13 @@ module.main(control)
 # PYTHONHASHSEED is fixed so that an answer's verdict does not depend on the slot; it is why
 # the flags are not -I, which would ignore it.
 _PYTHON_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8", "-W", "ignore")
-_ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1"}
 
 _HIGH_USER_IDS = (2_000_000_000, 147_000_000)
 """First of the user ids for slots and their number: above what systems and containers hand
 out, below 2**31."""
+_SHARED = "/shared"
+"""Where a slot with namespaces has the folder that is shared."""
 _THREADS, _SHARED_USER_THREADS = 64, 4096
 
 
@@ -54,12 +74,16 @@ class Jail:
         interpreter: real path of the Python that runs answers.
         prefix: the folder it was installed to.
         stdlib: its standard library.
+        shared: a folder that all answers may read, of headers that programs need when they run.
+        launcher: `jailed/launcher.c`, compiled; empty where there is no compiler.
     """
 
     bubblewrap: Bubblewrap | None
     interpreter: str
     prefix: str
     stdlib: str
+    shared: str | None = None
+    launcher: bytes = b""
 
     @classmethod
     def here(cls, *, namespaces: bool) -> "Jail":
@@ -93,9 +117,17 @@ class Jail:
         return [self.bubblewrap.path, *flags, *self._mounts(), *mounts, "--", *python]
 
     def start(
-        self, control: socket.socket, name: str, errors: int, mounts: Sequence[str] = ()
+        self,
+        control: socket.socket,
+        name: str,
+        errors: int,
+        *,
+        mounts: Sequence[str] = (),
+        lent: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
         """Start a process that reads its modules from `control` and writes errors to a file.
+
+        It has the descriptors that are `lent`.
 
         Raises:
             OSError: it cannot be started.
@@ -103,7 +135,7 @@ class Jail:
         return subprocess.Popen(
             self.command(control.fileno(), name, mounts),
             env=_ENVIRONMENT,
-            pass_fds=[control.fileno()],
+            pass_fds=[control.fileno(), *lent],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
@@ -114,22 +146,29 @@ class Jail:
     def settings(self, seccomp: SeccompFilter) -> dict[str, Any]:
         """The fork server's settings, which it reads before it confines itself."""
         as_root = os.geteuid() == 0
-        programs = build_filter(programs=True)
+        paths = {
+            "readable": self._readable(),
+            "listable": [self.stdlib],
+            "writable": ["/dev/null"],
+        }
         return {
-            "filters": {
-                "source": (seccomp.program.hex(), seccomp.own_pid_at),
-                "program": (programs.program.hex(), programs.own_pid_at),
-            },
             "user_id": own_user_id() if as_root else None,
             "processes": self.processes,
-            "paths": {
-                "readable": self._readable(),
-                "listable": [self.stdlib],
-                "writable": ["/dev/null"],
+            "kinds": {
+                "source": kind_of_process(paths, seccomp),
+                "program": kind_of_process(paths, build_filter("program")),
+                **slot_runtimes(
+                    namespaces=self.namespaces, shared=_SHARED if self.namespaces else self.shared
+                ),
             },
             "stdlib": self.stdlib,
-            "stdlib_by_fd": as_root and not self.namespaces and not _open_to_all(self.stdlib),
+            "stdlib_by_fd": self.stdlib_by_fd,
         }
+
+    @property
+    def stdlib_by_fd(self) -> bool:
+        """Whether a slot's user may not enter the folders above the standard library."""
+        return os.geteuid() == 0 and not self.namespaces and not _open_to_all(self.stdlib)
 
     @property
     def processes(self) -> int:
@@ -138,13 +177,20 @@ class Jail:
         shares_user = os.geteuid() != 0 and not self.namespaces
         return _SHARED_USER_THREADS if shares_user else _THREADS
 
+    def shared_place(self, folder: Path) -> str:
+        """Where slots have a folder that lies in `shared`."""
+        return str(Path(_SHARED) / folder.name) if self.namespaces else str(folder)
+
+    def reaches(self, folder: str) -> bool:
+        """Whether the user of a jail can enter a folder of the host, if it is shown."""
+        return self.namespaces or os.geteuid() != 0 or _open_to_all(folder)
+
     def _readable(self) -> list[str]:
         """The standard library without the packages installed beside it, and libraries."""
         beside = {"site-packages", "dist-packages"}
         modules = [entry.path for entry in os.scandir(self.stdlib) if entry.name not in beside]
         shared = [entry.path for entry in os.scandir(f"{self.prefix}/lib") if entry.is_file()]
-        system = ["/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"]
-        return [*modules, *shared, *system, "/dev/urandom"]
+        return [*modules, *shared, *SYSTEM_READABLE]
 
     def _mounts(self) -> list[str]:
         mounts = ["--ro-bind", "/usr", "/usr", "--dev", "/dev", "--chdir", "/", "--clearenv"]
@@ -157,19 +203,30 @@ class Jail:
         for folder in dict.fromkeys((self.prefix, str(Path(self.interpreter).parent))):
             path = Path(folder)
             if not path.is_relative_to("/usr") and Path(self.prefix) not in path.parents:
-                for parent in reversed(path.parents[:-1]):
-                    mounts += ["--perms", "0755", "--dir", str(parent)]
-                mounts += ["--ro-bind", folder, folder]
+                mounts += bound(folder, folder)
+        for tool in interpreters():
+            mounts += (word for places in tool.mounts() for word in bound(*places))
+        if self.shared is not None:
+            mounts += ["--ro-bind", self.shared, _SHARED]
         for name, value in _ENVIRONMENT.items():
             mounts += ["--setenv", name, value]
         return mounts
+
+
+def bound(folder: str, place: str) -> list[str]:
+    """Arguments for bubblewrap that show a folder of the host where any user can enter."""
+    mounts: list[str] = []
+    for parent in reversed(Path(place).parents[:-1]):
+        mounts += ["--perms", "0755", "--dir", str(parent)]
+    return [*mounts, "--ro-bind", folder, place]
 
 
 @cache
 def jailed_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
     """Name and source of every module of a jail, dependencies first, the one with `main` last."""
     package = "services.reward_service.jailed"
-    return [(f"{package}.{name}", (_JAILED / f"{name}.py").read_text()) for name in modules]
+    files = {name: (_JAILED / name.replace(".", "/")).with_suffix(".py") for name in modules}
+    return [(f"{package}.{name}", path.read_text()) for name, path in files.items()]
 
 
 def _namespace_flags(bubblewrap: Bubblewrap) -> list[str]:

@@ -6,64 +6,53 @@ are listed in `system_calls.csv`, with the numbers of the kernel's tables for x8
 (empty: it has no such call).
 """
 
-import csv
 import errno
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
 from services.protocol.errors import InvalidInput
+from services.reward_service.isolation.argument_guards import (
+    ERRNO,
+    KILL,
+    guards,
+    memory_guard,
+    program_guard,
+    socket_guards,
+)
 from services.reward_service.isolation.bpf import (
-    AND,
     ARCH_AT,
-    JUMP,
     JUMP_AT_LEAST,
     JUMP_EQUAL,
     LOAD,
+    NEXT,
     NUMBER_AT,
     RETURN,
     Assembler,
-    argument_at,
 )
-
-_Calls = dict[str, tuple[int, int | None]]
-
-
-def _calls(allowed: str) -> _Calls:
-    with (Path(__file__).parent / "system_calls.csv").open(encoding="utf-8") as file:
-        return {
-            row["call"]: (int(row["x86_64"]), int(row["aarch64"]) if row["aarch64"] else None)
-            for row in csv.DictReader(file)
-            if row["allowed"] == allowed
-        }
-
-
-PLAIN = _calls("always")
-"""Nothing here makes, renames or changes a file, opens a socket, starts a program or a process,
-maps memory outside the address space limit, or touches another process. Landlock does not govern
-changes of mode, owner or times, so their absence here is what denies them."""
-COMPILER = _calls("in a compiler")
-"""What a compiler needs beyond that; Landlock says on which files."""
-GUARDED = _calls("with arguments")
-"""Allowed with certain arguments only: see `_guards`."""
-EXECVEAT = (322, 281)
-"""Only for compiled programs, and only with AT_EMPTY_PATH."""
-_AT_EMPTY_PATH = 0x1000
+from services.reward_service.isolation.system_calls import (
+    COMPILER,
+    EXECVEAT,
+    GUARDED,
+    PLAIN,
+    SETS,
+    UNSUPPORTED,
+    in_workspace,
+)
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables and AUDIT_ARCH value of linux/audit.h."""
 
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _X32_BIT = 0x40000000
-_CLONE_THREAD = 0x00010000
-_CLONE_NAMESPACES = 0x7E020000
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN:
-with F_SETSIG it sends any signal to any process of the same user."""
-_IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)
-"""TCGETS, TIOCGWINSZ, FIONREAD, FIONCLEX, FIOCLEX."""
-_PRCTL_OPTIONS = (15, 16)
-"""PR_SET_NAME, PR_GET_NAME."""
+
+Role = Literal["answer", "program", "compiler", "workspace", "workspace with a network"]
+"""What a process may do beside computing. An answer: no more. A program: start a program that it
+holds a descriptor of, once; it stays confined, Landlock lets it execute no file, and it can make no
+memory file. A compiler: make processes, start programs and change the modes of its files. A
+workspace: what a shell needs; signals reach whatever the jail lets them reach. With a network: TCP,
+too."""
+_WORKSPACE_ROLES = ("workspace", "workspace with a network")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +70,21 @@ class SeccompFilter:
 
 
 def build_filter(
-    machine: str | None = None, *, programs: bool = False, compiler: bool = False
+    role: Role = "answer",
+    machine: str | None = None,
+    *,
+    private_memory: bool = False,
+    sets: Sequence[str] = (),
 ) -> SeccompFilter:
-    """Assemble the filter for a machine, by default this one.
+    """Assemble the filter of a process.
 
     Args:
-        machine: as `platform.machine` names it.
-        programs: let a process start a program that it holds a descriptor of. It stays
-            confined, Landlock lets it execute no file, and it can make no memory file.
-        compiler: let it make processes, start programs and change the modes of its files.
+        role: what the process is for.
+        machine: as `platform.machine` names it, by default this one.
+        private_memory: for a process whose address space is far larger than its memory: let it
+            map no memory that RLIMIT_DATA does not count, which is anonymous memory that is shared,
+            and stacks that grow.
+        sets: names of more system calls that it may make, of `SETS`.
 
     Raises:
         InvalidInput: there is no table of system calls for the machine.
@@ -99,60 +94,77 @@ def build_filter(
         fix = f"The sandbox knows {' and '.join(_MACHINES)} only."
         raise InvalidInput("machine architecture", machine, fix)
     column, arch = _MACHINES[machine]
+    sections = _sections(role, private_memory, sets)
+    places = ((numbers[column], section) for numbers, section in sections.items())
     asm = Assembler()
     asm.add(LOAD, ARCH_AT)
     asm.add(JUMP_EQUAL, arch, if_false="kill_process")
     asm.add(LOAD, NUMBER_AT)
     asm.add(JUMP_AT_LEAST, _X32_BIT, if_true="deny")
-    for numbers in (PLAIN | COMPILER if compiler else PLAIN).values():
-        if (number := numbers[column]) is not None:
-            asm.add(JUMP_EQUAL, number, if_true="allow")
-    if programs:
-        asm.add(JUMP_EQUAL, EXECVEAT[column], if_true="execveat")
-    for name, numbers in GUARDED.items():
-        if (number := numbers[column]) is not None:
-            asm.add(JUMP_EQUAL, number, if_true=name)
-    asm.add(JUMP, "deny")
-    if programs:
-        asm.label("execveat")  # only what a descriptor stands for
-        asm.add(LOAD, argument_at(4))
-        asm.add(JUMP_EQUAL, _AT_EMPTY_PATH, if_true="allow", if_false="deny")
-    own_pid_at = _guards(asm, processes=compiler)
+    _search(asm, _intervals({number: section for number, section in places if number is not None}))
+    asm.label("kill_process")
+    asm.add(RETURN, KILL)
+    if role == "program":
+        program_guard(asm)
+    if private_memory:
+        memory_guard(asm)
+    if role in _WORKSPACE_ROLES:
+        asm.label("unsupported")
+        asm.add(RETURN, ERRNO | errno.EOPNOTSUPP)
+        socket_guards(asm)
+    own_pid_at = guards(
+        asm, processes=role not in ("answer", "program"), workspace=role in _WORKSPACE_ROLES
+    )
     return SeccompFilter(program=asm.encode(), own_pid_at=own_pid_at)
 
 
-def _guards(asm: Assembler, *, processes: bool) -> int:
-    """The sections that look at arguments, and the ends; gives the place of the process id."""
-    for name, index, values in (
-        ("fcntl", 1, _FCNTL_COMMANDS),
-        ("ioctl", 1, _IOCTL_COMMANDS),
-        ("prctl", 0, _PRCTL_OPTIONS),
-    ):
-        asm.label(name)
-        asm.add(LOAD, argument_at(index))
-        for value in values:
-            asm.add(JUMP_EQUAL, value, if_true="allow")
-        asm.add(JUMP, "deny")
-    asm.label("prlimit64")  # only to read: no new limit is given
-    asm.add(LOAD, argument_at(2))
-    asm.add(JUMP_EQUAL, 0, if_false="deny")
-    asm.add(LOAD, argument_at(2, high=True))
-    asm.add(JUMP_EQUAL, 0, if_true="allow", if_false="deny")
-    asm.label("clone")  # only threads, or processes, and never in new namespaces
-    asm.add(LOAD, argument_at(0))
-    asm.add(AND, _CLONE_NAMESPACES if processes else _CLONE_THREAD | _CLONE_NAMESPACES)
-    asm.add(JUMP_EQUAL, 0 if processes else _CLONE_THREAD, if_true="allow", if_false="deny")
-    asm.label("kill")
-    asm.label("tgkill")
-    asm.add(LOAD, argument_at(0))
-    own_pid_at = 8 * len(asm) + 4
-    asm.add(JUMP_EQUAL, 0xFFFFFFFF, if_true="allow", if_false="deny")
-    asm.label("clone3")  # its flags are in memory, out of reach; libc then uses clone
-    asm.add(RETURN, _ERRNO | errno.ENOSYS)
-    asm.label("deny")
-    asm.add(RETURN, _ERRNO | errno.EPERM)
-    asm.label("allow")
-    asm.add(RETURN, _ALLOW)
-    asm.label("kill_process")
-    asm.add(RETURN, _KILL)
-    return own_pid_at
+def _sections(
+    role: Role, private_memory: bool, sets: Sequence[str]
+) -> dict[tuple[int, int | None], str]:
+    """By the numbers of a call: the part of the filter that decides on it."""
+    allowed, guarded = PLAIN | (COMPILER if role == "compiler" else {}), GUARDED
+    if role in _WORKSPACE_ROLES:
+        allowed, guarded = in_workspace(network=role == "workspace with a network")
+    for name in sets:
+        allowed = allowed | SETS[name]
+    sections = dict.fromkeys(allowed.values(), "allow")
+    sections |= {numbers: name for name, numbers in guarded.items()}
+    if role in _WORKSPACE_ROLES:
+        sections |= dict.fromkeys(UNSUPPORTED.values(), "unsupported")
+    if role == "program":
+        sections[EXECVEAT] = "execveat"
+    if private_memory:
+        sections[PLAIN["mmap"]] = "mmap"
+    return sections
+
+
+def _intervals(labels: dict[int, str]) -> list[tuple[int, str]]:
+    """The first number of each run of calls with the same section."""
+    found = [(0, labels.get(0, "deny"))]
+    for number in range(1, max(labels) + 2):
+        label = labels.get(number, "deny")
+        if label != found[-1][1]:
+            found.append((number, label))
+    return found
+
+
+def _search(asm: Assembler, intervals: list[tuple[int, str]]) -> None:
+    """Jump to the section of the loaded number by binary search.
+
+    The kernel tries a filter on every call when a process takes it over, so a list of all calls
+    would cost a short program more than all else that confines it.
+    """
+    middle = len(intervals) // 2
+    below, above = intervals[:middle], intervals[middle:]
+    first = above[0][0]
+    asm.add(
+        JUMP_AT_LEAST,
+        first,
+        if_true=above[0][1] if len(above) == 1 else f"from {first}",
+        if_false=below[0][1] if len(below) == 1 else NEXT,
+    )
+    if len(below) > 1:
+        _search(asm, below)
+    if len(above) > 1:
+        asm.label(f"from {first}")
+        _search(asm, above)

@@ -4,9 +4,17 @@ Reports are lines on a file of their own. The answer's code can write there too,
 it nothing: a report is data to compare with values that never enter the jail.
 """
 
+import _thread
 import atexit
+import contextlib
+import importlib
+import logging
+import marshal
 import os
+import posix
 import random
+import resource
+import signal
 import sys
 import threading
 import traceback
@@ -30,7 +38,20 @@ code that does not compile, memory used up. The first three also begin a reply t
 another jail: a result and the arguments that the call changed, or an exception's class and message.
 """
 
+PRELOADED = """
+abc argparse array ast atexit base64 bisect calendar codecs collections collections.abc contextlib
+contextvars copy copyreg ctypes dataclasses datetime decimal dis encodings.ascii encodings.latin_1
+encodings.utf_16 encodings.utf_8_sig enum fractions functools gc getopt graphlib heapq inspect io
+itertools json keyword linecache logging math numbers opcode operator pickle pprint queue random re
+reprlib shlex signal statistics string struct textwrap threading token tokenize traceback types
+typing warnings weakref _strptime
+"""
+"""Modules that are imported before the first fork, so that an answer finds them at no cost. Each
+shared library costs every process some microseconds, so those are left out that answers seldom
+import: it takes them milliseconds."""
+_OWN_HANDLERS = len(logging._handlerList)  # type: ignore[attr-defined]
 _MAX_CALL_BYTES = 1 << 30
+_MAX_KEPT_BYTES = 1 << 16
 Report = Callable[[str, str], None]
 
 
@@ -40,17 +61,20 @@ def run_answer(payload: dict[str, Any], report: Report, channel: tuple[int, int]
     With `payload["calls"]`, arguments as texts of `codec`, the function `entry_point` is called
     once for each and its results are reported, as `codec.as_plain` has them if asked; with None
     there, it answers the calls that come through `channel`; without, the source is a whole
-    program.
+    program, or `payload["code"]` is, as an earlier process kept it for `payload["keep"]`.
     """
-    random.seed(0)  # the same answer must get the same verdict every time
-    try:
-        code = compile(payload["source"], "answer.py", "exec")
-    except MemoryError:
-        report(NO_MEMORY, "while compiling")
-        return 1
-    except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
-        report(UNCOMPILED, _one_line(error))
-        return 1
+    code = payload.get("code")
+    if code is None:
+        try:
+            code = compile(payload["source"], "answer.py", "exec")
+        except MemoryError:
+            report(NO_MEMORY, "while compiling")
+            return 1
+        except (SyntaxError, ValueError, OverflowError, RecursionError) as error:
+            report(UNCOMPILED, _one_line(error))
+            return 1
+        if payload.get("keep"):
+            _keep(code, channel[0])
     # Dataclasses, pickling and annotations look a class's module up by its name.
     module = types.ModuleType("answer" if "calls" in payload else "__main__")
     sys.modules[module.__name__] = module
@@ -73,6 +97,19 @@ def run_answer(payload: dict[str, Any], report: Report, channel: tuple[int, int]
     return 0
 
 
+def _keep(code: types.CodeType, descriptor: int) -> None:
+    """Keep code for the processes of further tests, before any of it runs; its size comes last."""
+    try:
+        payload = marshal.dumps({"code": code})
+    except (ValueError, MemoryError):  # nested too deeply
+        payload = b""
+    payload += len(payload).to_bytes(8, "little")
+    if len(payload) <= min(_MAX_KEPT_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[0]):
+        with contextlib.suppress(OSError):  # no memory: the next process compiles it again
+            os.pwrite(descriptor, payload, 0)
+    os.close(descriptor)
+
+
 def _run_program(code: types.CodeType, module: types.ModuleType, report: Report) -> int:
     status = 0
     try:
@@ -90,10 +127,12 @@ def _run_program(code: types.CodeType, module: types.ModuleType, report: Report)
 def _finish_program() -> int:
     """What the interpreter does at exit: wait for threads, run exit functions, flush."""
     try:
-        for thread in threading.enumerate():
+        for thread in threading.enumerate() if _thread._count() else ():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         atexit._run_exitfuncs()
+        if len(logging._handlerList) > _OWN_HANDLERS:  # type: ignore[attr-defined]
+            logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 - a program that cannot finish has failed
@@ -186,14 +225,28 @@ def reporter(report_fd: int) -> Report:
     return report
 
 
-def renew_standard_streams() -> None:
-    """Open the streams anew: the fork server's know the files they were opened on.
+def prepare_interpreter() -> None:
+    """Do before the forks what every answer would need.
 
-    Only the end of the process closes them.
+    Standard streams are opened on files such as an answer's, which take their places after a fork;
+    only the end of a process closes them. The same answer must get the same verdict every time,
+    so all begin with the same random state.
     """
+    for name in PRELOADED.split():
+        with contextlib.suppress(ImportError):  # an interpreter built without this library
+            importlib.import_module(name)
+    os.register_at_fork = posix.register_at_fork  # what has been imported by now registered nothing
+    for place in (0, 1, 2):
+        file = os.memfd_create("stream")
+        os.dup2(file, place)
+        os.close(file)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    random.seed(0)
+    atexit.unregister(logging.shutdown)  # it takes long, and most answers log nothing
+    for number in (signal.SIGXFSZ, signal.SIGPIPE):  # Python ignores both
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _one_line(error: BaseException) -> str:

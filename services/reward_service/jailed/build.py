@@ -1,5 +1,6 @@
 """Runs a compiler, once, under limits of its own. See `sandbox/compiler.py`."""
 
+import importlib
 import json
 import os
 import socket
@@ -30,6 +31,8 @@ def _say(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _confine(order: dict[str, Any]) -> None:
+    if order["pack"][0]:
+        importlib.import_module("zipfile")  # while its folder can be entered
     _, ruleset = confine.create_ruleset(order["paths"])
     confine.drop_privileges(order["user_id"])
     os.chdir(order["folder"])
@@ -60,4 +63,15 @@ def _compile(order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
         os._exit(127)
     _, status, usage = os.wait4(child, 0)
     cpu_s = usage.ru_utime + usage.ru_stime
+    folder, archive = order["pack"]
+    if folder and status == 0:
+        _pack(folder, archive)
     return {"exit": os.waitstatus_to_exitcode(status), "cpu_s": cpu_s}
+
+
+def _pack(folder: str, archive: str) -> None:
+    """Make one file of a folder that the compiler of a header has filled."""
+    with sys.modules["zipfile"].ZipFile(archive, "w") as file:
+        for place, _, names in os.walk(folder):
+            for name in ("", *names):  # empty folders, too
+                file.write(os.path.join(place, name))

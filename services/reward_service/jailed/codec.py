@@ -7,14 +7,22 @@ subclass of a type that has one.
 
 import json
 import math
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import cache
+from json import decoder
 from typing import Any
 
 MAX_DEPTH = 100
 _ESCAPES = str.maketrans({sign: f"\\u{ord(sign):04x}" for sign in "()[]{}<>"})
 _CLOSING = {"[": "]", "(": ")", "<": ">", "{": "}"}
 _WORDS = {"None": None, "True": True, "False": False}
-_MAX_COLLISIONS = 1000
+_WORD = re.compile(r"[^,:\])>}]*")
+_MAX_EXTRA_COMPARISONS = 1 << 18
+"""Of unequal items that share a hash, in all sets and dictionaries of one value. Honest values make
+some: -1 and -2 share one, and so do all points of a grid that differ in these alone."""
+_CHARACTERS_A_COMPARISON = 16
 _ATOMS = frozenset({bool, int, float, complex, str})
 _PLAIN: dict[type, Callable[[Any], Any]] = {
     int: int.__index__,
@@ -112,19 +120,20 @@ def encode(value: Any, depth: int = MAX_DEPTH) -> str:
 
 
 def decode(text: str) -> Any:
-    """The value of a text; sets come back frozen where they must be hashable.
+    """The value of a text, in time linear in it; sets come back frozen where they must be hashable.
 
     Raises:
         NotDecodable: it is something else.
     """
+    reader = _Reader(text)
     try:
-        value, end = _value(text, 0, MAX_DEPTH)
+        value = reader.value(MAX_DEPTH)
     except NotDecodable:
         raise
     except (ValueError, TypeError, IndexError, OverflowError) as error:
         raise NotDecodable(str(error)) from None
-    if end != len(text):
-        raise NotDecodable(f"something follows the value at {end}")
+    if reader.at != len(text):
+        raise NotDecodable(f"something follows the value at {reader.at}")
     return value
 
 
@@ -137,68 +146,125 @@ def refuse_collisions(items: list[Any]) -> list[Any]:
         NotDecodable: there are too many.
         TypeError: one cannot be hashed.
     """
-    hashes = len({hash(item) for item in items})
-    if len(items) - hashes <= _MAX_COLLISIONS:
-        return items
-    if len({encode(item) for item in items}) - hashes > _MAX_COLLISIONS:  # not just equal
+
+    @cache
+    def text_of(number: int) -> str:
+        return encode(items[number])
+
+    def weight_of(number: int) -> int:
+        return 1 + len(text_of(number)) // _CHARACTERS_A_COMPARISON
+
+    if extra_comparisons(items, text_of, weight_of) > _MAX_EXTRA_COMPARISONS:
         raise NotDecodable("too many items of a set share a hash")
     return items
 
 
-def _value(text: str, at: int, depth: int, *, hashed: bool = False) -> tuple[Any, int]:
-    if depth == 0:
-        raise NotDecodable(f"nested deeper than {MAX_DEPTH}")
-    first = text[at]
-    if first == '"':
-        return _string(text, at)
-    if first in _CLOSING:
-        return _collection(text, at, depth, hashed=hashed)
-    end = at
-    while end < len(text) and text[end] not in ",:])>}":
-        end += 1
-    word = text[at:end]
-    if word in _WORDS:
-        return _WORDS[word], end
-    if first == "i":
-        return int(word[1:], 16), end
-    if first == "f":
-        return float.fromhex(word[1:]), end
-    if first == "c":
-        real, imaginary = (float.fromhex(part[1:]) for part in word[1:].split(";"))
-        return complex(real, imaginary), end
-    raise NotDecodable(f"no value at {at}")
+def extra_comparisons(
+    items: list[Any], text_of: Callable[[int], str], weight_of: Callable[[int], int]
+) -> int:
+    """Comparisons that a set of these makes only because unequal items share a hash, at most.
+
+    Args:
+        items: of the set.
+        text_of: the text of an item, by its number: equal texts are equal items.
+        weight_of: comparisons that comparing it with an equal one takes.
+    """
+    hashes = list(map(hash, items))
+    shared = {found for found, count in Counter(hashes).items() if count > 1}
+    if not shared:
+        return 0
+    numbers = [number for number, found in enumerate(hashes) if found in shared]
+    unequal: defaultdict[int, set[str]] = defaultdict(set)
+    for number in numbers:
+        unequal[hashes[number]].add(text_of(number))
+    return sum((len(unequal[hashes[number]]) - 1) * weight_of(number) for number in numbers)
 
 
-def _string(text: str, at: int) -> tuple[str, int]:
-    end = at + 1
-    while text[end] != '"':
-        end += 2 if text[end] == "\\" else 1
-    return json.loads(text[at : end + 1]), end + 1
+class _Reader:
+    """Reads the values of a text from left to right.
 
+    Attributes:
+        at: where the next value begins.
+    """
 
-def _collection(text: str, at: int, depth: int, *, hashed: bool) -> tuple[Any, int]:
-    opening, closing = text[at], _CLOSING[text[at]]
-    keys = hashed or opening in "<{"
-    items: list[Any] = []
-    at += 1
-    while text[at] != closing:
-        if items:
-            if text[at] != ",":
-                raise NotDecodable(f"no comma at {at}")
-            at += 1
-        item, at = _value(text, at, depth - 1, hashed=keys)
+    def __init__(self, text: str) -> None:
+        self.at = 0
+        self._text = text
+        self._weight = 0  # comparisons that comparing the last value with an equal one takes
+        self._left = _MAX_EXTRA_COMPARISONS
+
+    def value(self, depth: int, *, hashed: bool = False) -> Any:
+        """The next value, in a form that can be hashed if asked."""
+        if depth == 0:
+            raise NotDecodable(f"nested deeper than {MAX_DEPTH}")
+        start, first = self.at, self._text[self.at]
+        if first in _CLOSING:
+            return self._collection(first, depth, hashed=hashed)
+        value = self._string() if first == '"' else self._word(first)
+        self._weight = 1 + (self.at - start) // _CHARACTERS_A_COMPARISON
+        return value
+
+    def _string(self) -> str:
+        scanned: tuple[str, int] = decoder.scanstring(  # type: ignore[attr-defined]
+            self._text, self.at + 1
+        )
+        value, self.at = scanned
+        return value
+
+    def _word(self, first: str) -> Any:
+        start = self.at
+        found = _WORD.match(self._text, start)
+        assert found is not None, "it matches the empty text, too"
+        word, self.at = found[0], found.end()
+        if word in _WORDS:
+            return _WORDS[word]
+        if first == "i":
+            return int(word[1:], 16)
+        if first == "f":
+            return float.fromhex(word[1:])
+        if first == "c":
+            real, imaginary = (float.fromhex(part[1:]) for part in word[1:].split(";"))
+            return complex(real, imaginary)
+        raise NotDecodable(f"no value at {start}")
+
+    def _collection(self, opening: str, depth: int, *, hashed: bool) -> Any:
+        closing, keys = _CLOSING[opening], hashed or opening in "<{"
+        items, values = list[Any](), list[Any]()
+        places, weights = [self.at + 1], list[int]()
+        self.at += 1
+        while self._text[self.at] != closing:
+            if items:
+                self._take(",")
+                places.append(self.at)
+            items.append(self.value(depth - 1, hashed=keys))
+            weights.append(self._weight)
+            if opening == "{":
+                self._take(":")
+                values.append(self.value(depth - 1, hashed=hashed))
+        places.append(self.at + 1)
+        self.at += 1
+        self._weight = 1 + sum(weights)
+        if opening in "<{":
+            self._charge(items, places, weights)
         if opening == "{":
-            if text[at] != ":":
-                raise NotDecodable(f"no colon at {at}")
-            value, at = _value(text, at + 1, depth - 1, hashed=hashed)
-            item = (item, value)
-        items.append(item)
-    if opening == "[":
-        return items, at + 1
-    if opening == "(":
-        return tuple(items), at + 1
-    if opening == "{":
-        refuse_collisions([key for key, _ in items])
-        return dict(items), at + 1
-    refuse_collisions(items)
-    return (frozenset(items) if hashed else set(items)), at + 1
+            return dict(zip(items, values, strict=True))
+        if opening == "<":
+            return frozenset(items) if hashed else set(items)
+        return items if opening == "[" else tuple(items)
+
+    def _charge(self, items: list[Any], places: list[int], weights: list[int]) -> None:
+        """Take what a set of these items costs from what is left of all."""
+        extra = extra_comparisons(
+            items,
+            lambda number: self._text[places[number] : places[number + 1] - 1],
+            weights.__getitem__,
+        )
+        self._left -= extra
+        self._weight += extra
+        if self._left < 0:
+            raise NotDecodable("too many items of a set share a hash")
+
+    def _take(self, sign: str) -> None:
+        if self._text[self.at] != sign:
+            raise NotDecodable(f"no {sign} at {self.at}")
+        self.at += 1

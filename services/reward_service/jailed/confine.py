@@ -10,9 +10,11 @@ import os
 import resource
 import stat
 import struct
+import sys
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
-PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
+PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 SECCOMP_MODE_FILTER = 2
 EXECVEAT, AT_EMPTY_PATH = {"x86_64": 322, "aarch64": 281}, 0x1000
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -20,17 +22,24 @@ LANDLOCK_CREATE_RULESET_VERSION = 1
 LANDLOCK_RULE_PATH_BENEATH = 1
 
 _FS_EXECUTE, _FS_WRITE_FILE, _FS_READ_FILE, _FS_READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
-_FS_REMOVE_FILE, _FS_MAKE_REG, _FS_TRUNCATE = 1 << 5, 1 << 8, 1 << 14
+_FS_REMOVE_DIR, _FS_REMOVE_FILE, _FS_MAKE_DIR, _FS_MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
+_FS_MAKE_FIFO, _FS_MAKE_SYM, _FS_REFER, _FS_TRUNCATE = 1 << 10, 1 << 12, 1 << 13, 1 << 14
 _READ, _WRITE = _FS_READ_FILE | _FS_READ_DIR, _FS_WRITE_FILE | _FS_TRUNCATE
-_ONLY_FOLDERS = _FS_READ_DIR | _FS_REMOVE_FILE | _FS_MAKE_REG
+_FOLDER = _READ | _WRITE | _FS_REMOVE_FILE | _FS_MAKE_REG
+_TREE = _FOLDER | _FS_MAKE_DIR | _FS_REMOVE_DIR | _FS_REFER
+_WORKSPACE = _TREE | _FS_EXECUTE | _FS_MAKE_FIFO | _FS_MAKE_SYM
+_ONLY_FOLDERS = _WORKSPACE & ~(_FS_READ_FILE | _WRITE | _FS_EXECUTE)
 _RIGHTS = {
     "readable": _READ,
     "listable": _FS_READ_DIR,
     "writable": _FS_READ_FILE | _WRITE,
     "executable": _READ | _FS_EXECUTE,
-    "folders": _READ | _WRITE | _FS_REMOVE_FILE | _FS_MAKE_REG,
+    "folders": _FOLDER,
+    "trees": _TREE,
+    "workspace": _WORKSPACE,
 }
-"""Of a kind of paths. In `folders` plain files can be made and removed, by a compiler."""
+"""Of a kind of paths. In `folders` a compiler can make and remove plain files, in `trees` folders,
+too. In a `workspace` everything can be made but devices and sockets."""
 _FS_RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _ALL_NET = 0b11
 _M_ARENA_MAX = -8
@@ -49,11 +58,11 @@ def prctl(option: int, value: int = 0, pointer: object = None) -> None:
         raise _last_error(f"prctl {option}")
 
 
-def create_ruleset(paths: dict[str, list[str]]) -> tuple[int, int]:
+def create_ruleset(paths: dict[str, list[str]], *, network: bool = False) -> tuple[int, int]:
     """A Landlock ruleset for paths by their kind, one of `_RIGHTS`.
 
     It handles every right that the running kernel knows, so all others are denied. Paths
-    that do not exist are left out.
+    that do not exist are left out. With `network` TCP is left to the network namespace.
 
     Returns:
         The kernel's Landlock ABI and the ruleset's file descriptor.
@@ -70,7 +79,7 @@ def create_ruleset(paths: dict[str, list[str]]) -> tuple[int, int]:
     rights = (1 << _FS_RIGHTS_OF_ABI.get(abi, 16)) - 1
     fields = [rights]
     if abi >= 4:
-        fields.append(_ALL_NET)
+        fields.append(0 if network else _ALL_NET)
     if abi >= 6:
         fields.append(_ALL_SCOPES)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
@@ -124,17 +133,53 @@ def drop_privileges(user_id: int | None) -> None:
     prctl(PR_SET_PDEATHSIG, 9)
 
 
+def import_by_descriptor(stdlib: str, number: int) -> None:
+    """Let imports work for a user who may not enter the folders above the standard library.
+
+    A path through /proc/self/fd starts at the opened folder itself, which becomes descriptor
+    `number`.
+    """
+    folder = os.open(stdlib, os.O_PATH | os.O_DIRECTORY)
+    os.dup2(folder, number, inheritable=False)  # programs that start below it do not get it
+    os.close(folder)
+    root = f"/proc/self/fd/{number}"
+    sys.path[:] = [root, f"{root}/lib-dynload"]
+    for module in list(sys.modules.values()):
+        places = getattr(module, "__path__", None)
+        if places is not None:  # a package that is loaded already has more modules to find
+            places[:] = [root + place.removeprefix(stdlib) for place in places]
+
+
 def limit_resources(
-    *, cpu_s: int, address_space: int, file_size: int, processes: int, stack: int
+    *,
+    cpu_s: int,
+    address_space: int,
+    data: int | None = None,
+    file_size: int,
+    processes: int,
+    stack: int,
 ) -> None:
-    """Set the rlimits of one execution; sizes in bytes, soft and hard alike."""
+    """Set the rlimits of one execution; sizes in bytes, soft and hard alike.
+
+    `data` bounds the private memory that can be written to, and not what is only reserved.
+    """
+    limits = {
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_AS: address_space,
+        resource.RLIMIT_FSIZE: file_size,
+        resource.RLIMIT_NPROC: processes,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_STACK: stack,
+    }
+    if data is not None:
+        limits[resource.RLIMIT_DATA] = data
+    set_limits(limits)
+
+
+def set_limits(limits: dict[int, int]) -> None:
+    """Set rlimits, soft and hard alike, and those that are the same for every process."""
     for name, value in (
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_FSIZE, file_size),
-        (resource.RLIMIT_NPROC, processes),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_STACK, stack),
+        *limits.items(),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
@@ -156,23 +201,37 @@ def seal(ruleset: int, program: bytes, own_pid_at: int) -> None:
     Raises:
         OSError: the kernel refuses one of them.
     """
-    _syscall(LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+    restrict_paths(ruleset)
     instructions = ctypes.create_string_buffer(program, len(program))
     struct.pack_into("=I", instructions, own_pid_at, os.getpid())
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions))
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.create_string_buffer(header, len(header)))
 
 
-def execute(descriptor: int) -> None:
-    """Become the program behind a descriptor, with an empty environment.
+def restrict_paths(ruleset: int) -> None:
+    """Apply a Landlock ruleset to this process and its later children.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _syscall(LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0))
+
+
+def execute(
+    descriptor: int, arguments: Sequence[str] = ("program",), environment: Sequence[str] = ()
+) -> None:
+    """Become the program behind a descriptor; `environment` has lines of `NAME=value`.
 
     Raises:
         OSError: the kernel cannot run it.
     """
-    argv = (ctypes.c_char_p * 2)(b"program", None)
-    environment = (ctypes.c_char_p * 1)(None)
+    texts = (_texts(arguments), _texts(environment))
     number = EXECVEAT[os.uname().machine]
-    _syscall(number, ctypes.c_int(descriptor), b"", argv, environment, ctypes.c_int(AT_EMPTY_PATH))
+    _syscall(number, ctypes.c_int(descriptor), b"", *texts, ctypes.c_int(AT_EMPTY_PATH))
+
+
+def _texts(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * (len(texts) + 1))(*(text.encode() for text in texts), None)
 
 
 def use_one_malloc_arena() -> None:

@@ -39,7 +39,7 @@ class LinePipe:
         self._received = bytearray()
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # it shall be a PeerClosed
         flags = fcntl.fcntl(write_fd, fcntl.F_GETFL)
-        fcntl.fcntl(write_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)  # the filter has no FIONBIO
+        fcntl.fcntl(write_fd, fcntl.F_SETFL, flags | os.O_NONBLOCK)
 
     def send(self, line: str) -> None:
         """Send a line of ASCII.

@@ -10,10 +10,13 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 CLONE_NEWUSER, CLONE_FILES = 0x10000000, 0x400
 PTRACE_TRACEME = 0
+_OF_A_PROCESS = 2
+"""The kind of clock that clock_getcpuclockid(3) makes."""
 MEMORY_LIMIT = 256 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -65,6 +68,8 @@ ATTACKS: dict[str, Callable[[], object]] = {
     "signal_all": lambda: os.kill(-1, 0),
     "signal_by_owner": _signal_by_owner,
     "memfd": lambda: os.memfd_create("probe"),
+    "system_facts": lambda: _check(_libc.sysinfo(ctypes.create_string_buffer(128))),
+    "parents_clock": lambda: time.clock_gettime((~os.getppid() << 3) | _OF_A_PROCESS),
     "new_namespace": lambda: _check(_libc.unshare(CLONE_NEWUSER)),
     "unshare": lambda: _check(_libc.unshare(CLONE_FILES)),
     "raise_limit": _raise_limit,
@@ -88,7 +93,8 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _succeeds(attack: Callable[[], object]) -> bool:
+def succeeds(attack: Callable[[], object]) -> bool:
+    """Whether an attack is not refused."""
     try:
         attack()
     except (OSError, MemoryError, IndexError, ValueError):
@@ -107,7 +113,7 @@ if __name__ == "__main__":
     print(  # noqa: T201 - its standard output is its result
         json.dumps(
             {
-                "managed": [name for name, attack in ATTACKS.items() if _succeeds(attack)],
+                "managed": [name for name, attack in ATTACKS.items() if succeeds(attack)],
                 "namespaces": _in_namespaces(),
             }
         )

@@ -5,35 +5,29 @@ confined itself. Everything it answers comes from the kernel.
 """
 
 import contextlib
+import errno
 import fcntl
 import gc
-import importlib
 import json
+import marshal
 import os
 import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from services.reward_service.jailed import answer, confine, tester
+from services.reward_service.jailed import answer, confine, kinds, launcher, tester
+from services.reward_service.jailed.orders import KILLED, SOURCE, Facts, Order, encode_reply
 
-PROGRAM_FD, STDLIB_FD, CONFINED_FD = 59, 60, 61
-REPORT_FD, CHANNEL_FDS = 3, (4, 5)
-PRELOADED = """
-abc argparse array ast atexit base64 bisect bz2 calendar cmath codecs collections collections.abc
-colorsys concurrent.futures concurrent.futures.thread contextlib contextvars copy copyreg csv
-ctypes dataclasses datetime decimal difflib dis encodings.ascii encodings.idna encodings.latin_1
-encodings.utf_16 encodings.utf_8_sig enum fractions functools gc getopt graphlib hashlib heapq
-hmac html html.parser inspect io itertools json keyword linecache locale logging math numbers
-opcode operator pickle pprint queue random re reprlib secrets shlex signal statistics string
-stringprep struct textwrap threading timeit token tokenize traceback types typing unicodedata uuid
-warnings weakref zlib zoneinfo _strptime
-"""
-"""Modules that are imported before the first fork, so that an answer finds them at no cost."""
+REPORT_FD, CHANNEL_FDS, CODE_FD = 3, (4, 5), 6
+STDLIB_FD, CONFINED_FD = 60, 61
+_READ_ONLY = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _CONFINED_S = 60.0
 """For a child to confine itself: only a hang takes longer, however busy the machine is."""
 _CONFINED = struct.Struct("=dd")
@@ -44,15 +38,21 @@ time. This process may read it late on a busy machine."""
 def main(control: socket.socket) -> None:
     """Serve executions on `control` until its other end is closed."""
     settings = json.loads(control.recv(1 << 20))
-    control = _clear_low_descriptors(control)
+    given = settings["launcher"] or ()
+    moved, *given = _clear_low_descriptors(control.detach(), *given)
+    control = socket.socket(fileno=moved)
+    loaded, hello = None, dict[str, Any]()
     try:
-        server = ForkServer(settings, control)
+        loaded = launcher.Launcher(*given) if given else None
+    except OSError as error:  # what is left is slower, and no weaker
+        hello["not_loaded"] = str(error)
+    try:
+        server = ForkServer(settings, control, loaded)
     except OSError as error:
         control.send(json.dumps({"failed": f"{error}", "errno": error.errno}).encode())
         return
-    control.send(json.dumps({"landlock_abi": server.landlock_abi}).encode())
-    while server.serve_one():
-        pass
+    control.send(json.dumps({**hello, "landlock_abi": server.landlock_abi}).encode())
+    server.serve()
 
 
 class ForkServer:
@@ -62,48 +62,84 @@ class ForkServer:
         OSError: a layer of the jail is missing.
     """
 
-    def __init__(self, settings: dict[str, Any], control: socket.socket) -> None:
-        self._control = control
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        control: socket.socket,
+        loaded: launcher.Launcher | None,
+    ) -> None:
+        self._control, self._launcher = control, loaded
         self._pid = os.getpid()
-        self._filters = {
-            kind: (bytes.fromhex(program), int(own_pid_at))
-            for kind, (program, own_pid_at) in settings["filters"].items()
-        }
         self._processes = int(settings["processes"])
         if settings["stdlib_by_fd"]:
-            _import_by_descriptor(settings["stdlib"])
-        for name in PRELOADED.split():
-            try:
-                importlib.import_module(name)
-            except ImportError:  # an interpreter built without this library
-                continue
-        self.landlock_abi, self._ruleset = confine.create_ruleset(settings["paths"])
+            confine.import_by_descriptor(settings["stdlib"], STDLIB_FD)
         confine.use_one_malloc_arena()
+        answer.prepare_interpreter()
+        gc.collect()
+        gc.freeze()
+        if loaded is not None:
+            loaded.prepare()
+        self.landlock_abi, self._kinds = kinds.prepared(settings["kinds"].values())
         confine.drop_privileges(settings["user_id"])
         self._confined, writer = os.pipe()
         os.set_blocking(self._confined, False)
         os.dup2(writer, CONFINED_FD)
         os.close(writer)
-        gc.collect()
         gc.freeze()
         self._own_address_space = confine.address_space_in_use()
 
-    def serve_one(self) -> bool:
-        """Run one execution; false when the service has hung up."""
+    def serve(self) -> None:
+        """Run executions until the service hangs up."""
+        if self._launcher is None:
+            while self._serve_one():
+                pass
+            return
+        control, own = self._control.fileno(), self._own_address_space
+        if self._launcher.serve(control, own, self._processes, self._kinds):
+            _run_answer()
+
+    def _serve_one(self) -> bool:
+        """Run one order; false when the service has hung up."""
         message, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
         if not message:
             return False
-        order = json.loads(message)
+        error, facts = 0, list[Facts]()
         try:
-            reply = self._execute(order, descriptors)
-        except OSError as error:
-            reply = {"failed": str(error)}
+            self._run_order(Order.decode(message), descriptors, facts)
+        except OSError as problem:
+            error = problem.errno or errno.EIO
         for descriptor in descriptors:
             os.close(descriptor)
-        self._control.send(json.dumps(reply).encode())
+        self._control.send(encode_reply(error, facts))
         return True
 
-    def _execute(self, order: dict[str, Any], descriptors: list[int]) -> dict[str, Any]:
+    def _run_order(self, order: Order, descriptors: list[int], facts: list[Facts]) -> None:
+        """Run the tests until one does not end well."""
+        code, inputs, outputs, *lent = descriptors
+        started, at, used_s = time.monotonic(), 0, 0.0
+        for size in order.stdin:
+            if facts and time.monotonic() - started >= order.begin_s:
+                return
+            files = [os.memfd_create("slot", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)]
+            files += [os.memfd_create("slot") for _ in range(3)]
+            try:
+                _copy(files[0], inputs, at, size)
+                os.lseek(files[0], 0, os.SEEK_SET)
+                fcntl.fcntl(files[0], fcntl.F_ADD_SEALS, _READ_ONLY)
+                wall_s = min(order.wall_s, order.longest_s - used_s)
+                ended = self._execute(order, wall_s, [*files, code, *lent])
+                sizes = [os.fstat(file).st_size for file in files[1:]]
+                for file, written in zip(files[1:], sizes, strict=True):
+                    _copy(outputs, file, 0, written)
+            finally:
+                for file in files:
+                    os.close(file)
+            facts.append(replace(ended, stdout=sizes[0], stderr=sizes[1], report=sizes[2]))
+            at, used_s = at + size, used_s + ended.wall_s
+            if ended.exit_code or not ended.confined:
+                return
+
+    def _execute(self, order: Order, wall_s: float, descriptors: list[int]) -> Facts:
         child = os.fork()
         if child == 0:
             self._become_answer(order, descriptors)
@@ -113,8 +149,8 @@ class ForkServer:
             own_cpu_s, began = confined or (0.0, time.monotonic())
             killed = None
             if confined is not None:  # the limits are the answer's, and it began then
-                other = descriptors[-2] if order["channel"] else None
-                killed = self._watch(child, handle, confined, order, other)
+                other = descriptors[-2] if order.lent == len(CHANNEL_FDS) else None
+                killed = self._watch(child, handle, confined, order, wall_s, other)
         finally:
             os.close(handle)
         _, status, usage = os.wait4(child, 0)
@@ -122,15 +158,18 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         ended = os.waitstatus_to_exitcode(status)
-        return {
-            "exit_code": ended,
+        return Facts(
+            cpu_s=max(0.0, usage.ru_utime + usage.ru_stime - own_cpu_s),
+            wall_s=time.monotonic() - began,
+            peak_kb=usage.ru_maxrss,
+            stdout=0,
+            stderr=0,
+            report=0,
+            exit_code=ended,
             # A process that was ending by itself when its limit came was not killed.
-            "killed": killed if ended == -signal.SIGKILL else None,
-            "confined": confined is not None,
-            "cpu_s": max(0.0, usage.ru_utime + usage.ru_stime - own_cpu_s),
-            "wall_s": time.monotonic() - began,
-            "peak_kb": usage.ru_maxrss,
-        }
+            killed=KILLED.index(killed if ended == -signal.SIGKILL else None),
+            confined=int(confined is not None),
+        )
 
     def _wait_until_confined(self, child: int, handle: int) -> tuple[float, float] | None:
         """Wait until the child is confined; no answer can forge its message.
@@ -157,7 +196,8 @@ class ForkServer:
         child: int,
         handle: int,
         confined: tuple[float, float],
-        order: dict[str, Any],
+        order: Order,
+        wall_s: float,
         other: int | None,
     ) -> str | None:
         """Wait for the child and kill it at a limit; None if it ended by itself.
@@ -166,7 +206,7 @@ class ForkServer:
         of which `other` is the descriptor to read from, ended and the child did not.
         """
         child_clock = (~child << 3) | 2  # clock_getcpuclockid(3): all threads of a process
-        cpu_s, deadline = confined[0] + order["cpu_s"], confined[1] + order["wall_s"]
+        cpu_s, deadline = confined[0] + order.cpu_s, confined[1] + wall_s
         left = False
         waiting = select.poll()
         waiting.register(handle, select.POLLIN)
@@ -190,7 +230,7 @@ class ForkServer:
                 self._leave(child)
             if other in ready:
                 waiting.unregister(other)
-                left, deadline = True, min(deadline, time.monotonic() + order["peer_ended_s"])
+                left, deadline = True, min(deadline, time.monotonic() + order.peer_ended_s)
 
     @staticmethod
     def _leave(child: int) -> NoReturn:
@@ -198,83 +238,86 @@ class ForkServer:
         os.kill(child, signal.SIGKILL)
         os._exit(0)
 
-    def _become_answer(self, order: dict[str, Any], descriptors: list[int]) -> None:
-        """Confine this process, then read and run the answer; never returns."""
-        status = 1
+    def _become_answer(self, order: Order, descriptors: list[int]) -> NoReturn:
+        """Confine this process, then become the program, or run the answer."""
         try:
-            payload_fd = self._take_descriptors(order, descriptors)
-            for number in (signal.SIGXFSZ, signal.SIGPIPE):  # Python ignores both
-                signal.signal(number, signal.SIG_DFL)
+            kind = self._kinds[order.kind]
+            self._take_descriptors(order, descriptors, kind)
             confine.prctl(confine.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != self._pid:  # it died before it could be watched
                 os._exit(1)
             confine.limit_resources(
-                cpu_s=int(order["cpu_s"]) + 2,
-                address_space=self._own_address_space + order["memory"],
-                file_size=order["output"],
+                cpu_s=int(order.cpu_s) + 2,
+                address_space=self._own_address_space + order.address_space,
+                data=self._own_address_space + order.data if order.data else None,
+                file_size=order.output,
                 processes=self._processes,
-                stack=order["memory"] if order["program"] else 64 << 20,
+                stack=order.stack,
             )
-            kind = "program" if order["program"] else "source"
-            confine.seal(self._ruleset, *self._filters[kind])
+            confine.seal(kind.ruleset, kind.seccomp, kind.own_pid_at)
             os.write(CONFINED_FD, _CONFINED.pack(time.process_time(), time.monotonic()))
             os.closerange(CONFINED_FD, 1 << 16)
-            os.close(self._ruleset)
-            if order["program"]:
-                os.close(payload_fd)
+            os.close(kind.ruleset)
+            if order.kind != SOURCE:
                 os.close(STDLIB_FD)
-                confine.execute(PROGRAM_FD)
-            payload = json.loads(os.pread(payload_fd, os.fstat(payload_fd).st_size, 0))
-            os.close(payload_fd)
-            answer.renew_standard_streams()
-            report = answer.reporter(REPORT_FD)
-            if "tests" in payload:  # on an answer at the channel's other end
-                tester.run_tests(payload, report, CHANNEL_FDS)
-                status = 0
-            else:
-                status = answer.run_answer(payload, report, CHANNEL_FDS)
+                kind.execute(CODE_FD, order.arguments, order.environment)
         except BaseException:  # noqa: BLE001 - the edge of the child: its status tells
-            traceback.print_exc()
-            sys.stderr.flush()
-        os._exit(status)
+            _fail()
+        _run_answer()
 
-    def _take_descriptors(self, order: dict[str, Any], descriptors: list[int]) -> int:
+    @staticmethod
+    def _take_descriptors(order: Order, descriptors: list[int], kind: kinds.Kind) -> None:
         """Put each where the answer expects it; close all others but the needed."""
-        payload, *rest = descriptors
-        places = [0, 1, 2, REPORT_FD]
-        places += [PROGRAM_FD] if order["program"] else []
-        places += CHANNEL_FDS if order["channel"] else []
-        for place, descriptor in zip(places, rest, strict=True):
-            os.dup2(descriptor, place, inheritable=place != PROGRAM_FD)
-        kept = sorted({payload, self._ruleset, STDLIB_FD, CONFINED_FD, *places[4:]})
+        places = [0, 1, 2, REPORT_FD, CODE_FD, *CHANNEL_FDS[: order.lent]]
+        for place, descriptor in zip(places, descriptors, strict=True):
+            os.dup2(descriptor, place, inheritable=place != CODE_FD or kind.interpreter >= 0)
+        if kind.interpreter >= 0:
+            os.lseek(CODE_FD, 0, os.SEEK_SET)  # the process of an earlier test has read it
+        needed = {kind.ruleset, kind.interpreter, STDLIB_FD, CONFINED_FD, *places[4:]} - {-1}
         start = REPORT_FD + 1
-        for descriptor in kept:
+        for descriptor in sorted(needed):
             os.closerange(start, descriptor)
             start = descriptor + 1
         os.closerange(start, 1 << 16)
-        return payload
 
 
-def _clear_low_descriptors(control: socket.socket) -> socket.socket:
-    """Move the control socket up and hold the numbers that children give a meaning."""
-    moved = fcntl.fcntl(control.fileno(), fcntl.F_DUPFD_CLOEXEC, CONFINED_FD + 1)
-    control.close()
-    for number in (REPORT_FD, *CHANNEL_FDS, PROGRAM_FD, STDLIB_FD, CONFINED_FD):
-        os.dup2(0, number)
-    return socket.socket(fileno=moved)
+def _run_answer() -> NoReturn:
+    """Read and run the answer in this confined process."""
+    status = 1
+    try:
+        threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
+        payload = marshal.loads(os.pread(CODE_FD, os.fstat(CODE_FD).st_size, 0))
+        os.close(CODE_FD)
+        report = answer.reporter(REPORT_FD)
+        if "tests" in payload:  # on an answer at the channel's other end
+            tester.run_tests(payload, report, CHANNEL_FDS)
+            status = 0
+        else:
+            status = answer.run_answer(payload, report, CHANNEL_FDS)
+    except BaseException:  # noqa: BLE001 - the edge of the child: its status tells
+        _fail()
+    os._exit(status)
 
 
-def _import_by_descriptor(stdlib: str) -> None:
-    """Let imports work for a user who may not enter the folders above the standard library.
+def _fail() -> NoReturn:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
 
-    A path through /proc/self/fd starts at the opened folder itself.
-    """
-    folder = os.open(stdlib, os.O_PATH | os.O_DIRECTORY)
-    os.dup2(folder, STDLIB_FD)
-    os.close(folder)
-    root = f"/proc/self/fd/{STDLIB_FD}"
-    sys.path[:] = [root, f"{root}/lib-dynload"]
-    for module in list(sys.modules.values()):
-        places = getattr(module, "__path__", None)
-        if places is not None:  # a package that is loaded already has more modules to find
-            places[:] = [root + place.removeprefix(stdlib) for place in places]
+
+def _copy(to: int, source: int, at: int, size: int) -> None:
+    while size:
+        copied = os.sendfile(to, source, at, size)
+        if not copied:
+            raise OSError(errno.EIO, "the file is too short")
+        at, size = at + copied, size - copied
+
+
+def _clear_low_descriptors(*descriptors: int) -> list[int]:
+    """Move descriptors up and hold the numbers that children give a meaning."""
+    moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, CONFINED_FD + 1) for one in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for number in (REPORT_FD, *CHANNEL_FDS, CODE_FD, STDLIB_FD, CONFINED_FD):
+        os.dup2(0, number, inheritable=False)
+    return moved

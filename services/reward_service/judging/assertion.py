@@ -6,12 +6,14 @@ or several, runs as code in a jail of its own instead; see `split_tests.py`.
 """
 
 import ast
+import contextlib
 import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+
+from cachetools import LRUCache
 
 from services.protocol.reward.assert_tests import CANDIDATE, parsed
 from services.reward_service.jailed.codec import (
@@ -89,9 +91,18 @@ class Assertion:
             return False
 
 
-@lru_cache(maxsize=1 << 14)
 def parse_assertion(source: str, entry_point: str) -> Assertion | None:
     """The one assert of a source, None if it is not one that can be taken apart."""
+    key = source, entry_point
+    known = _parsed.get(key)
+    if known is None:
+        known = _parse(source, entry_point), _PARSED_BYTES + _BYTES_A_CHARACTER * len(source)
+        with contextlib.suppress(ValueError):  # it is larger than the whole cache
+            _parsed[key] = known
+    return known[0]
+
+
+def _parse(source: str, entry_point: str) -> Assertion | None:
     body = parsed(source, "asserts").body
     if len(body) != 1 or not isinstance(body[0], ast.Assert):
         return None
@@ -109,6 +120,13 @@ def parse_assertion(source: str, entry_point: str) -> Assertion | None:
     except (_NotUnderstood, NotEncodable, ArithmeticError, LookupError, TypeError, ValueError):
         return None
     return Assertion(arguments=arguments, expression=expression, call=call)
+
+
+_PARSED_BYTES, _BYTES_A_CHARACTER = 1500, 100
+"""What an assert takes in memory when taken apart, about: measured with CPython 3.11."""
+_parsed: LRUCache[tuple[str, str], tuple[Assertion | None, int]] = LRUCache(
+    64 << 20, getsizeof=lambda kept: kept[1]
+)
 
 
 def _calls_answer(node: ast.AST, entry_point: str) -> bool:

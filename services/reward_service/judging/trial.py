@@ -1,33 +1,40 @@
-"""Runs one answer's tests in a sandbox worker, in an order, as far as they matter,
-and turns what passed into a reward."""
+"""Runs one answer's tests in a sandbox worker, in an order, as far as they matter."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 
 from services.observability import tracing
 from services.protocol.reward.code_graders import CodeGrader
-from services.protocol.reward.code_tests import CodeTest, CustomChecker, Limits, Policy
+from services.protocol.reward.code_tests import CodeTest, CustomChecker
 from services.protocol.reward.reward_service import CheckedTest, Verdict
 from services.reward_service.jailed.answer import NOT_ENCODABLE, VALUE
-from services.reward_service.jailed.codec import NotDecodable, NotEncodable, decode, encode
+from services.reward_service.jailed.codec import NotDecodable, decode, encode
 from services.reward_service.judging.assertion import Assertion, parse_assertion
+from services.reward_service.judging.budget import Budget
+from services.reward_service.judging.comparison import output_is_right, result_is_right
+from services.reward_service.judging.custom_checker import ask_checker
+from services.reward_service.judging.fault import CheckerFailed, TaskFault
 from services.reward_service.judging.judge import (
     Judgement,
     failed,
     judge_calls,
     judge_program,
-    output_is_right,
     printable,
-    result_is_right,
 )
+from services.reward_service.judging.policy import still_matters
 from services.reward_service.judging.split_tests import run_split
-from services.reward_service.sandbox.execution import Outcome, Program, SlotFailed
+from services.reward_service.off_loop import Turns, off_loop
+from services.reward_service.sandbox.execution import Outcome, Program
 from services.reward_service.sandbox.sandbox import SandboxWorker
 
 _HEAD_BYTES = 256
+_MAX_AT_ONCE = 16
+"""Runs of a program in one order to a slot, at most."""
+_MAX_MORE_INPUT = 1 << 20
+"""Characters that those after the first can read: the event loop copies them."""
 _MAX_SHOWN = 1 << 13
 """Characters of a result that are decoded only to be shown."""
-_CHECKER_LIMITS = Limits(cpu_s=10.0)
 
 
 class Trial:
@@ -37,17 +44,29 @@ class Trial:
         program: the answer's.
         grader: what is tested and how.
         tests: those of the grader, or of its test set.
+        budget: what the answer may take for all of them.
         static_types: of the program's language.
+
+    Attributes:
+        checked: the tests that ended.
+        unchecked: numbers of those whose output a user's checker failed on; they failed.
     """
 
     def __init__(
-        self, program: Program, grader: CodeGrader, tests: list[CodeTest], *, static_types: bool
+        self,
+        program: Program,
+        grader: CodeGrader,
+        tests: list[CodeTest],
+        budget: Budget,
+        *,
+        static_types: bool,
     ) -> None:
         self.checked: list[CheckedTest] = []
-        self.cpu_s = 0.0
+        self.unchecked: list[int] = []
         self._program, self._grader, self._tests = program, grader, tests
-        self._static_types = static_types
+        self._budget, self._static_types = budget, static_types
         self._failed: set[int] = set()
+        self._at_once = 1
 
     @property
     def passed(self) -> set[int]:
@@ -59,12 +78,13 @@ class Trial:
 
         Raises:
             SandboxCrashed: the answer lost its slot twice.
-            SlotFailed: no process could be had, or the user's checker failed.
+            SlotFailed: no process could be had.
+            TaskFault: the tests or the user's checker fail whatever the answer is.
             NotEncodable: an expected value cannot be compared.
         """
         waiting = list(order)
         while waiting := [number for number in waiting if self._matters(number)]:
-            if self._over_budget():
+            if self._budget.problem:
                 return
             way = self._way(waiting[0])
             alike = [number for number in waiting if self._way(number) == way]
@@ -87,23 +107,30 @@ class Trial:
     def _matters(self, number: int) -> bool:
         return still_matters(self._grader.policy, number, self._tests, self._failed)
 
-    def _over_budget(self) -> bool:
-        budget = self._grader.cpu_budget_s
-        return budget is not None and self.cpu_s >= budget
-
     async def _run_program(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
-        number, *left = waiting
-        test = self._tests[number]
-        assert test.stdin is not None, "checked with the grader"
-        outcome = await worker.run(self._program.run(test.stdin, self._grader.limits))
-        self.cpu_s += outcome.cpu_s
+        """Run the first few, twice as many each time: a wrong answer often fails at once."""
+        first, *rest = (self._tests[number].stdin or "" for number in waiting[: self._at_once])
+        sizes = accumulate(map(len, rest))
+        more = [text for text, size in zip(rest, sizes, strict=True) if size <= _MAX_MORE_INPUT]
+        execution = self._program.run(first, self._grader.limits, more)
+        outcomes = await worker.run(execution, longest_s=self._budget.left_s)
+        self._at_once = min(2 * len(outcomes), _MAX_AT_ONCE)
+        for number, outcome in zip(waiting, outcomes, strict=False):
+            if self._budget.problem:
+                break
+            self._budget.charge(outcome)
+            if self._matters(number):
+                await self._judge_program(number, outcome, worker)
+        return waiting[len(outcomes) :]
+
+    async def _judge_program(self, number: int, outcome: Outcome, worker: SandboxWorker) -> None:
         failure = judge_program(outcome, self._grader.limits)
         shown = head(outcome.stdout)
-        if failure is None and not await self._output_passes(test, outcome.stdout, worker):
+        if failure is None:
             printed = outcome.stdout[:200].decode(errors="replace")
-            failure = failed(Verdict.WRONG_ANSWER, f"printed {printed!r}")
+            passes = self._output_passes(self._tests[number], outcome.stdout, worker)
+            failure = await self._failure(number, passes, f"printed {printed!r}")
         self._record(number, outcome, shown, failure)
-        return left
 
     async def _run_calls(self, waiting: list[int], worker: SandboxWorker) -> list[int]:
         """Make the calls in one process; returns the tests whose call was not made."""
@@ -121,7 +148,9 @@ class Trial:
 
         async def passes(number: int, line: str) -> bool:
             one = asserted[number]
-            return one is not None and line.startswith(VALUE) and one.holds(line[len(VALUE) :])
+            if one is None or not line.startswith(VALUE):
+                return False
+            return await off_loop(len(line), one.holds, line[len(VALUE) :])
 
         return await self._call(waiting, texts, passes, worker, as_plain=True)
 
@@ -137,14 +166,17 @@ class Trial:
         grader = self._grader
         assert grader.entry_point is not None
         execution = self._program.calls(grader.entry_point, texts, grader.limits, as_plain=as_plain)
-        outcome = await worker.run(execution)
-        self.cpu_s += outcome.cpu_s
+        (outcome,) = await worker.run(execution, longest_s=self._budget.left_s)
+        self._budget.charge(outcome)
         judged = judge_calls(len(waiting), outcome, grader.limits)
+        turns = Turns()
         for number, line in zip(waiting, judged.lines, strict=False):
-            failure = None
-            if not await passes(number, line):
-                failure = failed(Verdict.WRONG_ANSWER, f"wrong result {_shown(line)}")
-            self._record(number, outcome, printable(_shown(line)), failure)
+            await turns.before(len(line))
+            shown = _shown(line)
+            failure = await self._failure(number, passes(number, line), f"wrong result {shown}")
+            self._record(number, outcome, printable(shown), failure)
+            if self.unchecked and self._budget.problem:
+                return []
         left = waiting[len(judged.lines) :]
         if judged.failure is None or not any(self._matters(number) for number in left):
             return []
@@ -154,12 +186,19 @@ class Trial:
         """Run asserts as code, in a jail beside the answer's."""
         sources = [self._tests[number].asserts or "" for number in waiting]
         stop = self._grader.policy == "all"
-        outcome, failures = await run_split(self._program, self._grader, sources, worker, stop=stop)
-        self.cpu_s += outcome.cpu_s
+        longest_s = self._budget.left_s
+        outcome, of_tests, failures = await run_split(
+            self._program, self._grader, sources, worker, stop=stop, longest_s=longest_s
+        )
+        self._budget.charge(outcome, of_tests)
         *before, last = failures
         for number, failure in zip(waiting, before, strict=False):
             self._record(number, outcome, "", failure)
         left = waiting[len(before) :]
+        if last is not None and last.verdict is Verdict.INFRA_ERROR:
+            if not self._failed:
+                raise TaskFault(last.detail)
+            last = failed(Verdict.WRONG_ANSWER, last.detail)  # it lost its verdict before
         if last is None:
             self._record(left[0], outcome, "", None)
             return left[1:]
@@ -179,9 +218,10 @@ class Trial:
         for expected in (test.expected, *test.also):
             if isinstance(checker, CustomChecker):
                 text = output.decode("utf-8", errors="surrogateescape")
-                if await self._ask_checker([test.stdin, expected, text], worker):
+                given: list[object] = [test.stdin, expected, text]
+                if await ask_checker(checker.source, given, worker, self._budget, size=len(output)):
                     return True
-            elif output_is_right(checker, expected, output):
+            elif await off_loop(len(output), output_is_right, checker, expected, output):
                 return True
         return False
 
@@ -192,29 +232,27 @@ class Trial:
         for expected in (test.expected, *test.also):
             if isinstance(checker, CustomChecker):
                 try:
-                    value = decode(text)
+                    value = await off_loop(len(text), decode, text)
                 except NotDecodable:
                     return False
-                if await self._ask_checker([test.args, expected, value], worker):
+                given: list[object] = [test.args, expected, value]
+                if await ask_checker(checker.source, given, worker, self._budget, size=len(text)):
                     return True
-            elif result_is_right(checker, expected, text, static_types=self._static_types):
+            elif await off_loop(
+                len(text), result_is_right, checker, expected, text, static_types=self._static_types
+            ):
                 return True
         return False
 
-    async def _ask_checker(self, arguments: list[object], worker: SandboxWorker) -> bool:
-        """Run the user's `check`, in a jail that the answer never entered."""
-        source = getattr(self._grader.output_checker, "source", "")
+    async def _failure(self, number: int, passes: Awaitable[bool], reason: str) -> Judgement | None:
+        """What is wrong with an output, None if it passes; the checker may fail on it, too."""
         try:
-            text = encode(arguments)
-        except NotEncodable:
-            return False
-        execution = Program(source=source).calls("check", [text], _CHECKER_LIMITS)
-        outcome = await worker.run_trusted(execution)
-        judged = judge_calls(1, outcome, _CHECKER_LIMITS)
-        if judged.failure is not None or judged.lines[0] not in (f"{VALUE}True", f"{VALUE}False"):
-            said = judged.failure.detail if judged.failure else "it returned no bool"
-            raise SlotFailed(f"the checker failed: {said}")
-        return judged.lines[0] == f"{VALUE}True"
+            return None if await passes else failed(Verdict.WRONG_ANSWER, reason)
+        except CheckerFailed as problem:
+            self.unchecked.append(number)
+            if problem.at_limit:  # the next output may take as long
+                self._budget.close(problem.judgement.detail)
+            return problem.judgement
 
     def _record(
         self, number: int, outcome: Outcome, output: str, failure: Judgement | None
@@ -264,39 +302,3 @@ def _shown(line: str) -> str:
         return repr(decode(text))
     except ValueError:  # no text of the codec, or an integer of thousands of digits
         return "(cannot be shown)"
-
-
-def policy_reward(policy: Policy, tests: list[CodeTest], passed: Collection[int]) -> float:
-    """The reward, from 0 to 1, for the tests that passed; one that was not run has failed."""
-    if policy == "all":
-        return float(len(passed) == len(tests))
-    if policy == "fraction":
-        return len(passed) / len(tests)
-    whole = sum(test.weight for test in tests)
-    if policy == "grouped":
-        won = {number for number in passed if _group_passed(number, tests, passed)}
-    else:
-        won = set(passed)
-    return sum(tests[number].weight for number in won) / whole if whole else 0.0
-
-
-def still_matters(
-    policy: Policy, number: int, tests: list[CodeTest], failed: Collection[int]
-) -> bool:
-    """Whether running a test can still change the reward.
-
-    Leaving out one that cannot is no gift: it counts as failed.
-    """
-    if policy == "all":
-        return not failed
-    if policy == "grouped":
-        group = tests[number].group
-        return group is None or all(tests[other].group != group for other in failed)
-    return True
-
-
-def _group_passed(number: int, tests: list[CodeTest], passed: Collection[int]) -> bool:
-    group = tests[number].group
-    if group is None:
-        return True
-    return all(other in passed for other, test in enumerate(tests) if test.group == group)

@@ -4,8 +4,12 @@ from pathlib import Path
 
 from services.reward_service.languages.language import Language, Toolchain
 
-_CALLS = (Path(__file__).parent / "cpp_calls.hpp").read_text(encoding="utf-8")
-_HEADER = "#include <bits/stdc++.h>\n" + _CALLS
+_PARTS = ("cpp_calls.hpp", "cpp_sysinfo.hpp")
+_OURS = [(Path(__file__).parent / name).read_text(encoding="utf-8") for name in _PARTS]
+_HEADER = "".join(("#include <bits/stdc++.h>\n", *_OURS))
+_NO_LTO = ("-fno-lto", "-fno-use-linker-plugin")
+"""Without them the linker starts a second compiler for a section named `.gnu.lto_`, which an answer
+can write in assembler: the first keeps `collect2` from it, both the linker's plugin."""
 
 
 def with_calls(source: str, entry_point: str) -> str:
@@ -26,15 +30,18 @@ def _language(standard: str, *tags: str, suffixes: tuple[str, ...] = ()) -> Lang
         tags=(f"cpp{standard}", f"c++{standard}", *tags),
         toolchain=Toolchain(
             compiler="g++",
-            flags=(*flags, "-static", "-pipe", "-o", "program", "-"),
+            flags=(*flags, *_NO_LTO, "-static", "-pipe", "-o", "program", "-"),
             header=_HEADER,
+            header_file="all.hpp",
             header_flags=("-x", "c++-header", *flags[2:], "-o", "all.hpp.gch", "all.hpp"),
             header_output="all.hpp.gch",
             use_header=("-include", "{folder}/all.hpp"),
         ),
+        sample='int main() { std::puts("ok"); }',
         with_calls=with_calls,
         static_types=True,
         suffixes=suffixes,
+        out_of_memory=("std::bad_alloc",),
     )
 
 

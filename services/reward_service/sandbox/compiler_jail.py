@@ -17,10 +17,18 @@ from typing import Any
 
 from services.protocol.reward.reward_service import CompileRecord
 from services.reward_service.config import RewardServiceConfig
-from services.reward_service.isolation.jail import BUILD, Jail, jailed_sources, own_user_id
+from services.reward_service.isolation.jail import (
+    BUILD,
+    Jail,
+    bound,
+    jailed_sources,
+    own_user_id,
+)
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.languages.language import Toolchain
+from services.reward_service.languages.tool import Tool
 from services.reward_service.sandbox.execution import SlotFailed, SlotLost, sealed_file
+from services.reward_service.sandbox.launch import filled
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/lib", "/lib64", "/lib32")
 _JAIL_FOLDERS = ("/build", "/header")
@@ -78,8 +86,10 @@ class CompilerJail:
             SlotLost: its jail ended while it ran.
         """
         work = Path(tempfile.mkdtemp(prefix="build-", dir=self._folder))
-        if build.header is None and build.toolchain.header:
-            (work / Path(build.output).stem).write_bytes(build.source)
+        is_header = build.header is None and build.toolchain.header
+        name = build.toolchain.header_file if is_header else build.toolchain.source_file
+        if name:
+            (work / name).write_bytes(build.source)
         user_id = own_user_id() if os.geteuid() == 0 else None
         try:
             if user_id is not None:
@@ -89,20 +99,23 @@ class CompilerJail:
             shutil.rmtree(work, ignore_errors=True)
 
     def _order(self, build: Build, work: Path, user_id: int | None) -> dict[str, Any]:
-        path = shutil.which(build.toolchain.compiler)
-        if path is None:
-            raise SlotFailed(f"{build.toolchain.compiler} is not here")
-        seccomp = build_filter(compiler=True)
+        tool = _tool(build).inside(namespaces=self._jail.namespaces)
+        calls = build.toolchain.calls
+        seccomp = build_filter("compiler", sets=calls)
         folder, header = _JAIL_FOLDERS if self._jail.namespaces else (str(work), str(build.header))
+        is_header = build.header is None
+        values = {"{folder}": folder if is_header else header, "{home}": tool.home}
+        more = {name: filled(text, values) for name, text in build.toolchain.environment}
         return {
-            "command": [path, *(flag.replace("{folder}", header) for flag in build.flags)],
-            "environment": {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "LC_ALL": "C"},
+            "command": [tool.path, *(filled(flag, values) for flag in build.flags)],
+            "environment": {"PATH": "/usr/bin:/bin", "TMPDIR": folder, "LC_ALL": "C", **more},
             "folder": folder,
+            "pack": (build.toolchain.packed, build.output) if is_header else ("", ""),
             "paths": {
                 "readable": [] if build.header is None else [header],
                 "writable": ["/dev/null"],
-                "executable": list(_SYSTEM_FOLDERS),
-                "folders": [folder],
+                "executable": [*_SYSTEM_FOLDERS, *tool.folders],
+                "trees" if "in a tree" in calls else "folders": [folder],
             },
             "user_id": user_id,
             "cpu_s": build.cpu_s,
@@ -117,6 +130,7 @@ class CompilerJail:
     ) -> tuple[bytes | None, CompileRecord]:
         mounts = ["--bind", str(work), _JAIL_FOLDERS[0]]
         mounts += [] if build.header is None else ["--ro-bind", str(build.header), _JAIL_FOLDERS[1]]
+        mounts += (word for places in _tool(build).mounts() for word in bound(*places))
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         source, errors = sealed_file(build.source), os.memfd_create("errors", os.MFD_CLOEXEC)
@@ -124,7 +138,7 @@ class CompilerJail:
         process: subprocess.Popen[bytes] | None = None
         try:
             with theirs:
-                process = self._jail.start(theirs, "millrace-build", errors, mounts)
+                process = self._jail.start(theirs, "millrace-build", errors, mounts=mounts)
             ours.send(json.dumps(jailed_sources(BUILD)).encode())
             socket.send_fds(ours, [json.dumps(order).encode()], [source, errors])
             reply = await _reply(ours, self._config.slot_start_s) or {}
@@ -155,6 +169,18 @@ class CompilerJail:
                 process.wait(_CLOSE_S)
             os.close(source)
             os.close(errors)
+
+
+def _tool(build: Build) -> Tool:
+    """The compiler as this machine has it.
+
+    Raises:
+        SlotFailed: it is not installed.
+    """
+    tool = build.toolchain.find(build.toolchain.compiler)
+    if tool is None:
+        raise SlotFailed(f"{build.toolchain.compiler} is not here")
+    return tool
 
 
 async def _reply(control: socket.socket, timeout_s: float) -> dict[str, Any] | None:

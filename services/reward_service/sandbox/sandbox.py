@@ -1,6 +1,7 @@
 """The service's workers: one for each core, which runs answers and the tests that call them."""
 
 import asyncio
+import math
 import os
 import socket
 import time
@@ -58,25 +59,39 @@ class SandboxWorker:
         """
         await _start(self.answers)
 
-    async def run(self, execution: Execution) -> Outcome:
-        """Run to an outcome that is the answer's own doing.
+    async def run(self, execution: Execution, *, longest_s: float = math.inf) -> list[Outcome]:
+        """Run to outcomes that are the answer's own doing, of the first processes or all.
 
         A lost slot is started anew and the run repeated once. A process that was stopped while
         idle on a busy machine may only have been starved, so it gets a second, longer chance.
+
+        Args:
+            execution: of the answer.
+            longest_s: wall seconds that are left to the answer, for all chances together.
 
         Raises:
             SandboxCrashed: the answer lost its slot twice.
             SlotFailed: no process could be had, which is nothing the answer did.
         """
-        outcome = await self._retry_lost(lambda: self.answers.run(execution))
-        if outcome.killed == "wall" and _machine_is_contended():
-            RewardMetrics.retries.inc()
-            longer = replace(execution, wall_s=_CONTENDED_FACTOR * execution.wall_s)
-            outcome = await self._retry_lost(lambda: self.answers.run(longer))
-        return _counted(outcome)
+        execution = replace(execution, longest_s=longest_s)
+        outcomes = await self._retry_lost(lambda: self.answers.run(execution))
+        if outcomes[-1].killed == "wall":
+            left_s = longest_s - sum(outcome.wall_s for outcome in outcomes)
+            again_s = min(idle_stretch() * execution.wall_s, left_s)
+            if again_s > execution.wall_s:
+                RewardMetrics.retries.inc()
+                stdin = (execution.stdin, *execution.more)[len(outcomes) - 1]
+                longer = replace(execution, wall_s=again_s, stdin=stdin, more=(), longest_s=left_s)
+                outcomes[-1:] = await self._retry_lost(lambda: self.answers.run(longer))
+        return [_counted(outcome) for outcome in outcomes]
 
     async def run_with_tests(
-        self, answer: Execution, tests: Callable[[float], Execution], wall_s: float
+        self,
+        answer: Execution,
+        tests: Callable[[float], Execution],
+        wall_s: float,
+        *,
+        longest_s: float = math.inf,
     ) -> tuple[Outcome, Outcome]:
         """Run an answer and tests that call it, each in its own jail, joined by two pipes.
 
@@ -86,6 +101,7 @@ class SandboxWorker:
             answer: the answer's side.
             tests: the tests' side, for the seconds that it may wait for the answer.
             wall_s: those seconds.
+            longest_s: wall seconds that are left to the answer, for both chances together.
 
         Raises:
             SandboxCrashed: the answer lost its slot twice.
@@ -93,12 +109,12 @@ class SandboxWorker:
         """
         both = await self._retry_lost(lambda: self._run_both(answer, tests(wall_s)))
         waited_s = both[1].wall_s - both[1].cpu_s
-        if waited_s >= wall_s and _machine_is_contended():
-            RewardMetrics.retries.inc()
-            longer = replace(answer, wall_s=answer.wall_s + (_CONTENDED_FACTOR - 1) * wall_s)
-            both = await self._retry_lost(
-                lambda: self._run_both(longer, tests(_CONTENDED_FACTOR * wall_s))
-            )
+        if waited_s >= wall_s:
+            again_s = min(idle_stretch() * wall_s, longest_s - both[1].wall_s)
+            if again_s > wall_s:
+                RewardMetrics.retries.inc()
+                longer = replace(answer, wall_s=answer.wall_s + again_s - wall_s)
+                both = await self._retry_lost(lambda: self._run_both(longer, tests(again_s)))
         return _counted(both[0]), both[1]
 
     async def run_trusted(self, execution: Execution) -> Outcome:
@@ -109,7 +125,8 @@ class SandboxWorker:
         """
         await _start(self.trusted)
         with _tests_jail():
-            return await self.trusted.run(execution)
+            (outcome,) = await self.trusted.run(execution)
+        return outcome
 
     def close(self) -> None:
         """End both slots."""
@@ -132,20 +149,20 @@ class SandboxWorker:
     async def _run_both(self, answer: Execution, tests: Execution) -> tuple[Outcome, Outcome]:
         await _start(self.trusted)
         (calls_in, calls_out), (replies_in, replies_out) = os.pipe(), os.pipe()
-        tests = replace(tests, channel=(replies_in, calls_out))
-        answer = replace(answer, channel=(calls_in, replies_out))
+        tests = replace(tests, lent=(replies_in, calls_out))
+        answer = replace(answer, lent=(calls_in, replies_out))
         try:
             with _tests_jail():
-                tests_files = self.trusted.begin(tests)
+                tests_outputs = self.trusted.begin(tests)
             try:
-                answer_files = self.answers.begin(answer)
+                answer_outputs = self.answers.begin(answer)
             except SlotLost:
-                self.trusted.abandon(tests_files)
+                self.trusted.abandon(tests_outputs)
                 raise
         finally:  # or neither would learn of the other's end
             for descriptor in (calls_in, calls_out, replies_in, replies_out):
                 os.close(descriptor)
-        ends = self.answers.end(answer, answer_files), self.trusted.end(tests, tests_files)
+        ends = self.answers.end(answer, answer_outputs), self.trusted.end(tests, tests_outputs)
         mine, theirs = await asyncio.gather(*ends, return_exceptions=True)
         with _tests_jail():
             if isinstance(theirs, SlotLost):
@@ -154,7 +171,7 @@ class SandboxWorker:
             raise mine
         if isinstance(theirs, BaseException):
             raise theirs
-        return mine, theirs
+        return mine[0], theirs[0]
 
 
 async def _start(slot: Slot) -> None:
@@ -187,8 +204,18 @@ def _counted(outcome: Outcome) -> Outcome:
     return outcome
 
 
+def idle_stretch() -> float:
+    """How many times longer a process may idle, as it may be starved on a contended machine."""
+    return _CONTENDED_FACTOR if _machine_is_contended() else 1.0
+
+
+def crowd() -> float:
+    """Processes for each core, over the last minute; 1 at least."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def _machine_is_contended() -> bool:
-    return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
+    return crowd() > 1.5
 
 
 class Sandbox:
@@ -213,6 +240,7 @@ class Sandbox:
         """
         jail, self.tier = await strongest_jail(self._config)
         self.compiler = Compiler(self._config, jail)
+        jail = replace(jail, shared=str(self.compiler.shared))
         seccomp, start_s = build_filter(), self._config.slot_start_s
         self._workers = [
             SandboxWorker(*(Slot(jail, seccomp, start_s=start_s) for _ in range(2)))

@@ -1,6 +1,8 @@
 """Chooses the jail at start-up, by what attacks from inside it achieved."""
 
 import json
+import marshal
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +14,7 @@ from services.reward_service.isolation.bubblewrap import MIN_VERSION, PACKAGE, N
 from services.reward_service.isolation.jail import Jail
 from services.reward_service.isolation.seccomp_filter import build_filter
 from services.reward_service.sandbox.execution import Execution, SlotFailed, SlotLost
+from services.reward_service.sandbox.launcher import built_launcher
 from services.reward_service.sandbox.slot import Slot
 
 Tier = Literal["A", "B"]
@@ -45,9 +48,10 @@ async def strongest_jail(config: RewardServiceConfig) -> tuple[Jail, Tier]:
         InvalidInput: no working jail has the required tier; names what is missing.
     """
     problems: dict[str, str] = {}
+    launcher = await built_launcher(config.header_cache_dir)
     for namespaces in [True, False] if config.use_bubblewrap else [False]:
         try:
-            jail = Jail.here(namespaces=namespaces)
+            jail = replace(Jail.here(namespaces=namespaces), launcher=launcher)
             tier = await tier_of(jail, start_s=config.slot_start_s)
         except (NoBubblewrap, SelfTestFailed) as error:
             problems["with bubblewrap" if namespaces else "without"] = str(error)
@@ -86,10 +90,10 @@ async def find_tier(slot: Slot) -> Tier:
         SelfTestFailed: something got through or the probe did not finish.
     """
     execution = Execution(
-        payload=json.dumps({"source": _PROBE}).encode(), stdin=b"", limits=_LIMITS, wall_s=120.0
+        payload=marshal.dumps({"source": _PROBE}), stdin=b"", limits=_LIMITS, wall_s=120.0
     )
     try:
-        outcome = await slot.run(execution)
+        (outcome,) = await slot.run(execution)
     except (SlotFailed, SlotLost) as error:
         raise SelfTestFailed(str(error)) from error
     if outcome.exit_code != 0:

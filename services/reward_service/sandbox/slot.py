@@ -10,23 +10,32 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
+from services.observability.log import Log
 from services.observability.metrics import RewardMetrics
 from services.reward_service.isolation.jail import SLOT, Jail, jailed_sources
 from services.reward_service.isolation.seccomp_filter import SeccompFilter
+from services.reward_service.off_loop import off_loop
 from services.reward_service.sandbox.execution import (
     Execution,
     Outcome,
     SlotFailed,
     SlotLost,
+    ToolMissing,
+    opened_anew,
+    read_outcomes,
     sealed_file,
 )
+
+_log = Log("reward_service")
 
 _ANSWER_GRACE_S = 120.0
 """For a slot to confine a process and to answer: only a hang takes longer."""
 _CLOSE_S = 60.0
+_BATCH_S = 0.1
+"""After which no further process of an order is begun: an answer whose tests take long is looked at
+after each, as one that fails need not be run on."""
 
 _MESSAGE_BYTES = 1 << 16
 _CREDENTIALS = struct.Struct("=iII")
@@ -75,8 +84,13 @@ class Control:
             raise TimeoutError
         return answer.result()
 
+    def hang_up(self) -> None:
+        """Tell the other end that no more comes; a call that waits gets an empty message."""
+        with contextlib.suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Hang up."""
+        """Hang up and give back the descriptors."""
         self._stop_watching()
         self._ours.close()
         self.theirs.close()
@@ -120,6 +134,7 @@ class Slot:
         self._server = -1  # pidfd of the fork server: behind bubblewrap not our child
         self._errors = -1
         self._payload: tuple[bytes, int] = (b"", -1)
+        self._kinds: list[str] = []
         self._was_started = False
 
     @property
@@ -140,10 +155,12 @@ class Slot:
         self._control = control = Control()
         self._errors = os.memfd_create("slot-errors", os.MFD_CLOEXEC)
         try:
-            with control.theirs as theirs:
-                self._process = self._jail.start(theirs, self.name, self._errors)
+            with control.theirs as theirs, self._lent() as lent:
+                self._process = self._jail.start(theirs, self.name, self._errors, lent=lent)
+            settings = {**self._jail.settings(self._seccomp), "launcher": lent}
+            self._kinds = list(settings["kinds"])
             control.send(json.dumps(jailed_sources(SLOT)).encode())
-            control.send(json.dumps(self._jail.settings(self._seccomp)).encode())
+            control.send(json.dumps(settings).encode())
             message, process_id = await control.receive(self._start_s)
             if message:
                 self._server = os.pidfd_open(process_id)
@@ -155,7 +172,21 @@ class Slot:
         hello = json.loads(message or b'{"failed": "no answer"}')
         if "failed" in hello:
             raise self._failure(hello["failed"])
+        if "not_loaded" in hello:
+            _log.warning("launcher_not_loaded", reason=hello["not_loaded"])
         self.landlock_abi = hello["landlock_abi"]
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[list[int]]:
+        """The launcher's file, and the folder through which it is loaded; none without it."""
+        lent: list[int] = []
+        try:
+            if self._jail.launcher:
+                lent.append(sealed_file(self._jail.launcher))
+                lent.append(os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            yield lent
+        finally:
+            _close_all(lent)
 
     def _failure(self, reason: str) -> SlotFailed:
         said = b""
@@ -165,8 +196,8 @@ class Slot:
         last_line = said.decode(errors="replace").splitlines()[-1:] or [""]
         return SlotFailed(": ".join(part for part in (reason, last_line[0]) if part))
 
-    async def run(self, execution: Execution) -> Outcome:
-        """Run one process to its end.
+    async def run(self, execution: Execution) -> list[Outcome]:
+        """Run processes to their ends.
 
         Raises:
             SlotLost: the slot died or did not answer in time; it is closed.
@@ -174,36 +205,47 @@ class Slot:
         """
         return await self.end(execution, self.begin(execution))
 
-    def begin(self, execution: Execution) -> list[int]:
-        """Have a process started; returns its files, for `end` or `abandon`.
+    def begin(self, execution: Execution) -> int:
+        """Have processes started; returns the file of their outputs, for `end` or `abandon`.
 
         Raises:
             SlotLost: the slot is dead; it is closed.
+            ToolMissing: the language was installed after the slot was started.
         """
-        files = _make_files(execution.stdin)
-        order = {
-            "cpu_s": execution.limits.cpu_s,
-            "wall_s": execution.wall_s,
-            "peer_ended_s": execution.peer_ended_s,
-            "memory": execution.limits.memory_mb << 20,
-            "output": execution.limits.output_kb << 10,
-            "program": execution.program is not None,
-            "channel": execution.channel is not None,
-        }
-        lent = [execution.program] if execution.program is not None else []
-        lent += execution.channel or ()
+        if self._kinds and execution.kind not in self._kinds:
+            raise ToolMissing(f"{execution.kind} came after the service started: restart it")
+        outputs = os.memfd_create("slot", os.MFD_CLOEXEC)
+        files = [sealed_file(b"".join((execution.stdin, *execution.more))), outputs]
         try:
             if self._control is None:
                 raise SlotLost("the slot is closed")
-            payload = self._sealed_payload(execution.payload)
-            self._control.send(json.dumps(order).encode(), [payload, *files, *lent])
+            order = execution.order(self._kinds.index(execution.kind), begin_s=_BATCH_S)
+            with self._code(execution) as code:
+                self._control.send(order.encode(), [code, *files, *execution.lent])
         except (OSError, SlotLost) as error:
-            self.abandon(files)
+            self.abandon(outputs)
             raise SlotLost(f"{type(error).__name__}: {error}") from error
-        return files
+        finally:
+            os.close(files[0])
+        return outputs
 
-    async def end(self, execution: Execution, files: list[int]) -> Outcome:
-        """Wait for what was begun.
+    @contextlib.contextmanager
+    def _code(self, execution: Execution) -> Iterator[int]:
+        """The descriptor of what is run."""
+        if execution.program is None:
+            kept = execution.compiled
+            yield self._sealed_payload(execution.payload) if kept is None else kept
+        elif execution.launch is None:
+            yield execution.program
+        else:  # an interpreter reads it, while others may read it as well
+            own = opened_anew(execution.program)
+            try:
+                yield own
+            finally:
+                os.close(own)
+
+    async def end(self, execution: Execution, outputs: int) -> list[Outcome]:
+        """Wait for what was begun: the processes up to the first that did not end well, or fewer.
 
         Raises:
             SlotLost: the slot died or did not answer in time; it is closed.
@@ -212,10 +254,13 @@ class Slot:
         try:
             if self._control is None:  # closed meanwhile
                 raise SlotLost("the slot is closed")
-            answer, _ = await self._control.receive(execution.wall_s + _ANSWER_GRACE_S)
+            patience_s = execution.wall_s + _BATCH_S + _ANSWER_GRACE_S
+            answer, _ = await self._control.receive(patience_s)
             if not answer:
                 raise SlotLost("the slot hung up")
-            return _read_outcome(json.loads(answer), files)
+            # One that is cancelled meanwhile closes the file: what is read then, nobody gets.
+            size = os.fstat(outputs).st_size
+            return await off_loop(size, read_outcomes, answer, outputs)
         except (OSError, TimeoutError, ValueError) as error:
             self.close()
             raise SlotLost(f"{type(error).__name__}: {error}") from error
@@ -223,12 +268,12 @@ class Slot:
             self.close()
             raise
         finally:
-            _close_all(files)
+            os.close(outputs)
 
-    def abandon(self, files: list[int]) -> None:
+    def abandon(self, outputs: int) -> None:
         """End the slot instead of waiting for what was begun."""
         self.close()
-        _close_all(files)
+        os.close(outputs)
 
     def close(self) -> None:
         """End the fork server and whatever it runs; safe to call again."""
@@ -270,24 +315,6 @@ def _ended(process: int, timeout_s: float) -> bool:
     return bool(waiting.poll(timeout_s * 1000))
 
 
-def _make_files(stdin: bytes) -> list[int]:
-    """Files in memory for stdin, stdout, stderr and the report, in this order."""
-    return [sealed_file(stdin), *(os.memfd_create("slot", os.MFD_CLOEXEC) for _ in range(3))]
-
-
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-def _read_outcome(answer: dict[str, Any], files: list[int]) -> Outcome:
-    if "failed" in answer:
-        raise SlotFailed(answer["failed"])
-    stdout, stderr, report = (
-        os.pread(descriptor, os.fstat(descriptor).st_size, 0) for descriptor in files[1:]
-    )
-    if not answer.pop("confined"):
-        raise SlotFailed(
-            f"a process could not be confined: {stderr[-300:].decode(errors='replace')}"
-        )
-    return Outcome(stdout=stdout, stderr=stderr, report=report, **answer)

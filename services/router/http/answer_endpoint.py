@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.access.access_control import KEY_NAME
 from services.http.event_stream import StallTimer
-from services.http.json_body import json_bytes, read_body
+from services.http.json_body import disconnected, json_bytes, read_body
 from services.observability import tracing
 from services.observability.log import Log
 from services.protocol.router import CHOICE_HEADER, JOURNAL_HEADER, REPLICA_HEADER
@@ -285,9 +285,3 @@ def _is_deeper(value: Any, bound: int) -> bool:
         level = [inner for part in parts for inner in part if type(inner) in _NESTED]
         bound -= 1
     return bool(level)
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return when the client is gone; the body has been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

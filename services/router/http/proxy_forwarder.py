@@ -1,18 +1,18 @@
 """Requests for other applications of Serve that come to the router's own port."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from typing import Any
 
 import aiohttp
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from yarl import URL
 
-from services.http.json_body import read_body
+from services.http.json_body import disconnected, read_body
+from services.http.relay import end_to_end, relay, relaying_client
 from services.observability.log import Log
 from services.router.config import RouterConfig
 from services.router.errors import RequestFailed
-from services.router.http.answer_endpoint import Gate, disconnected
+from services.router.http.answer_endpoint import Gate
 from services.side_by_side import race, running
 
 OWN_PORT = "millrace.own_port"
@@ -24,15 +24,10 @@ OPEN_PATHS = ("/page", "/page/", "/page/static/*", "/-/healthz", "/-/routes")
 _LOG = Log("router")
 _LOOK_S = 2.0
 _LOOK_TIMEOUT_S = 5.0
-_KNOWN = ("/-/", "/v1/runs/", "/page/")
+_KNOWN = ("/-/", "/v1/runs/", "/v1/sandboxes/", "/page/")
 """Paths that our own applications have; Serve's list may have more."""
 
 _BODILESS = ("GET", "HEAD")
-_OF_ONE_HOP = frozenset(
-    b"connection keep-alive proxy-connection proxy-authorization te trailer transfer-encoding "
-    b"upgrade expect date".split()
-)
-"""RFC 9110, 7.6.1: for one connection, not for the next. The router writes its own date."""
 
 
 class ProxyForwarder:
@@ -66,13 +61,8 @@ class ProxyForwarder:
             await self._app(scope, receive, send)
 
     async def _lifespan(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),  # the gate bounds them
-            timeout=aiohttp.ClientTimeout(total=None, connect=self._config.connect_s),
-            auto_decompress=False,
-            skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        ) as self._client:
+        # The gate bounds its calls.
+        async with relaying_client(connect_s=self._config.connect_s) as self._client:
             async with running(self._follow_routes(), name="serve_routes"):
                 await self._app(scope, receive, send)
 
@@ -94,7 +84,7 @@ class ProxyForwarder:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, began = self._config, False
-        headers = _kept(scope["headers"])  # before the body, whose trailers become headers
+        headers = end_to_end(scope["headers"])  # before the body, whose trailers become headers
 
         async def noting(message: Message) -> None:
             nonlocal began
@@ -114,8 +104,10 @@ class ProxyForwarder:
                         timeout_s=config.client_read_s,
                         refused=RequestFailed,
                     )
+                assert self._client is not None
+                answer = relay(self._client, self._proxy, scope, body, noting, headers=headers)
                 calls: dict[str, Coroutine[Any, Any, object]] = {
-                    "answer": self._answer(scope, headers, body, noting),
+                    "answer": answer,
                     "disconnected": disconnected(receive),
                     "draining": self._draining.wait(),
                 }
@@ -129,27 +121,3 @@ class ProxyForwarder:
             message = f"{scope['path']:.200} cannot be reached now; try again"
             unreachable = RequestFailed(502, "unreachable", message, retry_after_s=1)
             await unreachable.response()(scope, receive, send)
-
-    async def _answer(
-        self, scope: Scope, asked: list[tuple[bytes, bytes]], body: bytes, send: Send
-    ) -> None:
-        assert self._client is not None
-        path = (scope.get("raw_path") or scope["path"].encode()).decode("ascii")
-        query = scope["query_string"].decode("ascii")
-        url = URL(f"{self._proxy}{path}{'?' if query else ''}{query}", encoded=True)
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in asked]
-        async with self._client.request(
-            scope["method"], url, headers=headers, data=body or None, allow_redirects=False
-        ) as answer:
-            raw = _kept((name.lower(), value) for name, value in answer.raw_headers)
-            await send({"type": "http.response.start", "status": answer.status, "headers": raw})
-            async for piece in answer.content.iter_any():
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _kept(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    headers = list(headers)
-    named = b",".join(value for name, value in headers if name == b"connection").lower()
-    dropped = _OF_ONE_HOP | {name.strip() for name in named.split(b",")}
-    return [(name, value) for name, value in headers if name not in dropped]

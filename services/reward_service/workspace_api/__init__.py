@@ -1,0 +1,1 @@
+"""Workspaces over HTTP: routes, the replica that has each workspace, and grading."""

@@ -1,0 +1,1 @@
+"""Workspaces: jails whose files and interpreter stay between the calls of a session."""

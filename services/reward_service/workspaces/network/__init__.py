@@ -1,0 +1,1 @@
+"""The network of workspaces: a proxy to the addresses that the operator allows."""

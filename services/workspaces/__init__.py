@@ -1,0 +1,1 @@
+"""Workspaces from outside: the tools that agents use them with, and their HTTP client."""
