@@ -16,8 +16,13 @@ from services.trainer.config import TrainerConfig
 _TIMEOUTS = (
     ("orchestrator.trainer_call_timeout_s", "trainer.call_timeout_s", "trainer.bus_timeout_s"),
     ("orchestrator.trainer_timeout_s", "trainer.start_timeout_s"),
-    ("reward_service.answer_deadline_s", "reward_service.queue_wait_s"),
+    (
+        "reward_service.answer_deadline_s",
+        "reward_service.queue_wait_s",
+        "reward_service.answer_run_s",
+    ),
     ("orchestrator.score_timeout_s", "reward_service.answer_deadline_s"),
+    ("sandboxes.grade_deadline_s", "sandboxes.grade_run_s"),
     (
         "orchestrator.replicas_timeout_s",
         "weight_bus.stage_timeout_s",
@@ -28,6 +33,9 @@ _TIMEOUTS = (
     ("router.between_tokens_s", "rollout_server.commit_timeout_s"),
 )
 """The first of each must be longer than the sum of the others, for which its service waits."""
+
+_CONFIGS = {"sandboxes": "services.reward_service.workspaces.config"}
+"""Modules of arguments that are not where an application's name says."""
 
 
 def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> None:
@@ -41,7 +49,11 @@ def check_compatibility(configs: Mapping[str, BaseModel], *, source: str) -> Non
         InvalidInput: the first setting that is not compatible with another one.
     """
     # An application with the name of a service may be the user's own.
-    ours = {k: v for k, v in configs.items() if type(v).__module__ == f"services.{k}.config"}
+    ours = {
+        name: config
+        for name, config in configs.items()
+        if type(config).__module__ == _CONFIGS.get(name, f"services.{name}.config")
+    }
     for problem in _problems(ours):
         raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix)
 
@@ -57,9 +69,10 @@ def _problems(configs: Mapping[str, Any]) -> Iterator[InvalidInput]:
     if trainer is not None and rollout is not None:
         yield from _of_model(trainer, rollout)
         yield from _of_adapter(trainer, rollout)
-    if reward is not None and reward.require_tier == "A" and not reward.use_bubblewrap:
-        fix = "Leave it out, or require tier B: tier A is bubblewrap's namespaces."
-        yield InvalidInput("reward_service.args.use_bubblewrap", False, fix)
+    for name, jailing in (("reward_service", reward), ("sandboxes", configs.get("sandboxes"))):
+        if jailing is not None and jailing.require_tier == "A" and not jailing.use_bubblewrap:
+            fix = "Leave it out, or require tier B: tier A is bubblewrap's namespaces."
+            yield InvalidInput(f"{name}.args.use_bubblewrap", False, fix)
     if router is not None and router.access.has_keys:
         for name in ("orchestrator", "page"):
             if name in configs and configs[name].router_key_env is None:

@@ -5,7 +5,6 @@ the router at its address. Serve knows nothing of either.
 """
 
 import ipaddress
-import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +25,16 @@ SERVICES = (
     "page",
 )
 _ROUTER_URL = "orchestrator.args.router_url"
-_ROUTES = {"router": "/", "orchestrator": "/v1/runs", "page": "/page"}
-_BUILDER = re.compile(r"services\.(\w+)\.app[.:]build")
+_ROUTES = {
+    "router": "/",
+    "orchestrator": "/v1/runs",
+    "page": "/page",
+    "sandboxes": "/v1/sandboxes",
+}
+_MODULES = {f"services.{service}.app": service for service in SERVICES} | {
+    "services.reward_service.workspace_api.app": "sandboxes"
+}
+"""Of the services, and of an application that a deployment may leave out."""
 
 
 def check_place(name: str, import_path: str, route: str | None, *, source: str) -> None:
@@ -36,10 +43,10 @@ def check_place(name: str, import_path: str, route: str | None, *, source: str) 
     Raises:
         InvalidInput: the name is not that of the service, or the route is another one.
     """
-    builder = _BUILDER.fullmatch(import_path)
-    if builder is None or builder[1] not in SERVICES:
+    module, _, builder = import_path.replace(":", ".").rpartition(".")
+    service = _MODULES.get(module) if builder == "build" else None
+    if service is None:
         return
-    service = builder[1]
     if name != service:
         fix = f"Call it `{service}`: the other services look for it by that name."
         raise InvalidInput(f"{source}: applications[{name}].name", name, fix)

@@ -106,6 +106,17 @@ def compilers(machine: Machine) -> Finding:
     return good(", ".join(path for _, path in machine.compilers))
 
 
+def languages(machine: Machine) -> Finding:
+    """In which answers can be graded."""
+    here = [name for name, missing in machine.languages if not missing]
+    missing = [missing for _, missing in machine.languages if missing]
+    if missing:
+        fix = f"If answers in them are graded: {' '.join(missing)}"
+        absent = (name for name, missing in machine.languages if missing)
+        return note(f"{', '.join(here)}; not {', '.join(absent)}", fix)
+    return good(", ".join(here))
+
+
 def gpus(machine: Machine) -> Finding:
     """Devices, their driver, and whether another process uses them."""
     found = machine.gpus
@@ -277,8 +288,8 @@ def leftovers(machine: Machine) -> Finding:
 
 
 _ALL = (
-    *(python, packages, sandbox, compilers, gpus, interconnect, cores, memory, shared_memory),
-    *(disks, limits, ports, clock, leftovers),
+    *(python, packages, sandbox, compilers, languages, gpus, interconnect, cores, memory),
+    *(shared_memory, disks, limits, ports, clock, leftovers),
 )
 CHECKS = {check.__name__.replace("_", " "): check for check in _ALL}
 """Every check of one machine, in the order in which they are shown."""

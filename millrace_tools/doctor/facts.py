@@ -151,6 +151,7 @@ class Machine:
             that this process may use.
         memory_free: bytes that can be had without swapping, within a container's limit.
         compilers: path of each wanted compiler, empty where it is absent.
+        languages: what has to be installed for answers in each language, empty: nothing.
         shared_memory: `/dev/shm`.
     """
 
@@ -168,6 +169,7 @@ class Machine:
     shared_memory: Disk
     limits: Limits
     compilers: tuple[tuple[str, str], ...]
+    languages: tuple[tuple[str, str], ...]
     leftovers: Leftovers
 
 

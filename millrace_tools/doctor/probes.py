@@ -32,6 +32,7 @@ from services.open_files import most_open_files, open_files
 from services.reward_service.config import cores_here
 from services.reward_service.isolation.bubblewrap import NoBubblewrap
 from services.reward_service.isolation.jail import Jail
+from services.reward_service.languages import languages
 from services.reward_service.sandbox.self_test import SelfTestFailed, tier_of
 
 PORTS = {8000: "HTTP", 8001: "Serve's proxy", 6379: "Ray", 8265: "Ray's dashboard"}
@@ -61,6 +62,7 @@ def observe(runs: str = ".") -> Machine:
         shared_memory=disk("/dev/shm", "shared memory"),
         limits=limits(),
         compilers=tuple((name, shutil.which(name) or "") for name in _COMPILERS),
+        languages=tuple((name, language.missing()) for name, language in languages().items()),
         leftovers=leftovers(),
     )
 

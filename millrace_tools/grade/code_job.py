@@ -18,11 +18,18 @@ _MODELS: dict[str, type[AnyGrader]] = {
 _PYTHON = ("python_asserts", "python_function", "python_stdio")
 
 
-def read_code_job(file: str, tests: str) -> ScoreJob:
+def reference_of(grader: AnyGrader) -> str | None:
+    """The answer that its author knows to be right, None if there is none."""
+    found: str | None = getattr(grader, "reference", None)
+    return found
+
+
+def read_code_job(file: str | None, tests: str) -> ScoreJob:
     """The file as a job of the reward service.
 
     Args:
-        file: code, whose suffix says the language, or a model's answer.
+        file: code, whose suffix says the language, or a model's answer; None: the grader's
+            reference.
         tests: a list of tests, or a grader of any kind.
 
     Raises:
@@ -30,8 +37,8 @@ def read_code_job(file: str, tests: str) -> ScoreJob:
     """
     from services.reward_service.languages import languages
 
-    path, answer = Path(file), read_text_file(file, field="FILE")
-    suffix = path.suffix.lower()
+    answer = None if file is None else read_text_file(file, field="FILE")
+    suffix = Path(file or "").suffix.lower()
     language = next((name for name, one in languages().items() if suffix in one.suffixes), None)
     data = _grader_data(tests)
     model = _MODELS.get(str(data["kind"]))
@@ -48,7 +55,13 @@ def read_code_job(file: str, tests: str) -> ScoreJob:
     if isinstance(grader, CodeGrader) and grader.language not in languages():
         fix = f"Known are {sorted(languages())}{nearest(grader.language, sorted(languages()))}."
         raise InvalidInput(f"{tests}: language", grader.language, fix)
-    return ScoreJob(job_id=path.name, completion=answer, grader=grader)
+    if isinstance(grader, CodeGrader) and (missing := languages()[grader.language].missing()):
+        raise InvalidInput(f"{tests}: language", grader.language, missing)
+    answer = reference_of(grader) if answer is None else answer
+    if answer is None:
+        fix = "Give an answer: the grader has no `reference`."
+        raise InvalidInput(f"{tests}: reference", None, fix)
+    return ScoreJob(job_id=Path(file or tests).name, completion=answer, grader=grader)
 
 
 def _grader_data(tests: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from millrace_tools.deploy.file_kind import SERVE, refuse_other_kind
@@ -18,18 +18,19 @@ from services.protocol.yaml_text import load_yaml
 from services.reward_service.config import RewardServiceConfig
 
 SERVICE = "reward_service"
+_PATIENCE_S = 1e6
 
 
 def grading_config(
-    grader: AnyGrader, *, source: str, deployment: str | None
+    graders: Iterable[AnyGrader], *, source: str, deployment: str | None
 ) -> RewardServiceConfig:
     """One sandbox, and the user's own graders as the deployment file registers them.
 
     The environment variables that the file gives the service are set here, too.
 
     Args:
-        grader: of the answer.
-        source: the file that has it, for messages.
+        graders: of the answers.
+        source: the file that has them, for messages.
         deployment: the file, if there is one.
 
     Raises:
@@ -38,12 +39,14 @@ def grading_config(
     home = os.path.expanduser("~")  # stays so for a user without a home: then no header is kept
     here: dict[str, Any] = {
         "slots": 1,
+        "queue_wait_s": _PATIENCE_S,  # nobody else waits, and there may be many references
+        "answer_deadline_s": 2 * _PATIENCE_S,
         "header_cache_dir": None if home == "~" else f"{home}/.cache/millrace/headers",
     }
     config = RewardServiceConfig(**here)
     if deployment is not None:
         config = _of_deployment(deployment).model_copy(update=here)
-    for one in _parts(grader):
+    for one in (part for grader in graders for part in _parts(grader)):
         if (problem := _problem(one, config, deployment)) is not None:
             raise InvalidInput(f"{source}: {problem.field}", problem.value, problem.fix)
     return config

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from millrace_tools.deploy.run_file import read_run_file
+from millrace_tools.grade.code_job import reference_of
 from services.orchestrator.tasks.task_rows import open_rows
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.reward_service import ScoreJob
@@ -37,6 +38,23 @@ def read_task_job(answer: str, task_file: str, task_id: str | None) -> ScoreJob:
     if task_id is not None:
         fix += nearest(task_id, known)
     raise InvalidInput("--task", task_id, f"{fix}.")
+
+
+def read_references(task_file: str, task_id: str | None) -> list[ScoreJob]:
+    """The reference answers of a task, or of all tasks that have one, as jobs.
+
+    Raises:
+        InvalidInput: naming the file and line that cannot be used; there is no reference.
+    """
+    found = []
+    for task in _tasks(_sources(task_file)):
+        reference = None if task.grader is None else reference_of(task.grader)
+        if task_id in (None, task.task_id) and reference is not None:
+            found.append(_job(reference, task, task_file))
+    if not found:
+        fix = f"{task_file} has no `grader.reference` there: give an answer."
+        raise InvalidInput("--task", task_id, fix)
+    return found
 
 
 def _sources(task_file: str) -> Sequence[TaskSource]:
