@@ -14,9 +14,11 @@ ALLOWED = (
     # Tools that a machine may lack.
     r"tier A needs bubblewrap, which is not installed",
     r"tier A is not to be had here: .*",
-    r"needs g\+\+",
+    r"needs (g\+\+|cc)",
+    r"\w+ needs [\w+]+, which is not here: .*",
+    r"needs \w+ where all users may enter",
     r"g\+\+ is not installed",
-    r"gcc is not installed",
+    r"(gcc|perl) is not installed",
     r"curl is not installed",
     r"there is no C preprocessor",
     r"the kernel's headers are not installed",
@@ -34,6 +36,8 @@ ALLOWED = (
     r"pip install 'millrace\[trackers\]'",
     # What an ordinary user, a container or another system may not do.
     r"only root can become nobody",
+    r"an ordinary user's processes are counted together",
+    r"an ordinary user's other processes look like a workspace's",
     r"only root can give files away",
     r"only who may mount has a disk to fill: .*",
     r"mounting a tmpfs needs root",

@@ -15,6 +15,8 @@ from services.protocol.errors import InvalidInput
 from services.reward_service import app as reward_service
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.http_api import closed_api
+from services.reward_service.workspace_api import app as sandboxes
+from services.reward_service.workspaces.config import WorkspacesConfig
 from services.router import app as router
 from services.router.config import RouterConfig
 
@@ -23,6 +25,7 @@ SERVICES: list[tuple[ModuleType, str, Any]] = [
     (router, "Router", RouterConfig(access=OPEN)),
     (orchestrator, "Orchestrator", OrchestratorConfig(access=OPEN)),
     (page, "Page", PageConfig(access=OPEN)),
+    (sandboxes, "WorkspaceReplica", WorkspacesConfig(access=OPEN)),
     (reward_service, "RewardReplica", RewardServiceConfig(access=OPEN, slots=1)),
 ]
 

@@ -2,7 +2,9 @@
 
 import io
 import json
+import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,12 +66,27 @@ def test_a_part_of_the_reward_is_not_success(given, capsys) -> None:
     assert json.loads(capsys.readouterr().out)["reward"] == 0.5
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_the_suffix_says_the_language(given) -> None:
     from millrace_tools.grade.code_job import read_code_job
 
     tests = given("tests.json", SUM)
     job = read_code_job(given("a.cpp", "int main(){}"), tests)
     assert job.grader.language == "cpp17"
+
+
+def test_a_language_without_its_tool_is_refused_with_what_to_install(
+    given, capsys, monkeypatch
+) -> None:
+    from services.reward_service.languages import languages
+
+    toolchain = replace(languages()["cpp17"].toolchain, find=lambda _: None)
+    absent = replace(languages()["cpp17"], toolchain=toolchain)
+    monkeypatch.setitem(languages(), "cpp17", absent)
+    assert main(["grade", given("a.cpp", "int main(){}"), "--tests", given("t.json", SUM)]) == 2
+    said = capsys.readouterr().err
+    assert "t.json: language" in said
+    assert "cpp17 needs g++, which is not here: `apt-get install g++`." in said
 
 
 @pytest.mark.parametrize(
@@ -252,3 +269,67 @@ def test_without_tests_or_a_task_file_both_are_named(given, capsys) -> None:
     error = capsys.readouterr().err
     assert "--tests: None -> Give the tests" in error
     assert "--task-file" in error
+
+
+DIVISOR = {
+    "tests": [{"stdin": "91", "expected": ""}, {"stdin": "15", "expected": ""}],
+    "checker": {
+        "kind": "custom",
+        "source": "def check(given, expected, got):\n    return int(given) % int(got) == 0",
+    },
+    "reference": "n = int(input())\nprint(next(d for d in range(2, n) if n % d == 0))",
+}
+
+
+def test_without_an_answer_the_reference_is_graded(given, capsys) -> None:
+    assert main(["grade", "--tests", given("tests.yaml", DIVISOR)]) == 0
+    score = json.loads(capsys.readouterr().out)
+    assert (score["job_id"], score["reward"], score["passed"]) == ("tests.yaml", 1.0, 2)
+    assert main(["grade", "--tests", given("tests.json", SUM)]) == 2
+    assert "the grader has no `reference`" in capsys.readouterr().err
+
+
+def test_an_author_is_told_of_a_checker_that_fails_on_the_reference(given, capsys) -> None:
+    broken = {"kind": "custom", "source": DIVISOR["checker"]["source"].replace("== 0", "== O")}
+    tests = given("tests.yaml", DIVISOR | {"checker": broken})
+    assert main(["grade", "--tests", tests]) == 1
+    score = json.loads(capsys.readouterr().out)
+    assert (score["verdict"], score["reward"]) == ("infra_error", None)
+    assert "with the reference answer: the checker failed on it: NameError" in score["detail"]
+
+
+def test_an_answer_that_breaks_a_checker_is_wrong_and_says_how(given, capsys) -> None:
+    tests = given("tests.yaml", DIVISOR)
+    assert main(["grade", given("a.py", "print('seven')"), "--tests", tests]) == 1
+    score = json.loads(capsys.readouterr().out)
+    assert (score["verdict"], score["reward"]) == ("wrong_answer", 0.0)
+    assert "the checker failed on it: ValueError" in score["detail"]
+
+
+def test_a_checker_that_cannot_be_called_is_named_before_anything_runs(given, capsys) -> None:
+    checker = {"kind": "custom", "source": "def check(got):\n    return True"}
+    tests = given("tests.yaml", DIVISOR | {"checker": checker})
+    assert main(["grade", "--tests", tests]) == 2
+    assert "check must take three arguments" in capsys.readouterr().err
+
+
+def test_the_references_of_a_task_file_are_graded_together(given, capsys) -> None:
+    graders = {
+        "right": {"kind": "code", **DIVISOR},
+        "none": {"kind": "exact", "expected": "18"},
+        "wrong": {"kind": "code", **DIVISOR, "reference": "print(4)"},
+    }
+    rows = [
+        {"task_id": name, "split": "train", "messages": USER, "grader": grader}
+        for name, grader in graders.items()
+    ]
+    tasks = given("tasks.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["grade", "--task-file", tasks]) == 1
+    scores = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["job_id"], one["verdict"]) for one in scores] == [
+        ("right", "accepted"),
+        ("wrong", "wrong_answer"),
+    ]
+    assert main(["grade", "--task-file", tasks, "--task", "right"]) == 0
+    assert main(["grade", "--task-file", tasks, "--task", "none"]) == 2
+    assert "has no `grader.reference` there" in capsys.readouterr().err

@@ -31,6 +31,12 @@ ROOT = Path(__file__).parents[2]
 MODEL_NAME = "tiny_code"
 READY_S = 600.0
 REPLICAS = 2
+SANDBOXES = {
+    "name": "sandboxes",
+    "route_prefix": "/v1/sandboxes",
+    "import_path": "services.reward_service.workspace_api.app:build",
+    "args": {"replicas": 2},
+}
 METRICS = (
     "ray_millrace_bus_newest_version",
     "ray_millrace_bus_commits_total",
@@ -135,6 +141,7 @@ def started_cluster(
     engines = {"model": str(model_dir), "replicas": REPLICAS, "max_model_len": 1024}
     args["rollout_server"] |= engines
     args["orchestrator"] |= {"environments": True}
+    content["applications"].append(SANDBOXES)
     url = f"http://127.0.0.1:{port}"
     environment = dict(os.environ)
     with PrivateCluster(num_cpus=2) as cluster:

@@ -12,7 +12,7 @@ SOURCES = sorted(
     for path in (ROOT / top).rglob("*.py")
 )
 
-UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "marshal", "joblib"}
+UNPICKLING = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "shelve", "joblib"}
 READING = {
     "torch.load": "weights_only=True",
     "yaml.load": "yaml.safe_load",
@@ -36,7 +36,10 @@ RUNS_CODE = {
     # In the jail.
     "services/reward_service/jailed/answer.py",
     "services/reward_service/jailed/tester.py",
+    "services/reward_service/jailed/workspace/child.py",
+    "services/reward_service/jailed/workspace/kept_interpreter.py",
     # This repository's own expressions.
+    "examples/code_interpreter/tasks.py",
     "examples/tiny_code/tasks.py",
 }
 IMPORTS_BY_NAME = {
@@ -53,7 +56,8 @@ IMPORTS_BY_NAME = {
     "services/orchestrator/tasks/task_rows.py",
     "services/orchestrator/trackers/tracker.py",
     "services/orchestrator/rollout/verifiers_environment.py",
-    "services/reward_service/jailed/zygote.py",
+    "services/reward_service/jailed/answer.py",
+    "services/reward_service/jailed/build.py",
 }
 
 
@@ -65,6 +69,12 @@ def test_nothing_is_unpickled() -> None:
         if name.partition(".")[0] in UNPICKLING
     }
     assert not importers
+
+
+def test_only_the_jail_reads_marshalled_values() -> None:
+    """The service writes them; what an answer sends back is never one."""
+    found = {path for path, _, name in calls() if name in ("marshal.load", "marshal.loads")}
+    assert found == {"services/reward_service/jailed/zygote.py"}
 
 
 def test_files_are_read_by_loaders_that_make_only_data() -> None:

@@ -8,6 +8,7 @@ from millrace_tools.deploy.compatibility import check_compatibility
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.reward_service.config import RewardServiceConfig
+from services.reward_service.workspaces.config import WorkspacesConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig
 from services.trainer.config import TrainerConfig
@@ -20,11 +21,12 @@ CLASSES = {
     "rollout_server": RolloutServerConfig,
     "router": RouterConfig,
     "orchestrator": OrchestratorConfig,
+    "sandboxes": WorkspacesConfig,
 }
 
 
 def _check(**changes):
-    """All six services with their defaults and one model, but for these changes."""
+    """All services with their defaults and one model, but for these changes."""
     given = {"trainer": {"model": "m"}, "rollout_server": {"model": "m"}}
     configs = {
         name: kind.model_validate(given.get(name, {}) | changes.get(name, {}))
@@ -43,12 +45,12 @@ def test_the_defaults_fit_together():
         ({"trainer": {"call_timeout_s": 700}}, "orchestrator.args.trainer_call_timeout_s", "820"),
         ({"trainer": {"start_timeout_s": 300}}, "orchestrator.args.trainer_timeout_s", "300"),
         (
-            {"reward_service": {"queue_wait_s": 240}},
+            {"reward_service": {"queue_wait_s": 800}},
             "reward_service.args.answer_deadline_s",
-            "queue_wait_s",
+            "queue_wait_s and reward_service.args.answer_run_s together",
         ),
         (
-            {"reward_service": {"answer_deadline_s": 300}},
+            {"reward_service": {"answer_deadline_s": 1000}},
             "orchestrator.args.score_timeout_s",
             "answer_deadline_s",
         ),
@@ -85,6 +87,16 @@ def test_the_defaults_fit_together():
             {"reward_service": {"require_tier": "A", "use_bubblewrap": False}},
             "reward_service.args.use_bubblewrap",
             "tier A",
+        ),
+        (
+            {"sandboxes": {"require_tier": "A", "use_bubblewrap": False}},
+            "sandboxes.args.use_bubblewrap",
+            "tier A",
+        ),
+        (
+            {"sandboxes": {"grade_run_s": 2000}},
+            "sandboxes.args.grade_deadline_s",
+            "sandboxes.args.grade_run_s",
         ),
         (
             {"router": {"access": {"api_keys_file": "keys.yaml"}}},

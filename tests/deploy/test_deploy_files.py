@@ -18,6 +18,7 @@ from millrace_tools.main import main
 from services.orchestrator.config import OrchestratorConfig
 from services.protocol.errors import InvalidInput
 from services.protocol.strict import StrictModel
+from services.reward_service.workspaces.config import WorkspacesConfig
 from services.router.config import RouterConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -105,6 +106,52 @@ def test_the_laptop_file_fits_two_cpus(laptop: dict[str, Any]) -> None:
     )
     ranks = _app(laptop, "trainer")["args"]["world_size"]
     assert wanted + ranks * 0.1 <= 2
+
+
+SANDBOXES = {
+    "name": "sandboxes",
+    "route_prefix": "/v1/sandboxes",
+    "import_path": "services.reward_service.workspace_api.app:build",
+    "args": {},
+}
+
+
+@pytest.mark.parametrize("name", ["laptop.yaml", "cluster.yaml"])
+def test_sandboxes_are_an_application_that_a_file_may_have(name: str) -> None:
+    text = (DEPLOY / name).read_text()
+    commented = text[text.index("# - name: sandboxes") :]
+    uncommented = "\n".join(line[2:] for line in commented.rstrip().split("\n"))
+    (sandboxes,) = yaml.safe_load(uncommented)
+    assert {**sandboxes, "args": {}} == SANDBOXES
+    WorkspacesConfig.model_validate(sandboxes["args"])
+
+
+def test_the_file_with_sandboxes_alone_builds_them() -> None:
+    deployment = Deployment.read(DEPLOY / "sandboxes.yaml")
+    assert deployment.names == ["reward_service", "sandboxes"]
+    assert deployment.replicas_of("sandboxes") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"name": "workspaces"}, "applications[workspaces].name"),
+        ({"route_prefix": "/sandboxes"}, "applications[sandboxes].route_prefix"),
+        ({"args": {"max_opne": 3}}, "sandboxes.args.max_opne"),
+        ({"args": {"replicas": 0}}, "sandboxes.args.replicas"),
+    ],
+)
+def test_sandboxes_that_nobody_would_find_are_refused(
+    laptop: dict[str, Any], change: dict[str, Any], field: str
+) -> None:
+    laptop["applications"].append(SANDBOXES | change)
+    assert _problem(laptop).field == f"deploy.yaml: {field}"
+
+
+def test_sandboxes_off_loopback_need_keys(laptop: dict[str, Any]) -> None:
+    laptop["applications"] = [SANDBOXES]
+    laptop["http_options"]["host"] = "0.0.0.0"
+    assert _problem(laptop).field.endswith("sandboxes.args.access.api_keys_file")
 
 
 def test_requests_have_no_deadline_in_the_proxy(laptop: dict[str, Any]) -> None:

@@ -14,10 +14,12 @@ from services.page.config import PageConfig
 from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.code_tests import CodeTest
 from services.protocol.reward.grader import Grader
+from services.protocol.reward.workspace_tests import GradeWorkspace
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.run.task import Task
 from services.protocol.strict import StrictModel
 from services.reward_service.config import RewardServiceConfig
+from services.reward_service.workspaces.config import WorkspacesConfig
 from services.rollout_server.config import RolloutServerConfig
 from services.router.config import RouterConfig
 from services.trainer.config import TrainerConfig
@@ -29,6 +31,7 @@ ARGUMENTS: dict[str, type[StrictModel]] = {
     "reward_service": RewardServiceConfig,
     "rollout_server": RolloutServerConfig,
     "router": RouterConfig,
+    "sandboxes": WorkspacesConfig,
     "trainer": TrainerConfig,
     "weight_bus": WeightBusConfig,
 }
@@ -81,7 +84,8 @@ def _check_deployment(data: dict[str, Any]) -> None:
 
 
 def check_json(text: str) -> None:
-    """Have each line, or the whole, checked as a task, a grader or the tests of a grader."""
+    """Have each line, or the whole, checked as a task, a grader, the tests of a grader or of a
+    workspace."""
     try:
         documents = [json.loads(text)]
     except json.JSONDecodeError:
@@ -91,5 +95,7 @@ def check_json(text: str) -> None:
             TypeAdapter(list[CodeTest]).validate_python(one)
         elif "task_id" in one:
             Task.model_validate(one)
+        elif set(one) <= set(GradeWorkspace.model_fields):
+            GradeWorkspace.from_data(one, source="guide")
         else:
             TypeAdapter(Grader).validate_python(one)

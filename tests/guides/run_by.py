@@ -1,5 +1,7 @@
 """Who runs which blocks of the guides, beside the walk; and what nobody runs, and why."""
 
+_SANDBOXES = "tests/reward_service/workspace_api/test_sandboxes_doc.py"
+
 COMMANDS_RUN_BY = {
     "make test": ".ci/run",
     "make lint": "tests/contracts/test_house_rules.py",
@@ -7,6 +9,7 @@ COMMANDS_RUN_BY = {
     "millrace grade sums.py": "tests/reward_service/test_rewards_doc.py",
     "millrace grade sorting.cpp": "tests/reward_service/test_rewards_doc.py",
     "millrace grade any_divisor.py": "tests/reward_service/test_rewards_doc.py",
+    "millrace grade --tests any_divisor.yaml": "tests/reward_service/test_rewards_doc.py",
     "curl -sN http://127.0.0.1:8000/v1/grade": "tests/reward_service/test_rewards_doc.py",
     "millrace grade answer.py": "tests/cli/test_grade.py",
     "millrace grade --task-file": "tests/examples/test_your_own_tasks_doc.py",
@@ -31,14 +34,21 @@ COMMANDS_RUN_BY = {
     "serve deploy": "tests/operations/test_live_changes.py",
     "pytest tests/fuzz": "tests/fuzz/test_public_endpoints.py",
     "export OPENAI": "tests/conformance/test_agents_doc.py",
+    "curl -s http://127.0.0.1:8000/v1/sandboxes": _SANDBOXES,
+    "curl -s -X PUT http://127.0.0.1:8000/v1/sandboxes": _SANDBOXES,
+    "curl -s -X DELETE http://127.0.0.1:8000/v1/sandboxes": _SANDBOXES,
+    "export ID=...": "tests/reward_service/test_sandbox_guide.py",
 }
 """By the beginning of a command."""
 
 PYTHON_RUN_BY = {
     "docs/agents.md": "tests/conformance/test_agents_doc.py",
     "docs/algorithms.md": "tests/trainer/algorithms/test_user_loss.py",
+    "docs/give-your-agent-a-sandbox.md": "tests/reward_service/test_sandbox_guide.py",
     "docs/environments.md": "tests/examples/test_environments_doc.py",
+    "docs/languages.md": "tests/reward_service/test_languages_doc.py",
     "docs/migrating.md": "tests/guides/test_migration.py",
+    "docs/sandboxes-tools.md": "tests/reward_service/workspace_api/test_mcp_server.py",
     "docs/rewards.md": "tests/reward_service/test_rewards_doc.py",
     "docs/your-own-tasks.md": "tests/operations/own_task.py",
 }
@@ -72,6 +82,7 @@ NOT_RUN = {
     "ray start --head": "docs/graders.md starts a second Ray; the walk starts the first",
     "export RAY_ADDRESS": "of a second Ray, as above",
     "serve run deploy/reward.yaml": "as above; tests/deploy checks the file",
+    "serve run deploy/sandboxes.yaml": "as above; tests/deploy checks the file",
     "curl -N http://127.0.0.1:8000/v1/grade": "as above; docs/rewards.md has the same call",
 }
 """Commands that no test runs, by their beginning, and why. Their arguments are checked."""

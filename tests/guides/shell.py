@@ -113,10 +113,10 @@ def _pytest(arguments: list[str]) -> None:
 def _curl(arguments: list[str]) -> None:
     (url,) = (word for word in arguments if word.startswith(("http://", "https://")))
     path = urlsplit(url).path
-    shown = {re.sub(r"\{\w+\}", "[^/]+", one) for one in _paths()}
+    shown = {re.sub(r"\{\w+\}", "[^/]+", one.replace("{path}", ".+")) for one in _paths()}
     assert path == "/metrics" or any(re.fullmatch(one, path) for one in shown), f"no path {path}"
     for option, value in itertools.pairwise(arguments):
-        if option in ("-d", "--data", "--json"):
+        if option in ("-d", "--data", "--json") and "PUT" not in arguments:
             json.loads(value)
 
 

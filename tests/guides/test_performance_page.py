@@ -18,7 +18,8 @@ def test_the_table_of_the_readme_is_up_to_date() -> None:
 
 
 def test_every_baseline_is_shown_or_has_a_page() -> None:
-    source = (ROOT / "docs" / "make_performance.py").read_text(encoding="utf-8")
+    makers = ("make_performance.py", "make_sandboxes.py")
+    source = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in makers)
     guides = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     for path in (ROOT / "benchmarks" / "baselines").glob("*.json"):
         module = path.stem.replace("_", "/", 1)

@@ -24,6 +24,8 @@ from tests.operations.network import Machine, Network, wait_for
 
 ROOT = Path(__file__).parents[2]
 PORT, RAY_PORT = 8000, 6379
+FRONT = "front"
+"""The Ray resource of the machine with router, orchestrator and page."""
 NODE_UP_S, DEPLOYED_S, SETTLE_S = 120.0, 400.0, 300.0
 KEYS, ROUTER_KEY = "MILLRACE_KEYS", "MILLRACE_ROUTER_KEY"
 
@@ -85,6 +87,7 @@ class RayNodes:
         self.disk, self._logs = network.disk, logs
         self._machines, self._resources = network.machines, resources
         self._head = next(iter(network.machines.values()))
+        self._front = next(name for name, has in resources.items() if FRONT in has)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         # Not this process's own settings of Ray, nor its proxies.
@@ -137,7 +140,8 @@ class RayNodes:
 
     @property
     def url(self) -> str:
-        return f"http://{self._head.address}:{PORT}"
+        """Of the router, which listens where it runs and nowhere else."""
+        return f"http://{self._machines[self._front].address}:{PORT}"
 
     def of(self, name: str, path: str) -> Path:
         """A path on a machine's disk as this process sees it."""

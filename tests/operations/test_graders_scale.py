@@ -21,7 +21,7 @@ CPU_S = 1.0
 
 def _running() -> int:
     deployment = serve.status().applications["reward_service"].deployments["reward_service"]
-    return deployment.replica_states.get("RUNNING", 0)
+    return sum(n for state, n in deployment.replica_states.items() if state == "RUNNING")
 
 
 def _wait_for(replicas: int) -> None:

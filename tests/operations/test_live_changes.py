@@ -68,7 +68,7 @@ def run_id(live: LiveCluster, initial: list[float]) -> Iterator[str]:
     run_id = live.start(config)
     live.goes_on(run_id, steps=1)
     yield run_id
-    assert_nothing_was_lost(live.runs.stop(run_id))
+    assert_nothing_was_lost(live.runs.control(run_id, "stop"))
 
 
 def _config(live: LiveCluster) -> Any:
@@ -119,7 +119,7 @@ def _others_of(processes: dict[str, set[int]], *changed: str) -> dict[str, set[i
 
 def test_the_reward_services_settings_change(live: LiveCluster, run_id: str) -> None:
     before = live.processes()
-    live.deploy("reward_service", args={"cache_entries": 1024})
+    live.deploy("reward_service", args={"cache_mb": 32})
     live.wait_until_running("reward_service", without=before["reward_service"])
     assert_nothing_was_lost(live.goes_on(run_id))
     assert _others(live, "reward_service") == _others_of(before, "reward_service")
@@ -190,7 +190,7 @@ def test_another_checkpoint_is_served_without_restarting_a_rollout_server(
 
     `millrace wait` returns when it is served, although every service answers all the time.
     """
-    assert_nothing_was_lost(live.runs.stop(run_id))
+    assert_nothing_was_lost(live.runs.control(run_id, "stop"))
     assert not _near(_logprobs(live), initial), "the run has taught it nothing"
     shutil.copytree(live.cluster.model_dir, tmp_path / "model")
     before, version = live.processes(), live.cluster.table().newest_version

@@ -101,7 +101,7 @@ def test_a_replicas_death_shows_in_the_panel_that_is_about_it(
     os.kill(victim, signal.SIGKILL)
     assert list(pieces)
     (due,) = (query for query in QUERIES if AFTER_A_DEATH in query.expr)
-    assert due.empty
+    assert due.no_data
     expression = filled_in(due.expr)
     prometheus.wait_for(lambda: prometheus.has_data(expression), expression, timeout_s=SEEN_S)
 
@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_is_counted_and_no_longer_watched(
     cluster: Cluster, prometheus: Prometheus, run_id: str
 ) -> None:
     with RunsClient(cluster.url) as client:
-        client.stop(run_id)
+        client.control(run_id, "stop")
     counted = f'ray_millrace_run_ended_total{{run="{run_id}", state="stopped"}}'
     open_groups = f'ray_millrace_run_groups_in_flight{{run="{run_id}"}}'
     prometheus.wait_for(

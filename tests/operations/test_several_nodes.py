@@ -38,7 +38,7 @@ RESOURCES = {
 @pytest.fixture(scope="module")
 def model() -> Path:
     folder = ROOT / "models" / MODEL
-    make = ["-m", "examples.tiny_code.make_model", "--seed", "0", "--out", folder]
+    make = ["-m", "examples.tiny_code.make_model", "--seed", "0", "--out", str(folder)]
     subprocess.run([sys.executable, *make], cwd=ROOT, check=True, timeout=180)
     return folder
 
@@ -141,7 +141,7 @@ def test_a_node_that_is_cut_off_costs_nothing_and_is_caught_up_before_it_serves(
         how = nodes.back(right, leased, BACK_S)
         back_at, calls = time.monotonic(), len(agent.calls)
         wait_for(lambda: len(agent.calls) >= calls + 10, "calls after it", RUN_S)
-        status = client.stop(run)
+        status = client.control(run, "stop")
     print(f"unleased after {unleased_s:.1f} s, back {how} after {back_at - healed_at:.1f} s")
     check_nothing_is_lost(status)
     assert [call.problem for call in agent.calls if call.problem] == []
@@ -163,7 +163,7 @@ def test_a_raylet_alone_stands_still_and_dies_and_nothing_is_lost(nodes: RayNode
         chaos = nodes.chaos(left, run, faults)
         how = nodes.back(right, lambda: chaos.process.poll() is not None, 2 * SETTLE_S)
         said = chaos.said()
-        status = client.stop(run)
+        status = client.control(run, "stop")
     print(said)
     assert chaos.process.returncode == 0, said
     drawn = json.loads(chaos.report.read_text())
@@ -200,7 +200,7 @@ def test_a_node_that_is_cut_off_is_healed_when_chaos_ends(
         healed_s = wait_for(lambda: not is_cut(), "its end", UNLEASED_S)
         said = chaos.said()
         how = nodes.back(right, leased, BACK_S)
-        status = client.stop(run)
+        status = client.control(run, "stop")
     print(f"healed {healed_s:.1f} s after {number.name}, back {how}\n{said}")
     assert chaos.report.exists() == (number is signal.SIGINT)
     check_nothing_is_lost(status)

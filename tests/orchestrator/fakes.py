@@ -449,7 +449,12 @@ def write_tasks(path: Path, *, train: int = 24, heldout: int = 5) -> Path:
 
 @asynccontextmanager
 async def world(
-    folder: Path, *, replicas: int = 2, commit_delay_s: float = 0.0, **changes: Any
+    folder: Path,
+    *,
+    replicas: int = 2,
+    commit_delay_s: float = 0.0,
+    more_routes: Callable[[web.Application], None] = lambda _: None,
+    **changes: Any,
 ) -> AsyncIterator[World]:
     """A cluster with a router on a free port."""
     bus = FakeBus(replicas, commit_delay_s)
@@ -460,6 +465,7 @@ async def world(
     app.router.add_get("/v1/load", router.full)
     sessions = FakeSessions(bus)
     sessions.add_to(app)
+    more_routes(app)
     router.sessions = sessions
     server = TestServer(app)
     await server.start_server()

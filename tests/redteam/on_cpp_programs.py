@@ -112,6 +112,15 @@ SYSTEM_CALLS = {
     "splice": call("SYS_splice, 0, 0, 1, 0, 1, 0"),
     "send a file": call("SYS_sendfile, 1, 0, 0, 1"),
     "open by handle": call("SYS_open_by_handle_at, -100, area, 0"),
+    "how much memory others share": call("SYS_sysinfo, area"),
+    "processor time of the parent": call("SYS_clock_gettime, (~getppid() << 3) | 2, area"),
+    "is there a clock of the parent": call("SYS_clock_getres, (~getppid() << 3) | 2, 0"),
+    "process group of the parent": call("SYS_getpgid, getppid()"),
+    "session of the parent": call("SYS_getsid, getppid()"),
+    "processors of the parent": call("SYS_sched_getaffinity, getppid(), 128, area"),
+    "scheduler of the parent": call("SYS_sched_getscheduler, getppid()"),
+    "limits of the parent, read only": call("SYS_prlimit64, getppid(), 7, 0, area"),
+    "locks of the parent": call("SYS_get_robust_list, getppid(), area, area + 8"),
     "x32 numbers": call("0x40000000 + 39"),
     "a 32-bit call": CppAttack(
         body='int r; asm volatile("int $0x80" : "=a"(r) : "a"(20)); return r > 0;', ends=_CRASH
@@ -156,7 +165,7 @@ FILES = {
     ),
     "a loaded library": true('open("/usr/lib/x86_64-linux-gnu/libc.so.6", 2) >= 0'),
     "its program by its number": does(
-        'return pwrite(59, "x", 1, 0) == 1 || syscall(SYS_execveat, 59, "", 0, 0, 0x1000) == 0;'
+        'return pwrite(6, "x", 1, 0) == 1 || syscall(SYS_execveat, 6, "", 0, 0, 0x1000) == 0;'
     ),
     "what the test before it left": does(
         'return access("/tmp/millrace-attack", F_OK) == 0 || access("/dev/shm/millrace-attack", F_OK) == 0;'

@@ -87,6 +87,13 @@ ON_FILES = {
         ends=_EITHER,
         costly=True,
     ),
+    # Without the linker's plugin these are sections like others, and the program is a wrong answer.
+    "another compiler for the linker to start": SourceAttack(
+        code='asm(".section .gnu.lto_.opts,\\"e\\",@progbits\\n.string \\"-O2\\"\\n'
+        '.section .gnu.lto_.symtab.1,\\"e\\",@progbits\\n.quad 1\\n'
+        '.section .gnu.lto_main.1,\\"e\\",@progbits\\n.quad 1\\n.text");' + _MAIN,
+        ends=_WRONG,
+    ),
     "its output over another": reads(
         'asm(".file \\"/etc/x\\"\\n.pushsection .x\\n.incbin \\"/proc/self/mem\\"");'
     ),

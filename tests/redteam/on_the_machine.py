@@ -73,6 +73,23 @@ SYSTEM_CALLS = {
     "splice": call("275, 0, None, 1, None, 1, 0"),
     "lock memory": call("151, 1"),
     "change a page's owner": call("279, os.getppid(), 0, None, None, None, 0"),
+    "how much memory others share": call("99, ctypes.create_string_buffer(128)"),
+    "processor time of the parent": call(
+        "228, (~os.getppid() << 3) | 2, ctypes.create_string_buffer(128)"
+    ),
+    "is there a clock of the parent": call("229, (~os.getppid() << 3) | 2, None"),
+    "sleep by the clock of the parent": call(
+        "230, (~os.getppid() << 3) | 2, 0, ctypes.create_string_buffer(128), None"
+    ),
+    "process group of the parent": call("121, os.getppid()"),
+    "session of the parent": call("124, os.getppid()"),
+    "processors of the parent": call("204, os.getppid(), 128, ctypes.create_string_buffer(128)"),
+    "scheduler of the parent": call("145, os.getppid()"),
+    "priority of the parent": call("143, os.getppid(), ctypes.create_string_buffer(128)"),
+    "limits of the parent": call("302, os.getppid(), 7, None, ctypes.create_string_buffer(128)"),
+    "locks of the parent": call(
+        "274, os.getppid(), ctypes.create_string_buffer(128), ctypes.create_string_buffer(128)"
+    ),
     "machine code: socket": machine_code("b829000000bf02000000be0100000031d20f05c3"),
     "machine code: a 32-bit socket": machine_code("53b867010000bb02000000b90100000031d2cd805bc3"),
 }

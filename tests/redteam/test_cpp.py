@@ -33,25 +33,39 @@ def chosen(*, costly: bool) -> dict[str, CppAttack]:
     }
 
 
-def program_attacks(attacks: dict[str, CppAttack]) -> ScoreJob:
-    """One answer with a test for each attack: the expected output says that it got through."""
-    tests = [{"stdin": f"{number}\n", "expected": f"{SECRET}\n"} for number in range(len(attacks))]
-    limits = {"cpu_s": 0.3, "memory_mb": 96}
-    grader = {"kind": "code", "language": "cpp17", "tests": tests, "policy": "fraction"}
-    return ScoreJob(
-        job_id="attacks",
-        completion=f"```cpp\n{program(attacks)}\n```",
-        grader=CodeGrader.model_validate({**grader, "limits": limits}),
-    )
+def program_attacks(attacks: dict[str, CppAttack]) -> list[ScoreJob]:
+    """Answers that hold the attacks, with the tests that choose one."""
+    source = f"```cpp\n{program(attacks)}\n```"
+    jobs = []
+    for tests in inputs_of(attacks):
+        limits = {"cpu_s": 0.3, "memory_mb": 96}
+        grader = {"kind": "code", "language": "cpp17", "tests": tests, "policy": "fraction"}
+        grader = CodeGrader.model_validate({**grader, "limits": limits})
+        jobs.append(ScoreJob(job_id=f"attacks{len(jobs)}", completion=source, grader=grader))
+    return jobs
 
 
-def got_through(attacks: dict[str, CppAttack], score: Score) -> list[str]:
-    """Names and verdicts of the attacks that did not end as they should."""
-    ends = {test.test: test for test in score.tests}
+def inputs_of(attacks: dict[str, CppAttack]) -> list[list[dict[str, str]]]:
+    """The tests of each answer, one for each attack: the expected output says that it got through.
+
+    The costly ones have an answer each, as each uses up the time of one.
+    """
+    costly = [[number] for number, attack in enumerate(attacks.values()) if attack.costly]
+    rest = [number for number, attack in enumerate(attacks.values()) if not attack.costly]
     return [
-        f"{name}: {ends[number].verdict} {ends[number].output} {ends[number].detail}"
-        for number, (name, attack) in enumerate(attacks.items())
-        if ends[number].verdict not in attack.ends
+        [{"stdin": f"{number}\n", "expected": f"{SECRET}\n"} for number in numbers]
+        for numbers in (rest, *costly)
+    ]
+
+
+def got_through(attacks: dict[str, CppAttack], scores: list[Score]) -> list[str]:
+    """Names and verdicts of the attacks that did not end as they should."""
+    order = [one for costly in (False, True) for one in attacks.items() if one[1].costly is costly]
+    ends = [test for score in scores for test in sorted(score.tests, key=lambda test: test.test)]
+    return [
+        f"{name}: {end.verdict} {end.output} {end.detail}"
+        for (name, attack), end in zip(order, ends, strict=True)
+        if end.verdict not in attack.ends
     ]
 
 
@@ -61,14 +75,13 @@ async def test_every_attack_of_a_program_ends_as_it_should_and_changes_nothing_f
     attacks = chosen(costly=request.config.getoption("--all-attacks", default=False))
     before = processes_of(scoring)
     honest = [_honest(function_job) for _ in range(8)]
-    score, *neighbours = await asyncio.wait_for(
-        scoring.score([program_attacks(attacks), *honest]), 300
-    )
-    assert score.compile is not None
-    assert score.compile.ok, score.compile
-    assert got_through(attacks, score) == []
-    assert score.reward == 0.0
-    assert not any(canary in str(score) for canary in CANARIES.values())
+    hostile = program_attacks(attacks)
+    answers = await asyncio.wait_for(scoring.score([*hostile, *honest]), 300)
+    scores, neighbours = answers[: len(hostile)], answers[len(hostile) :]
+    assert all(score.compile is not None and score.compile.ok for score in scores), scores
+    assert got_through(attacks, scores) == []
+    assert {score.reward for score in scores} == {0.0}
+    assert not any(canary in str(scores) for canary in CANARIES.values())
     assert {one.verdict for one in neighbours} == {Verdict.ACCEPTED}, neighbours
     assert processes_of(scoring) == before
     assert left_on_disk() == []

@@ -19,9 +19,12 @@ import pytest
 from services.protocol.reward.reward_service import Verdict
 from services.reward_service.isolation.bubblewrap import Bubblewrap
 from services.reward_service.isolation.jail import BUILD, SLOT, Jail, jailed_sources
-from services.reward_service.languages import languages
+from services.reward_service.languages import languages, rust
+from services.reward_service.sandbox.launcher import launcher_source
 from services.reward_service.scoring import Scoring
 from tests.redteam.test_cpp import chosen, got_through, left_on_disk, program_attacks
+from tests.redteam.test_languages import ATTACKS as OTHERS
+from tests.redteam.test_languages import attacked
 from tests.redteam.test_python import ATTACKS, job_of
 
 NOBODY = 65534
@@ -59,11 +62,11 @@ def bubblewrap() -> Iterator[Bubblewrap]:
         yield found
 
 
-async def _attack(
-    toolchain: str, tier: str, new_scoring: Any, function_job: Any, program_job: Any
+async def attack_service(
+    settings: dict[str, Any], tier: str, new_scoring: Any, function_job: Any, program_job: Any
 ) -> list[str]:
     """Names and verdicts of the attacks that did not end as they should."""
-    scoring: Scoring = await new_scoring(tier, toolchain_dir=toolchain)
+    scoring: Scoring = await new_scoring(tier, **settings)
     try:
         tried = {
             name: attack
@@ -79,6 +82,9 @@ async def _attack(
         ]
         if shutil.which("g++") is not None:
             wrong += await _compiled(scoring)
+        for name in OTHERS:
+            if not languages()[name].missing():
+                wrong += await _other(scoring, name)
         (after,) = await scoring.score([function_job("def f(a, b):\n    return a + b")])
         return wrong if after.reward == 1.0 else [*wrong, f"an honest answer: {after}"]
     finally:
@@ -88,18 +94,30 @@ async def _attack(
 async def _compiled(scoring: Scoring) -> list[str]:
     """The attacks of a C++ program, which nobody compiled in a jail of nobody's."""
     attacks = chosen(costly=False)
-    (score,) = await scoring.score([program_attacks(attacks)])
+    (score,) = await scoring.score(program_attacks(attacks))
     if score.verdict is Verdict.COMPILE_ERROR or score.reward != 0.0:
         return [f"C++: {score.verdict} {score.reward} {score.compile}"]
-    return [*got_through(attacks, score), *left_on_disk()]
+    return [*got_through(attacks, [score]), *left_on_disk()]
+
+
+async def _other(scoring: Scoring, name: str) -> list[str]:
+    """Those of a program in another language."""
+    known, program_of = OTHERS[name]
+    attacks = {title: one for title, one in known.items() if not one.costly}
+    source = f"```{name}\n{program_of(attacks)}\n```"
+    (score,) = await attacked(scoring, source, name, attacks)
+    if score.verdict is Verdict.COMPILE_ERROR or score.reward != 0.0:
+        return [f"{name}: {score.verdict} {score.reward} {score.compile}"]
+    return [*got_through(attacks, [score]), *left_on_disk()]
 
 
 def _as_nobody(answers: Any, *given: Any) -> None:
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
+    rust._rustc.cache_clear()  # what root found, nobody may not be able to enter
     try:
-        answers.send((None, asyncio.run(_attack(*given))))
+        answers.send((None, asyncio.run(attack_service(*given))))
     except pytest.skip.Exception as skipped:
         answers.send((skipped.msg, []))
     except BaseException:  # noqa: BLE001  (in words: not every exception can be pickled)
@@ -123,10 +141,11 @@ def test_a_service_that_is_nobody_holds_as_well(
     os.chown(toolchain, NOBODY, NOBODY)
     for modules in (SLOT, BUILD):  # all is read now: nobody may not enter a clone in root's home
         jailed_sources(modules)
+    launcher_source()
     languages()
     forks = multiprocessing.get_context("fork")
     answers, theirs = forks.Pipe()
-    given = (theirs, toolchain, tier, new_scoring, function_job, program_job)
+    given = (theirs, {"toolchain_dir": toolchain}, tier, new_scoring, function_job, program_job)
     child = forks.Process(target=_as_nobody, args=given)
     child.start()
     # Not the end of the pipe, which the child's own children may hold open.

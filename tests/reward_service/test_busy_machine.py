@@ -42,7 +42,13 @@ module.main(control)
 
 
 @pytest.fixture
-def jails_that_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def slots_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop in C has no place where a test could hold it up."""
+    monkeypatch.setattr("services.reward_service.sandbox.launcher._COMPILERS", ())
+
+
+@pytest.fixture
+def jails_that_are_slow(slots_in_python: None, monkeypatch: pytest.MonkeyPatch) -> None:
     boot = BOOT.replace("module.main(control)", SLOW)
     assert boot != BOOT
     monkeypatch.setattr("services.reward_service.isolation.jail.BOOT", boot)
@@ -66,6 +72,7 @@ async def test_an_answer_is_judged_though_its_jail_took_longer_than_its_limits(
     assert (good.verdict, loop.verdict) == (Verdict.ACCEPTED, Verdict.TIME_LIMIT)
 
 
+@pytest.mark.usefixtures("slots_in_python")
 async def test_tests_that_waited_for_a_starved_answer_wait_again_though_its_jail_saw_less(
     new_scoring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

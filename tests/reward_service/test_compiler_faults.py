@@ -56,7 +56,7 @@ def lose_jails(monkeypatch: pytest.MonkeyPatch, deaths: int) -> list[str]:
         return sources
 
     async def lose(self: CompilerJail, build: Build) -> Any:
-        if build.output != "program" or len(lost) == deaths:
+        if b"std::cin >> a" not in build.source or len(lost) == deaths:
             return await run(self, build)
         lost.append("jail")
         with monkeypatch.context() as patched:

