@@ -126,22 +126,35 @@ def _paired(
 
 
 def _bars(rounds: Rounds, batch: dict[str, float]) -> list[Bar]:
-    python = rounds["python"]
-    rate = median(one.per_core(cores_here()) for one in python[OWN])
-    service_ms = median(1000 * one.service_s / one.tests for one in python[OWN])
+    python, cpp = rounds["python"], rounds["cpp17"]
     each, jailed = (_paired(python, other, _seconds) for other in (EACH, JAILED))
     return [
-        Bar(name="Python tests a second and core", found=rate, limit=200.0),
-        Bar(name="times the rate of a subprocess a test", found=each, limit=1.8),
+        Bar(name="Python tests a second and core", found=_rate(python[OWN]), limit=350.0),
+        Bar(name="C++ tests a second and core", found=_rate(cpp[OWN]), limit=500.0),
+        Bar(name="times the rate of a subprocess a test", found=each, limit=3.5),
+        Bar(
+            name="times the rate of a subprocess a test, C++",
+            found=_paired(cpp, EACH, _seconds),
+            limit=0.75,
+        ),
         Bar(name="times the rate of bubblewrap a test", found=jailed, limit=3.0),
-        Bar(name="CPU-ms of the service a test", found=service_ms, limit=0.5, at_most=True),
+        Bar(
+            name="CPU-ms of the service a test",
+            found=median(1000 * one.service_s / one.tests for one in python[OWN]),
+            limit=0.2,
+            at_most=True,
+        ),
         Bar(
             name="time of the batch over its CPU work",
             found=batch["wall_ratio"],
-            limit=1.3,
+            limit=1.15,
             at_most=True,
         ),
     ]
+
+
+def _rate(found: list[Measured]) -> float:
+    return median(one.per_core(cores_here()) for one in found)
 
 
 def _seconds(one: Measured) -> float:

@@ -60,7 +60,7 @@ class WrongVerdict(RuntimeError):
 @asynccontextmanager
 async def service(cores: int) -> AsyncIterator[Scoring]:
     """The reward service in this process, warmed up."""
-    with tempfile.TemporaryDirectory(prefix="millrace-toolchain-") as folder:
+    with tempfile.TemporaryDirectory(prefix="millrace-benchmark-") as folder:
         patient = {"answer_deadline_s": 3600, "queue_wait_s": 3600}  # the machine may be slow
         scoring = Scoring(
             RewardServiceConfig(slots=cores, toolchain_dir=folder).model_copy(update=patient)
@@ -75,7 +75,7 @@ async def service(cores: int) -> AsyncIterator[Scoring]:
 async def by_service(scoring: Scoring, samples: Sequence[Sample]) -> tuple[Measured, list[Score]]:
     """Grade all in one call, as the orchestrator does; programs were compiled before."""
     jobs = [sample.job(str(number)) for number, sample in enumerate(samples)]
-    with _measured() as taken:
+    with measured() as taken:
         scores = await scoring.score(jobs)
     for sample, score in zip(samples, scores, strict=True):
         expected = Verdict.ACCEPTED if sample.ends else Verdict.TIME_LIMIT
@@ -131,7 +131,7 @@ def process_each(cores: int, *, jailed: bool) -> Iterator[Way]:
         for sample in samples:
             if sample.language != "python":
                 _compiled(sample, folder)
-        with _measured() as taken:
+        with measured() as taken:
             list(pool.map(grade, samples))
         tests = sum(len(sample.tests) for sample in samples)
         return Measured(tests=tests, inside_s=None, **taken)
@@ -152,17 +152,17 @@ def _compiled(sample: Sample, folder: Path) -> Path:
 
 
 @contextmanager
-def _measured() -> Iterator[dict[str, float]]:
+def measured() -> Iterator[dict[str, float]]:
     """Wall seconds, and processor seconds of this process and of it with all its descendants.
 
     Those whose parents leave before they do, as in a bubblewrap jail, come to this process.
     """
     adopt_orphans()
     taken: dict[str, float] = {}
-    wall, cpu, own = time.monotonic(), _cpu_s(), time.process_time()
+    cpu, own, wall = _cpu_s(), time.process_time(), time.monotonic()
     yield taken
-    taken["service_s"] = time.process_time() - own
-    taken |= {"wall_s": time.monotonic() - wall, "cpu_s": _cpu_s() - cpu}
+    taken["wall_s"] = time.monotonic() - wall
+    taken |= {"service_s": time.process_time() - own, "cpu_s": _cpu_s() - cpu}
 
 
 def _cpu_s() -> float:

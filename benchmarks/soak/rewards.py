@@ -83,9 +83,7 @@ class Soak:
 async def soak(jobs: int, seed: int, kill_every: float) -> Soak:
     """Grade while killing."""
     seen, numbers = Soak(), iter(range(jobs))
-    scoring = Scoring(
-        RewardServiceConfig(slots=cores_here(), cache_entries=500, program_cache_mb=8)
-    )
+    scoring = Scoring(RewardServiceConfig(slots=cores_here(), cache_mb=1, program_cache_mb=8))
     await scoring.start()
     names = frozenset(worker.answers.name for worker in scoring.sandbox._workers)
     killer = asyncio.create_task(_kill(random.Random(seed), kill_every, names, seen), name="killer")
