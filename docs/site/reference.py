@@ -19,6 +19,8 @@ from services.orchestrator.api import http_api as runs_api
 from services.page.app import PREFIX
 from services.page.http_app import page_app
 from services.reward_service.http_api import http_api as reward_api
+from services.reward_service.workspace_api.http_api import http_api as sandboxes_api
+from services.reward_service.workspace_api.peer_listener import PREFIX as SANDBOXES
 from services.router.config import RouterConfig
 from services.router.http_app import build_http
 
@@ -32,6 +34,7 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
             "Router": ("services.router.config",),
             "Rollout server": ("services.rollout_server.config",),
             "Reward service": ("services.reward_service.config",),
+            "Sandboxes": ("services.reward_service.workspaces.config",),
             "Orchestrator": ("services.orchestrator.config",),
             "Trainer": ("services.trainer.config",),
             "Weight bus": ("services.weight_bus.config",),
@@ -64,6 +67,14 @@ MODEL_PAGES: dict[str, tuple[str, str, dict[str, tuple[str, ...]]]] = {
                 "services.protocol.reward.code_graders",
             ),
             "Tests of code": ("services.protocol.reward.code_tests",),
+        },
+    ),
+    "reference/sandboxes.md": (
+        "Calls of sandboxes",
+        "Bodies and answers of `/v1/sandboxes`; see [sandboxes](../sandboxes.md).",
+        {
+            "Workspaces": ("services.protocol.reward.workspaces",),
+            "Tests of a workspace": ("services.protocol.reward.workspace_tests",),
         },
     ),
     "reference/chaos.md": (
@@ -145,6 +156,7 @@ def http_services() -> dict[str, tuple[str, str, FastAPI]]:
         "router": ("Router", "", build_http(RouterConfig(), nothing)),
         "orchestrator": ("Runs", "/v1/runs", runs_api(nothing)),
         "reward_service": ("Reward service", "", reward_api(nothing)),
+        "workspace_api": ("Sandboxes", SANDBOXES, sandboxes_api(nothing)),
         "page": ("Page", PREFIX, page_app(nothing)),
     }
 
