@@ -10,6 +10,8 @@ from services.protocol.strict import StrictModel
 
 MIB = 1 << 20
 
+GradientSync = Literal["every_micro_batch", "last_micro_batch"]
+
 
 class LoraConfig(StrictModel):
     """Train a low-rank difference to a frozen model instead of the model.
@@ -54,6 +56,10 @@ class TrainerConfig(StrictModel):
             a model; `off` always pads.
         micro_batch_tokens: most tokens of one forward pass, padding included; a longer
             trajectory gets a forward pass of its own.
+        gradient_sync: when the ranks add up their gradients. `every_micro_batch`: after each
+            backward pass, so that a rank keeps its own shard only. `last_micro_batch`: once an
+            update, which sends less; until then every rank keeps the gradient of the whole
+            model, 4 bytes of each trained parameter.
         bucket_mb: MiB of full tensors that travel to a replica in one piece.
         threads_per_rank: compute threads of a rank on the CPU.
         num_cpus: Ray CPUs of the Serve replica that leads the ranks.
@@ -88,6 +94,7 @@ class TrainerConfig(StrictModel):
     compile: bool = False
     packing: Literal["auto", "on", "off"] = "auto"
     micro_batch_tokens: int = Field(default=8192, ge=16)
+    gradient_sync: GradientSync = "every_micro_batch"
     logits_mb: float = Field(default=512.0, gt=0)
     bucket_mb: float = Field(default=64.0, gt=0, le=4096)
     threads_per_rank: int = Field(default=1, ge=1)

@@ -21,6 +21,7 @@ with heavy_imports():
     from services.trainer.model.lora import adapter_off
     from services.trainer.rank.learner import Learner
     from services.trainer.rank.process_group import join_group, open_store
+    from tests.trainer.held_bytes import between_passes
 
 
 class RankProcess:
@@ -29,6 +30,7 @@ class RankProcess:
         self._store: Any = None
         self._learner: Any = None
         self._gate = threading.Event()
+        self._held: tuple[list[int], list[int]] = ([], [])
 
     def meet(self) -> int:
         self._store = open_store("127.0.0.1")
@@ -71,6 +73,16 @@ class RankProcess:
     def frozen_logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
         with adapter_off(self._learner._policy):
             return self._learner.logprobs(sequences)
+
+    def note_held_bytes(self) -> None:
+        """Note what tensors are alive before each pass of policy and critic."""
+        self._held = ([], [])
+        critic = self._learner._auxiliary_models.critic.model
+        for model, held in zip((self._learner._policy, critic), self._held, strict=True):
+            model.reduce_gradients = between_passes(model, held)
+
+    def held_bytes(self) -> tuple[list[int], list[int]]:
+        return self._held
 
     def critic_trained(self) -> list[str]:
         """Names of what the critic's optimizer changes."""

@@ -16,7 +16,7 @@ from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import name_or_path
 from services.trainer.batch.collate import MicroBatch
-from services.trainer.config import TrainerConfig
+from services.trainer.config import GradientSync, TrainerConfig
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.model.packed_attention import (
@@ -38,10 +38,13 @@ P = TypeVar("P", bound="Policy")
 class Policy(nn.Module):
     """Scores given tokens without making logits for the rest of the sequence."""
 
-    def __init__(self, causal: Any, *, packs: bool, logits_bytes: int) -> None:
+    def __init__(
+        self, causal: Any, *, packs: bool, logits_bytes: int, gradient_sync: GradientSync
+    ) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
         self.packs, self._logits_bytes = packs, logits_bytes
+        self._gradient_sync = gradient_sync
 
     def forward(
         self, micro: MicroBatch, temperature: float, entropy: Entropy = "none"
@@ -76,10 +79,17 @@ class Policy(nn.Module):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def reduce_gradients(self, now: bool) -> None:
-        """Whether the next backward pass reduces over ranks or only accumulates."""
+    def reduce_gradients(self, last: bool) -> None:
+        """Say before a backward pass whether it is the `last` before an update.
+
+        Copies of the model add up their gradients after the last one: until then each keeps
+        the sums of its own ranks, which are shards as well.
+        """
         assert isinstance(self, FSDPModule), "the policy is sharded"
-        self.set_requires_gradient_sync(now)
+        if self._gradient_sync == "last_micro_batch":
+            self.set_requires_gradient_sync(last)
+        else:
+            self.set_requires_all_reduce(last)
 
     def checkpoint_parameters(self) -> Iterator[tuple[str, DTensor]]:
         """Sharded parameters under their checkpoint names; a tied head is left out, and so is
@@ -140,7 +150,12 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     if config.lora is not None:
         add_lora(causal, decoder_layers(causal), config.lora)
     causal.train()
-    policy = kind(causal, packs=packs, logits_bytes=config.logits_bytes)
+    policy = kind(
+        causal,
+        packs=packs,
+        logits_bytes=config.logits_bytes,
+        gradient_sync=config.gradient_sync,
+    )
     mixed = MixedPrecisionPolicy()
     if config.dtype == "bfloat16":
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

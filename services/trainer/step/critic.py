@@ -20,8 +20,8 @@ from services.trainer.step.update import make_adamw, update
 class ValueModel(Policy):
     """A model of the policy's architecture and initial weights whose head gives one number."""
 
-    def __init__(self, causal: Any, *, packs: bool, logits_bytes: int) -> None:
-        super().__init__(causal, packs=packs, logits_bytes=logits_bytes)
+    def __init__(self, causal: Any, **settings: Any) -> None:
+        super().__init__(causal, **settings)
         head = nn.Linear(causal.config.get_text_config().hidden_size, 1)
         for parameter in head.parameters():
             nn.init.zeros_(parameter)  # so the first advantages are the rewards, on all ranks
