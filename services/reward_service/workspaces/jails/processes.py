@@ -42,8 +42,7 @@ def children(process: int) -> list[int]:
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{process}/task"):
             with contextlib.suppress(OSError):
-                text = Path(f"/proc/{process}/task/{task}/children").read_text()
-                found += map(int, text.split())
+                found += map(int, _read(f"/proc/{process}/task/{task}/children").split())
     return found
 
 
@@ -73,7 +72,7 @@ def proportional_memory(agent: int) -> int | None:
     total = 0
     for process in descendants(agent):
         try:
-            text = Path(f"/proc/{process}/smaps_rollup").read_text()
+            text = _read(f"/proc/{process}/smaps_rollup")
         except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError:
@@ -160,9 +159,7 @@ def has_ended(handle: int, timeout_s: float = 0.0) -> bool:
 def _ended_cpu_s(process: int) -> float:
     """Processor seconds of the children that a process has waited for."""
     try:
-        fields = (
-            Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        )
+        fields = _read(f"/proc/{process}/stat").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[13]) + int(fields[14])) * _TICK_S
@@ -171,7 +168,7 @@ def _ended_cpu_s(process: int) -> float:
 def _status(process: int) -> dict[str, int]:
     """The numbers of /proc/PID/status."""
     try:
-        lines = Path(f"/proc/{process}/status").read_text(errors="replace").splitlines()
+        lines = _read(f"/proc/{process}/status").splitlines()
     except OSError:
         return {}
     found = {}
@@ -180,3 +177,14 @@ def _status(process: int) -> dict[str, int]:
         if name in ("RssAnon", "RssShmem", "Threads", "Uid", "VmRSS"):
             found[name] = int(value.split()[0])
     return found
+
+
+def _read(path: str) -> str:
+    """Not by `Path`, which interns each part of its text: a service that looks at every process of
+    its calls ten times a second would make the interpreter's table of names anew again and again.
+
+    Raises:
+        OSError: the process is gone, or its file is closed to this one.
+    """
+    with open(path, errors="replace") as file:
+        return file.read()
