@@ -12,7 +12,7 @@ from benchmarks.report import BASELINES, ROOT, markdown, with_table
 
 GUIDE, COMPARISON = "docs/give-your-agent-a-sandbox.md", "docs/comparison.md"
 EXAMPLE = "examples/code_interpreter/README.md"
-_NO_CALLS = ("left", "slower", "hostile")
+_NO_CALLS = ("left", "memory", "slower", "hostile")
 """Kinds of problems of a soak that are no calls; each has rows of its own."""
 
 
@@ -58,6 +58,8 @@ def _soak(soak: dict[str, Any]) -> dict[str, str]:
         shown = "memory of the service, MiB" if what == "rss_mib" else what
         held = (soak["before"][what], soak["at_the_end"][what])
         found[f"{shown}, before and after"] = f"{held[0]}, {held[1]}"
+    if rounds := [f"{one['rss_mib']:g}" for one in soak.get("after_each_round", ())]:
+        found["after each round of many at once and attacks"] = ", ".join(rounds)
     tenths = soak["milliseconds_first_and_last_tenth"]
     for step in ("open", "use", "close"):
         pairs = zip(tenths[step], tenths["yardstick"], strict=True)

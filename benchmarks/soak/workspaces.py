@@ -5,7 +5,8 @@
 Every call must come back with what it asked for, or say that its workspace is lost or that its
 interpreter is new. Nothing may be left: no process, mount, file, descriptor or memory. The last
 tenth of the workspaces must be opened, used and closed as fast as the first. Then many are open
-at once, and one is left open with a hostile program for as long as you like.
+at once, and one is left open with a hostile program for as long as you like, in rounds: what is
+held after the last round must be what was held after the first.
 """
 
 import argparse
@@ -16,27 +17,26 @@ import resource
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
 import uvloop
 
-from benchmarks.report import MIB, options_of
+from benchmarks.report import options_of
 from benchmarks.soak.census import Census, Rules
 from benchmarks.soak.engine import Findings, conclude
-from benchmarks.soak.workspace_crowd import crowd
+from benchmarks.soak.workspace_holdings import grown, holdings, left, settled
 from benchmarks.soak.workspace_kills import kill
+from benchmarks.soak.workspace_rounds import one_round, opened, together
 from benchmarks.soak.workspace_uses import NUMBER_FILE, USES
 from services.protocol.errors import InvalidInput
 from services.protocol.reward.workspaces import OpenWorkspace
 from services.reward_service.workspaces.config import WorkspacesConfig
 from services.reward_service.workspaces.errors import WorkspaceFault, WorkspaceGone
 from services.reward_service.workspaces.workspaces import Workspaces
-from tests.redteam.workspaces.over_time import hostile
 
 CALLERS, USES_EACH = 4, 3
 COUNT_EVERY = 50
@@ -45,8 +45,8 @@ MOST_SLOWER = 1.3
 """Times the median of the first tenth that the last tenth's may be, beside a yardstick: the start
 of a shell without a jail, which takes longer when the machine has other work."""
 YARDSTICK_EVERY = 5
-SIEGE_S = 30.0
-RULES = Rules(more={"rss_mib": 24.0, "fds": 8.0}, settled=0.2)
+RULES = Rules(more={"fds": 8.0}, settled=0.2)
+"""Memory is judged by what is held between the parts of the soak."""
 
 
 @dataclass
@@ -79,6 +79,20 @@ class Soak:
             ]
         return found
 
+    def judge(
+        self,
+        before: Mapping[str, float],
+        after: Mapping[str, float],
+        opened: int,
+        *,
+        warm: bool = True,
+    ) -> None:
+        """Look whether workspaces have left anything, and the memory that so many have left."""
+        for what in left(before, after):
+            self.findings.wrong("left", what)
+        for what in grown(before, after, opened, warm=warm):
+            self.findings.wrong("memory", what)
+
     def judge_tenths(self) -> None:
         """Look whether opening, using and closing have become slower."""
         found = self.tenths()
@@ -88,27 +102,6 @@ class Soak:
             if last > MOST_SLOWER * machine * first + 1.0:
                 said = f"{step} took {first} ms, and {last} at the end"
                 self.findings.wrong("slower", f"{said}; the machine {machine:.2f} times as long")
-
-
-def holdings(place: Path) -> dict[str, float]:
-    """What workspaces could leave behind, here and in the folder of temporary files."""
-    own = psutil.Process()
-    return {
-        "processes": len(own.children(recursive=True)),
-        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "files": sum(len(names) + len(folders) for _, folders, names in os.walk(place)),
-        "shared_memory_files": sum(_of_a_workspace(one) for one in os.scandir("/dev/shm")),
-        "descriptors": own.num_fds(),
-        "rss_mib": round(own.memory_info().rss / MIB, 1),
-    }
-
-
-def _of_a_workspace(file: os.DirEntry[str]) -> bool:
-    """Whether a user of a workspace may have made it, and not the machine's other programs."""
-    try:
-        return os.geteuid() != 0 or file.stat().st_uid != 0
-    except FileNotFoundError:
-        return False
 
 
 async def sessions(
@@ -190,31 +183,41 @@ async def soak(options: argparse.Namespace, place: Path, seen: Soak) -> dict[str
         (ended,) = await asyncio.gather(killer, return_exceptions=True)
         if not isinstance(ended, asyncio.CancelledError):
             seen.findings.wrong("killer", f"nothing was killed any more: {ended!r}")
-        after = holdings(place)
-        found: dict[str, Any] = {"before": before, "after": after, "crowd": {}, "hostile": {}}
-        if options.at_once:
-            found["crowd"] = await crowd(service, options.at_once, seen.findings)
-        if options.hostile_minutes:
-            seconds = options.hostile_minutes * 60
-            found["hostile"] = await hostile(service, seconds, options.seed, siege_s=SIEGE_S)
-            found["hostile"]["minutes"] = options.hostile_minutes
-            for surprise in found["hostile"].pop("surprises"):
-                seen.findings.wrong("hostile", surprise)
-        found["at_the_end"] = holdings(place)
-        _judge_holdings(found, seen)
-        return found
+        after = await settled(place, before)
+        seen.judge(before, after, options.workspaces)
+        return {"before": before, **await rounds(service, options, place, after, seen)}
     finally:
         await service.aclose()
 
 
-def _judge_holdings(found: dict[str, Any], seen: Soak) -> None:
-    """Nothing of a workspace is left, but memory that the service keeps for the next."""
-    before = found["before"]
-    for when in ("after", "at_the_end"):
-        for what, held in found[when].items():
-            slack = RULES.more["rss_mib"] if what == "rss_mib" else 0
-            if held > before[what] + slack:
-                seen.findings.wrong("left", f"{what}: {before[what]} before, {held} {when}")
+async def rounds(
+    service: Workspaces,
+    options: argparse.Namespace,
+    place: Path,
+    after: Mapping[str, float],
+    seen: Soak,
+) -> dict[str, Any]:
+    """Many at once and a hostile program, in rounds.
+
+    Args:
+        service: used before.
+        options: of the soak.
+        place: the folder of temporary files.
+        after: what is held now.
+        seen: gets what is wrong.
+    """
+    wanted = options.rounds if options.at_once or options.hostile_minutes else 0
+    found: list[dict[str, Any]] = []
+    held: list[Mapping[str, float]] = []
+    for number in range(wanted):
+        found.append(await one_round(service, options, number, seen.findings))
+        held.append(await settled(place, after))
+        if number == 0:
+            seen.judge(after, held[0], opened(found[0]), warm=False)
+        else:
+            seen.judge(held[0], held[-1], sum(map(opened, found[1:])))
+    at_the_end = held[-1] if held else after
+    return {"after": after, **together(found), "after_each_round": held, "at_the_end": at_the_end}
 
 
 def main() -> None:
@@ -226,6 +229,7 @@ def main() -> None:
         kill_every=(20.0, "sessions, about"),
         at_once=(200, "open at the same time, afterwards"),
         hostile_minutes=(0.0, "with a hostile program in an open workspace, afterwards"),
+        rounds=(3, "that the last two are divided into: after the first none may grow"),
         tier=("A", "A with namespaces, B without"),
         seed=(0, "of uses and kills"),
     )
@@ -235,8 +239,8 @@ def main() -> None:
         os.chmod(folder, 0o711)  # tier B has the workspaces' folders below it
         tempfile.tempdir = folder
         found = uvloop.run(soak(options, Path(folder), seen))
-        if left := os.listdir(folder):
-            seen.findings.wrong("left", f"files when the service had ended: {left}")
+        if files := os.listdir(folder):
+            seen.findings.wrong("left", f"files when the service had ended: {files}")
     seen.judge_tenths()
     spent = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     figures = {

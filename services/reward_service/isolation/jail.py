@@ -251,12 +251,17 @@ def _open_to_all(folder: str) -> bool:
     return all(step.stat().st_mode & 0o001 for step in (path, *path.parents))
 
 
-def own_user_id() -> int:
-    """A user id that no other slot has, within what this user namespace maps."""
+def own_user_ids() -> range:
+    """The user ids of sandboxes, within what this user namespace maps."""
     first, count = _HIGH_USER_IDS
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     end = max(int(start) + int(length) for start, _, length in mapped)
     if end < first + count:
         count = min(4096, end // 2)
         first = end - count
-    return first + secrets.randbelow(count)
+    return range(first, first + count)
+
+
+def own_user_id() -> int:
+    """A user id that no other slot has."""
+    return secrets.choice(own_user_ids())

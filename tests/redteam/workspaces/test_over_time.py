@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.soak import workspaces as soak_of
+from benchmarks.soak.workspace_holdings import grown, holdings, left
 from services.protocol.reward.workspaces import OpenWorkspace, PythonCall
 from services.reward_service.workspaces.errors import WorkspaceGone
 from services.reward_service.workspaces.workspaces import Workspaces
@@ -62,7 +63,7 @@ async def test_nothing_is_left_of_workspaces_that_are_killed_at_random(
 ) -> None:
     """`benchmarks/soak/workspaces.py` opens 5,000, and looks at time and memory as well."""
     options = argparse.Namespace(
-        workspaces=40, kill_every=4.0, at_once=8, hostile_minutes=0.0, tier=tier, seed=3
+        workspaces=40, kill_every=4.0, at_once=8, hostile_minutes=0.0, rounds=2, tier=tier, seed=3
     )
     seen = soak_of.Soak()
     # Not pytest's own folder, which is closed to the users of tier B.
@@ -73,8 +74,28 @@ async def test_nothing_is_left_of_workspaces_that_are_killed_at_random(
         found = await asyncio.wait_for(soak, LIMIT_S)
         monkeypatch.undo()
         assert os.listdir(folder) == []
-    left = [one for one in seen.findings.problems if "rss_mib" not in one]
-    assert left == []
+    wrong = [one for one in seen.findings.problems if "rss_mib" not in one]
+    assert wrong == []
     assert seen.done == options.workspaces
     assert seen.kills.total() > 0
     assert found["crowd"]["open"] == options.at_once
+    assert len(found["after_each_round"]) == options.rounds
+
+
+def test_what_workspaces_leave_behind_is_told_from_what_a_service_keeps(tmp_path: Path) -> None:
+    before = holdings(tmp_path)
+    assert left(before, before) == []
+    (tmp_path / "file").touch()
+    kept = [[number] for number in range(2000)]
+    many = [object() for _ in range(50_000)]
+    large = bytearray(8 << 20)
+    after = holdings(tmp_path)
+    assert left(before, after) == [f"files: {before['files']} before, {before['files'] + 1} after"]
+    grew = {one.partition(":")[0] for one in grown(before, after, 10)}
+    assert {"objects", "blocks", "in_use_mib"} <= grew
+    resident = {**before, "rss_mib": before["rss_mib"] + 5.0}
+    assert [one.partition(":")[0] for one in grown(before, resident, 10)] == ["rss_mib"]
+    assert grown(before, resident, 1000) == []  # whose ends are remembered
+    assert grown(before, resident, 10, warm=False) == []
+    del kept, many, large
+    assert grown(before, holdings(tmp_path), 10, warm=False) == []
