@@ -12,6 +12,10 @@ from blake3 import blake3
 from services.protocol.errors import InvalidInput
 from services.protocol.model_source import model_folder, name_or_path, on_hub
 
+INDEX = "model.safetensors.index.json"
+"""Of a model in several files: which file holds which tensor."""
+
+_WHOLE = "model.safetensors"
 _WEIGHTS = "*.safetensors"
 
 
@@ -37,17 +41,38 @@ def weight_files(model: str) -> list[Path]:
         InvalidInput: there are none, or not all that its index names.
     """
     folder = _folder(model)
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        # A folder from the Hub may hold the same weights in another layout besides.
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = [folder / name for name in sorted(named)]
+    # A folder from the Hub may hold the same weights in another layout besides.
+    if (folder / INDEX).is_file():
+        files = [folder / name for name in sorted(set(weight_map(folder).values()))]
+    elif (folder / _WHOLE).is_file():
+        files = [folder / _WHOLE]
     else:
         files = sorted(folder.glob(_WEIGHTS))
-    if not files or not all(file.is_file() for file in files):
-        fix = "An adapter needs a frozen model: give a folder with weights in *.safetensors."
+    if not files:
+        fix = f"There are no weights in {folder}: give a folder with *.safetensors."
         raise InvalidInput("model", model, fix)
+    for file in files:
+        if not file.is_file():
+            fix = f"{file} is missing, and {INDEX} names it: copy or download it again."
+            raise InvalidInput("model", model, fix)
     return files
+
+
+def weight_map(folder: Path) -> dict[str, str]:
+    """The file of each tensor, as the index in a model's folder says; empty without an index.
+
+    Raises:
+        InvalidInput: the index cannot be read.
+    """
+    path = folder / INDEX
+    if not path.is_file():
+        return {}
+    try:
+        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        return {str(tensor): str(file) for tensor, file in named.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        fix = f"{path} is damaged ({error!r}): copy or download it again."
+        raise InvalidInput("model", str(folder), fix) from None
 
 
 def _folder(model: str) -> Path:

@@ -217,18 +217,18 @@ def rank_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankForks]:
 @pytest.fixture(scope="session")
 def rank_groups(tiny_model: Path, rank_forks: RankForks) -> Iterator[dict[int, Ranks]]:
     """A group of one rank and a group of two, by world size."""
-    with _together(tiny_model, rank_forks, 1) as one, _together(tiny_model, rank_forks, 2) as two:
+    with together(tiny_model, rank_forks, 1) as one, together(tiny_model, rank_forks, 2) as two:
         yield {1: one, 2: two}
 
 
 @pytest.fixture(scope="session")
 def four_ranks(tiny_model: Path, rank_forks: RankForks) -> Iterator[Ranks]:
-    with _together(tiny_model, rank_forks, 4) as four:
+    with together(tiny_model, rank_forks, 4) as four:
         yield four
 
 
 @contextmanager
-def _together(model: Path, forks: RankForks, world_size: int) -> Iterator[Ranks]:
+def together(model: Path, forks: RankForks, world_size: int) -> Iterator[Ranks]:
     ranks = Ranks(world_size, forks)
     try:
         ranks.meet(model)

@@ -53,6 +53,11 @@ class RankProcess:
         named = self._learner._policy.checkpoint_parameters()
         return {name: parameter.full_tensor().detach().numpy() for name, parameter in named}
 
+    def buffers(self) -> dict[str, Any]:
+        """Of the model inside the policy."""
+        named = self._learner._policy.causal.named_buffers()
+        return {name: buffer.numpy() for name, buffer in named}
+
     def adapter(self) -> dict[str, Any]:
         named = self._learner._policy.named_parameters()
         return {

@@ -35,6 +35,9 @@ class LoraLinear(nn.Linear):
         adapted: False leaves the difference out.
     """
 
+    own = ADAPTER_PARAMETERS
+    """Names of the parameters that no checkpoint of the model has."""
+
     def __init__(self, linear: nn.Linear, rank: int, alpha: float) -> None:
         # On the meta device, because the parameters that it makes are replaced at once.
         super().__init__(
@@ -42,9 +45,15 @@ class LoraLinear(nn.Linear):
         )
         self.weight, self.bias = linear.weight, linear.bias
         self.scale, self.adapted = alpha / rank, True
-        self.lora_A = nn.Parameter(torch.empty(rank, linear.in_features))
-        self.lora_B = nn.Parameter(torch.zeros(linear.out_features, rank))
+        device = linear.weight.device
+        self.lora_A = nn.Parameter(torch.empty(rank, linear.in_features, device=device))
+        self.lora_B = nn.Parameter(torch.empty(linear.out_features, rank, device=device))
+        self.initialise()
+
+    def initialise(self) -> None:
+        """Fill the adapter's parameters for a new run."""
         nn.init.kaiming_uniform_(self.lora_A, a=math.sqrt(5))  # as linear layers are
+        nn.init.zeros_(self.lora_B)
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in_features]` to `[..., out_features]`."""

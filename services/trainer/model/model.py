@@ -1,6 +1,8 @@
 """The policy: a Hugging Face causal model, scored at response tokens, sharded by FSDP2."""
 
+import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -10,16 +12,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from services.observability.log import Log
 from services.protocol.errors import InvalidInput
-from services.protocol.model_source import name_or_path
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
+from services.trainer.model.blank import blank_model
 from services.trainer.model.compiled import compile_layers
+from services.trainer.model.loading import Progress, load_weights
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.model.packed_attention import (
+    PACKED,
     packed_hidden,
     padded_hidden,
     use_packed_attention,
@@ -114,34 +117,28 @@ class Policy(nn.Module):
         return int(self.causal.config.get_text_config().vocab_size)
 
 
-def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
-    """Load the checkpoint with float32 master weights and shard it over `mesh`.
+def load_policy(
+    config: TrainerConfig, mesh: DeviceMesh, kind: type[P], progress: Progress | None = None
+) -> P:
+    """Load the checkpoint with float32 master weights, sharded over `mesh`.
 
-    What an adapter leaves frozen is held in the element type that is computed with.
+    A rank never holds more than its shards. What an adapter leaves frozen is held in the element
+    type that is computed with.
 
     Args:
         config: the checkpoint and how to hold it.
         mesh: the ranks.
         kind: what to make of it.
+        progress: is told how many bytes are read.
 
     Raises:
-        InvalidInput: the checkpoint is missing, is not a causal model, transforms its logits
-            in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
+        InvalidInput: the checkpoint is missing or damaged, is not a causal model, transforms its
+            logits in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
             layer that an adapter is for; or it is to be compiled and there is no compiler.
     """
-    torch.manual_seed(config.seed)
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # for logs
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
-    try:
-        causal = AutoModelForCausalLM.from_pretrained(
-            name_or_path(config.model),
-            dtype=held,
-            attn_implementation="sdpa",
-            use_safetensors=True,  # other formats are pickles
-            trust_remote_code=False,
-        )
-    except (OSError, ValueError) as error:
-        raise InvalidInput("trainer.model", config.model, f"It cannot be loaded: {error}") from None
+    with _loading(config.model):
+        causal = blank_model(config.model, held)
     _refuse_transformed_logits(config, causal)
     remove_dropout(causal)
     packs = _pack(config, causal)
@@ -164,14 +161,41 @@ def load_policy(config: TrainerConfig, mesh: DeviceMesh, kind: type[P]) -> P:
     for layer in decoder_layers(causal):
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    load_initial_weights(policy, config, progress)
     return policy
+
+
+def load_initial_weights(
+    policy: Policy, config: TrainerConfig, progress: Progress | None = None
+) -> None:
+    """Fill a sharded policy with the weights of the checkpoint, in place where it has some.
+
+    Raises:
+        InvalidInput: they are missing or damaged.
+    """
+    device = torch.device(config.device)
+    with _loading(config.model):
+        load_weights(
+            policy.causal, config.model, seed=config.seed, device=device, progress=progress
+        )
+
+
+@contextmanager
+def _loading(model: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        raise InvalidInput("trainer.model", model, error.fix) from None
+    except (OSError, ValueError) as error:
+        raise InvalidInput("trainer.model", model, f"It cannot be loaded: {error}.") from None
 
 
 def _pack(config: TrainerConfig, causal: Any) -> bool:
     if config.packing == "off":
         return False
-    reason = use_packed_attention(causal)
+    reason = use_packed_attention(_small_twin(causal))
     if reason is None:
+        causal.set_attn_implementation(PACKED)
         return True
     model = type(causal).__name__
     if config.packing == "on":
@@ -181,6 +205,21 @@ def _pack(config: TrainerConfig, causal: Any) -> bool:
     if dist.get_rank() == 0:
         _log.warning("rows_are_padded", model=model, why=reason)
     return False
+
+
+def _small_twin(causal: Any) -> Any:
+    """A model of the same kind with two layers, few tokens and random weights, on the CPU."""
+    config = copy.deepcopy(causal.config)
+    text = config.get_text_config()
+    text.num_hidden_layers = min(2, text.num_hidden_layers)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[: text.num_hidden_layers]
+    text.vocab_size, text.pad_token_id = 64, None
+    with torch.random.fork_rng(devices=[]):
+        twin = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
+    return twin.eval()
 
 
 def remove_dropout(causal: nn.Module) -> None:

@@ -25,7 +25,7 @@ from services.trainer.checkpoints.frozen_base import identify_base, refuse_other
 from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
 from services.trainer.checkpoints.writer import CheckpointWriter
 from services.trainer.config import TrainerConfig
-from services.trainer.model.model import Policy, load_policy
+from services.trainer.model.model import Policy, load_initial_weights, load_policy
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot.publisher import canary_sequences
@@ -225,7 +225,8 @@ class Learner:
                 raise InvalidInput("origin", start.origin, fix)
             torch.manual_seed(start.seed)
         elif self._touched:
-            self._policy = load_policy(self._config, self._mesh, Policy)
+            self._policy.reshard_all()
+            load_initial_weights(self._policy, self._config)
             self._touched = False
         self._optimizer = self._make_optimizer()
 

@@ -17,15 +17,28 @@ from services.trainer.step.credit import Prepared, Work
 from services.trainer.step.update import make_adamw, update
 
 
+class ValueHead(nn.Linear):
+    """One number for a hidden state, at first 0: the first advantages are the rewards."""
+
+    own = ("weight", "bias")
+    """Names of the parameters that no checkpoint of the model has."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__(hidden, 1, device="meta")
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Fill the parameters for a new run."""
+        self.weight.zero_()
+        self.bias.zero_()
+
+
 class ValueModel(Policy):
     """A model of the policy's architecture and initial weights whose head gives one number."""
 
     def __init__(self, causal: Any, **settings: Any) -> None:
         super().__init__(causal, **settings)
-        head = nn.Linear(causal.config.get_text_config().hidden_size, 1)
-        for parameter in head.parameters():
-            nn.init.zeros_(parameter)  # so the first advantages are the rewards, on all ranks
-        causal.set_output_embeddings(head)
+        causal.set_output_embeddings(ValueHead(causal.config.get_text_config().hidden_size))
 
     def forward(self, micro: MicroBatch) -> Tensor:  # type: ignore[override]
         """Float32 values `[N]` of the states before the trained tokens."""

@@ -1,0 +1,39 @@
+"""A transformers model without memory: everything is on the meta device."""
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.protocol.errors import InvalidInput
+from services.protocol.model_source import name_or_path
+
+
+def blank_model(model: str, dtype: torch.dtype) -> Any:
+    """The causal model that a configuration names, with parameters of `dtype`.
+
+    Raises:
+        InvalidInput: its weights are quantized.
+        OSError: it is missing.
+        ValueError: it is no causal model.
+    """
+    config = AutoConfig.from_pretrained(name_or_path(model), trust_remote_code=False)
+    if getattr(config, "quantization_config", None) is not None:
+        fix = "Its weights are quantized; give the model in bfloat16 or float32."
+        raise InvalidInput("trainer.model", model, fix)
+    with torch.device("meta"):
+        causal: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+        )
+    # As transformers does when it loads: half precision costs these too much.
+    for pattern in causal._keep_in_fp32_modules_strict or ():
+        for module_name, module in causal.named_modules():
+            for key, value in module.named_parameters(recurse=False):
+                if re.search(pattern, f"{module_name}.{key}"):
+                    setattr(module, key, nn.Parameter(value.detach().float()))
+            for key, buffer in module.named_buffers(recurse=False):
+                if re.search(pattern, f"{module_name}.{key}") and buffer.is_floating_point():
+                    setattr(module, key, buffer.float())
+    return causal
