@@ -17,8 +17,13 @@ from services.orchestrator.tasks.task_table import TaskTable
 from services.protocol.errors import InvalidInput
 from services.protocol.run.orchestrator import RunConfig
 from services.protocol.yaml_text import load_yaml
+from services.trainer.config import TrainerConfig
 
 _COMPARED = ("CPU", "GPU")
+_SPLIT = (
+    "trainer.args.context_parallel does not divide ranks_per_node: some of the ranks that share "
+    "rows are on different nodes, and each layer waits for the network"
+)
 
 
 @command(
@@ -70,6 +75,9 @@ def check(arguments: argparse.Namespace, console: Console) -> int:
         print_line(_compared(asked_for, nodes), console)
     for sentence in later:
         print_line(f"note: {sentence}", console)
+    trainer = deployment.configs.get("trainer")
+    if isinstance(trainer, TrainerConfig) and trainer.row_groups_leave_nodes:
+        print_line(f"note: {_SPLIT}", console)
     if not asked:
         print_line("note: engine_args are unchecked, for there is no vLLM on this machine", console)
     if arguments.figures:

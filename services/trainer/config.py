@@ -41,6 +41,9 @@ class TrainerConfig(StrictModel):
         model_copies: how many times the model is held (HSDP): each `world_size / model_copies`
             ranks in a row shard one copy, and only gradients pass between copies. Use it
             where links within a node are much faster than links between nodes.
+        context_parallel: so many ranks in a row of one copy share each micro-batch, each with a
+            slice of its tokens, so that a row can be longer than one rank's memory holds; needs
+            packing, and a model whose attention heads it divides.
         device: where the ranks compute; `cpu` talks over Gloo, `cuda` over NCCL.
         dtype: of forward passes and of weights on the wire; master weights, gradients
             and optimizer moments are always float32.
@@ -55,7 +58,7 @@ class TrainerConfig(StrictModel):
             alone. `auto` pads, and says why, where a model cannot do that; `on` refuses such
             a model; `off` always pads.
         micro_batch_tokens: most tokens of one forward pass, padding included; a longer
-            trajectory gets a forward pass of its own.
+            trajectory gets a forward pass of its own. With `context_parallel` ranks share them.
         gradient_sync: when the ranks add up their gradients. `every_micro_batch`: after each
             backward pass, so that a rank keeps its own shard only. `last_micro_batch`: once an
             update, which sends less; until then every rank keeps the gradient of the whole
@@ -86,6 +89,7 @@ class TrainerConfig(StrictModel):
     model: str = Field(min_length=1)
     world_size: int = Field(default=2, ge=1, le=1024)
     model_copies: int = Field(default=1, ge=1, le=1024)
+    context_parallel: int = Field(default=1, ge=1, le=1024)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = Field(default=0, ge=0)
@@ -122,6 +126,16 @@ class TrainerConfig(StrictModel):
                     f"{name}: {self.world_size} ranks cannot be divided equally by {count}; give "
                     "a divisor of world_size"
                 )
+        if self.shards % self.context_parallel:
+            raise ValueError(
+                f"context_parallel: the {self.shards} ranks of a copy cannot be divided equally by "
+                f"{self.context_parallel}; give a divisor of world_size / model_copies"
+            )
+        if self.context_parallel > 1 and self.packing == "off":
+            raise ValueError(
+                f"context_parallel: {self.context_parallel} ranks can share packed rows only; "
+                "leave packing out, or give context_parallel 1"
+            )
         return self
 
     @property
@@ -142,6 +156,16 @@ class TrainerConfig(StrictModel):
         """Ranks that hold one copy of the model. The first `shards` ranks hold the first copy
         and send it to replicas."""
         return self.world_size // self.model_copies
+
+    @property
+    def row_groups(self) -> int:
+        """Groups of `context_parallel` ranks, among which the rows of a batch are divided."""
+        return self.world_size // self.context_parallel
+
+    @property
+    def row_groups_leave_nodes(self) -> bool:
+        """Whether ranks that share rows are on different nodes, which is slow."""
+        return bool(self.ranks_per_node and self.ranks_per_node % self.context_parallel)
 
     @property
     def logits_bytes(self) -> int:

@@ -449,6 +449,24 @@ def test_services_that_are_left_out_are_listed(
     )
 
 
+@pytest.mark.parametrize(("together", "noted"), [(2, True), (4, False)])
+def test_rows_that_are_shared_by_ranks_of_several_nodes_are_noted(
+    laptop: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    together: int,
+    noted: bool,
+) -> None:
+    shared = {"world_size": 8, "context_parallel": 4, "ranks_per_node": together}
+    _app(laptop, "trainer")["args"] |= shared
+    laptop["applications"] = [_app(laptop, "trainer")]
+    file = tmp_path / "deploy.yaml"
+    file.write_text(yaml.safe_dump(laptop))
+    assert main(["check", str(file)]) == 0
+    note = "note: trainer.args.context_parallel does not divide ranks_per_node"
+    assert (note in capsys.readouterr().out) == noted
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

@@ -8,6 +8,7 @@ import resource
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Client
 from typing import Any
 
@@ -39,6 +40,9 @@ class RankProcess:
     def join(self, config: TrainerConfig, port: int) -> None:
         store = self._store or TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
         join_group(config, self._rank, store, "127.0.0.1")
+
+    def do(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args)
 
     def load(self, config: TrainerConfig) -> Any:
         self._learner = Learner(config)

@@ -19,6 +19,12 @@ from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
 from services.trainer.model.blank import blank_model
 from services.trainer.model.compiled import compile_layers
+from services.trainer.model.context_parallel import (
+    ALONE,
+    FIELD,
+    ContextGroup,
+    check_context_parallel,
+)
 from services.trainer.model.loading import Progress, load_weights
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.model.packed_attention import (
@@ -42,12 +48,18 @@ class Policy(nn.Module):
     """Scores given tokens without making logits for the rest of the sequence."""
 
     def __init__(
-        self, causal: Any, *, packs: bool, logits_bytes: int, gradient_sync: GradientSync
+        self,
+        causal: Any,
+        *,
+        packs: bool,
+        logits_bytes: int,
+        gradient_sync: GradientSync,
+        context_group: ContextGroup = ALONE,
     ) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
         self.packs, self._logits_bytes = packs, logits_bytes
-        self._gradient_sync = gradient_sync
+        self._gradient_sync, self.context_group = gradient_sync, context_group
 
     def forward(
         self, micro: MicroBatch, temperature: float, entropy: Entropy = "none"
@@ -62,19 +74,31 @@ class Policy(nn.Module):
         Returns:
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
-        return token_logprobs(
-            self.states(micro),
+        own, count = self.own_tokens(micro), len(micro.target)
+        logprobs, entropies = token_logprobs(
+            self.states(micro, own),
             self.causal.get_output_embeddings(),
-            micro.target,
+            micro.target[own],
             temperature=temperature,
             logits_bytes=self._logits_bytes,
             entropy=entropy,
         )
+        if entropies is not None:
+            entropies = self.context_group.gather(entropies, own, count)
+        return self.context_group.gather(logprobs, own, count), entropies
 
-    def states(self, micro: MicroBatch) -> Tensor:
-        """Last hidden states `[N, hidden]` at the places that predict the trained tokens."""
-        hidden = packed_hidden if self.packs else padded_hidden
-        return hidden(self.causal, micro.input_ids, micro.rows).index_select(0, micro.position)
+    def own_tokens(self, micro: MicroBatch) -> slice:
+        """Which of the N trained tokens this rank scores: all, or those of its slice."""
+        return self.context_group.own_places(micro.position, len(micro.input_ids))
+
+    def states(self, micro: MicroBatch, own: slice) -> Tensor:
+        """Last hidden states `[n, hidden]` at the places that predict the `own` tokens."""
+        if not self.packs:
+            states = padded_hidden(self.causal, micro.input_ids, micro.rows)
+            return states.index_select(0, micro.position)
+        group = self.context_group
+        states = packed_hidden(self.causal, micro.input_ids, micro.rows, group)
+        return states.index_select(0, micro.position[own] - group.rank * len(states))
 
     def reshard_all(self) -> None:
         """Leave only local shards: after a forward alone the root stays gathered."""
@@ -118,7 +142,11 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    config: TrainerConfig, mesh: DeviceMesh, kind: type[P], progress: Progress | None = None
+    config: TrainerConfig,
+    mesh: DeviceMesh,
+    kind: type[P],
+    context_group: ContextGroup = ALONE,
+    progress: Progress | None = None,
 ) -> P:
     """Load the checkpoint with float32 master weights, sharded over `mesh`.
 
@@ -129,17 +157,20 @@ def load_policy(
         config: the checkpoint and how to hold it.
         mesh: the ranks.
         kind: what to make of it.
+        context_group: the ranks that share a micro-batch with this one.
         progress: is told how many bytes are read.
 
     Raises:
         InvalidInput: the checkpoint is missing or damaged, is not a causal model, transforms its
-            logits in a way that `Policy` does not, cannot be packed with `packing: on`, or lacks a
-            layer that an adapter is for; or it is to be compiled and there is no compiler.
+            logits in a way that `Policy` does not, cannot be packed with `packing: on`, cannot be
+            shared by `context_parallel` ranks, or lacks a layer that an adapter is for; or it is
+            to be compiled and there is no compiler.
     """
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     with _loading(config.model):
         causal = blank_model(config.model, held)
     _refuse_transformed_logits(config, causal)
+    check_context_parallel(config, causal.config.get_text_config())
     remove_dropout(causal)
     packs = _pack(config, causal)
     if config.activation_checkpointing:
@@ -152,6 +183,7 @@ def load_policy(
         packs=packs,
         logits_bytes=config.logits_bytes,
         gradient_sync=config.gradient_sync,
+        context_group=context_group,
     )
     mixed = MixedPrecisionPolicy()
     if config.dtype == "bfloat16":
@@ -198,6 +230,9 @@ def _pack(config: TrainerConfig, causal: Any) -> bool:
         causal.set_attn_implementation(PACKED)
         return True
     model = type(causal).__name__
+    if config.context_parallel > 1:
+        fix = f"Its ranks share packed rows, and rows of {model} cannot be packed: {reason}."
+        raise InvalidInput(FIELD, config.context_parallel, f"{fix} Choose 1.")
     if config.packing == "on":
         raise InvalidInput(
             "trainer.packing", "on", f"Rows of {model} cannot be packed: {reason}. Choose auto."

@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from services.trainer.batch.packing import PackedRows, RowGroup
+from services.trainer.model.context_parallel import ALONE, ContextGroup
 
 PACKED = "millrace_packed"
 """Name of this attention in transformers' registry."""
@@ -35,6 +36,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packed_rows: PackedRows | None = None,
+    context_group: ContextGroup = ALONE,
     scaling: float | None = None,
     sliding_window: int | None = None,
     dropout: float = 0.0,
@@ -44,18 +46,19 @@ def packed_attention(
 
     Args:
         module: the layer; not used.
-        query: `[1, H, T, D]`.
-        key: `[1, K, T, D]`, H a multiple of K.
-        value: `[1, K, T, D]`.
+        query: `[1, H, T, D]`; with C ranks in a context group this rank's slice, `T/C` of T.
+        key: `[1, K, T, D]`, H a multiple of K; likewise.
+        value: `[1, K, T, D]`; likewise.
         attention_mask: None.
         packed_rows: the rows.
+        context_group: the ranks that share them.
         scaling: of the scores; None for `1 / sqrt(D)`.
         sliding_window: tokens that a token sees, itself counted; None for all before it.
         dropout: 0.
         others: further arguments of layers; not used.
 
     Returns:
-        `[1, T, H, D]`, and None for attention weights.
+        `[1, T, H, D]`, likewise of the slice, and None for attention weights.
 
     Raises:
         Unpackable: the layer uses a feature that is not supported here.
@@ -63,17 +66,29 @@ def packed_attention(
     for name in _UNSUPPORTED:
         if others.get(name) is not None:
             raise Unpackable(f"its attention uses {name}")
-    if packed_rows is None or query.shape[0] != 1 or query.shape[2] != len(packed_rows.row):
+    tokens = 0 if packed_rows is None else len(packed_rows.row)
+    if packed_rows is None or query.shape[::2] != (1, context_group.width(tokens)):
         raise Unpackable("its layers do not hand packed rows on to their attention")
     if attention_mask is not None or dropout:
         raise Unpackable("its attention has a mask or dropout of its own")
     q, k, v = (one[0].transpose(0, 1) for one in (query, key, value))
-    if sliding_window is not None and sliding_window >= packed_rows.longest:
-        sliding_window = None
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return _by_kernel(q, k, v, packed_rows, scaling, sliding_window)[None], None
-    parts = [_by_group(q, k, v, one, scaling, sliding_window) for one in packed_rows.groups]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    if context_group.size == 1:
+        return _attended(q, k, v, packed_rows, scaling, sliding_window)[None], None
+    q, k, v = context_group.to_heads(q, k, v, tokens)
+    whole = _attended(q, k, v, packed_rows, scaling, sliding_window)
+    return context_group.to_tokens(whole)[None], None
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, rows: PackedRows, scale: float | None, window: int | None
+) -> Tensor:
+    """`[T, heads, D]` of all rows."""
+    if window is not None and window >= rows.longest:
+        window = None
+    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+        return _by_kernel(q, k, v, rows, scale, window)
+    parts = [_by_group(q, k, v, one, scale, window) for one in rows.groups]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _by_kernel(
@@ -167,13 +182,24 @@ _PROBE = ((1, 7), (40, 5))
 """First token and length of the rows that are tried."""
 
 
-def packed_hidden(causal: Any, input_ids: Tensor, rows: PackedRows) -> Tensor:
-    """Last hidden states `[T, hidden]` of packed `input_ids` `[T]`."""
+def packed_hidden(
+    causal: Any, input_ids: Tensor, rows: PackedRows, group: ContextGroup = ALONE
+) -> Tensor:
+    """Last hidden states `[T, hidden]` of packed `input_ids` `[T]`, or of a slice of them.
+
+    Args:
+        causal: switched to packed rows.
+        input_ids: of the whole sequence.
+        rows: in it.
+        group: the ranks that share it; each gets the states of its slice.
+    """
+    shared = {} if group.size == 1 else {"context_group": group}
     states: Tensor = causal.base_model(
-        input_ids=input_ids[None],
-        position_ids=rows.place[None],
+        input_ids=group.own(input_ids)[None],
+        position_ids=group.own(rows.place)[None],
         use_cache=False,
         packed_rows=rows,
+        **shared,
     ).last_hidden_state
     return states[0]
 

@@ -25,6 +25,7 @@ from services.trainer.checkpoints.frozen_base import identify_base, refuse_other
 from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
 from services.trainer.checkpoints.writer import CheckpointWriter
 from services.trainer.config import TrainerConfig
+from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
 from services.trainer.rank.process_group import make_mesh
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
@@ -46,7 +47,8 @@ class Learner:
         self._config = config
         self._device = torch.device(config.device)
         self._mesh = make_mesh(config)
-        self._policy = load_policy(config, self._mesh, Policy)
+        self._context_group = ContextGroup.make(config)
+        self._policy = load_policy(config, self._mesh, Policy, self._context_group)
         self._touched = False
         self._base = identify_base(config)
         self._exporter = WeightExporter(self._policy, config, self._base)
@@ -85,7 +87,9 @@ class Learner:
         """
         self._user_loss = load_user_loss(start.algorithm, allowed=self._config.user_losses)
         self._start, self._algorithm = start, start.algorithm
-        self._auxiliary_models = AuxiliaryModels.load(self._algorithm, self._config, self._mesh)
+        self._auxiliary_models = AuxiliaryModels.load(
+            self._algorithm, self._config, self._mesh, self._context_group
+        )
         torch.manual_seed(start.seed)
         self._checkpoints.settle()
         loaded = self._load(start.checkpoint_dir, self._fresh_parts)
@@ -112,7 +116,7 @@ class Learner:
         minibatches = plan_minibatches(
             rows,
             count=self._algorithm.minibatches,
-            world_size=dist.get_world_size(),
+            world_size=self._config.row_groups,
             max_tokens=self._config.micro_batch_tokens,
             padded=not self._policy.packs,
             seed=f"{start.seed}/{batch.step}",
@@ -174,20 +178,20 @@ class Learner:
         return self._checkpoints.report()
 
     def logprobs(self, sequences: list[list[int]]) -> dict[int, list[float]]:
-        """Score this rank's share of the sequences, at temperature 1; by sequence index."""
+        """Score the share of this rank's group of the sequences, at temperature 1; by index."""
         for index, sequence in enumerate(sequences):
             if not sequence:
                 raise InvalidInput(f"sequences[{index}]", sequence, "It needs a token.")
             self._check_ids(f"sequences[{index}]", sequence)
         plan = plan_microbatches(
             [len(sequence) for sequence in sequences],
-            dist.get_world_size(),
+            self._config.row_groups,
             self._config.micro_batch_tokens,
             padded=not self._policy.packs,
         )
         scored: dict[int, list[float]] = {}
         with torch.no_grad():
-            for chosen in plan[dist.get_rank()]:
+            for chosen in plan[self._context_group.index]:
                 micro = collate_sequences([sequences[i] for i in chosen]).to(self._device)
                 flat, _ = self._policy(micro, 1.0)
                 lengths = [len(sequences[i]) - 1 for i in chosen]

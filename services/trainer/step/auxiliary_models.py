@@ -11,6 +11,7 @@ from services.protocol.run.algorithm import AlgorithmConfig, KlConfig
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.checkpoints.checkpoint import Part
 from services.trainer.config import TrainerConfig
+from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.lora import adapter_off
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.step.critic import Critic
@@ -27,10 +28,13 @@ class Reference:
         model: the sharded model; None under an adapter.
     """
 
-    def __init__(self, config: TrainerConfig, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, config: TrainerConfig, mesh: DeviceMesh, context_group: ContextGroup
+    ) -> None:
         self.model: Policy | None = None
         if config.lora is None:
-            self.model = load_policy(config, mesh, Policy).requires_grad_(False)
+            model = load_policy(config, mesh, Policy, context_group)
+            self.model = model.requires_grad_(False)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch, temperature: float, policy: Policy) -> Tensor:
@@ -63,7 +67,11 @@ class AuxiliaryModels:
 
     @classmethod
     def load(
-        cls, algorithm: AlgorithmConfig, config: TrainerConfig, mesh: DeviceMesh
+        cls,
+        algorithm: AlgorithmConfig,
+        config: TrainerConfig,
+        mesh: DeviceMesh,
+        context_group: ContextGroup,
     ) -> "AuxiliaryModels":
         """Load what the algorithm asks for, at the model's initial weights. Collective.
 
@@ -71,11 +79,12 @@ class AuxiliaryModels:
             InvalidInput: the reference is to be refreshed and is no model of its own.
         """
         refresh_steps = _refresh_steps(algorithm.kl, config)
-        return cls(
-            reference=Reference(config, mesh) if algorithm.kl.coefficient > 0 else None,
-            refresh_steps=refresh_steps,
-            critic=Critic(algorithm.critic, config, mesh) if algorithm.has_critic else None,
-        )
+        reference = critic = None
+        if algorithm.kl.coefficient > 0:
+            reference = Reference(config, mesh, context_group)
+        if algorithm.has_critic:
+            critic = Critic(algorithm.critic, config, mesh, context_group)
+        return cls(reference=reference, refresh_steps=refresh_steps, critic=critic)
 
     @property
     def _refreshed(self) -> Policy | None:

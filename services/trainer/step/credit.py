@@ -50,20 +50,27 @@ Work = list[list[Prepared]]
 
 
 def assign_credit(
-    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig
+    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig, counts: bool
 ) -> Work:
     """Work out the advantages that values, a discount or a penalty change. Collective.
 
     Where an estimator gives an answer one advantage, the answer's reward is lowered by the sum
     of its penalties. Where it goes by token, each token pays its own, the last one earns the
     reward, and advantages are normalised over the tokens of the whole batch, all ranks'.
+
+    Args:
+        work: of this rank.
+        rows: of the batch.
+        batch: what they come from.
+        algorithm: of the run.
+        counts: whether no other rank counts the same micro-batches.
     """
     if algorithm.kl.in_reward:
         work = [[_penalised(one, algorithm) for one in several] for several in work]
     if algorithm.by_token:
         return _normalised([[_by_token(one, algorithm) for one in several] for several in work])
     if algorithm.kl.in_reward:
-        return _by_answer(work, rows, batch, algorithm)
+        return _by_answer(work, rows, batch, algorithm, counts)
     return work
 
 
@@ -75,10 +82,10 @@ def _penalised(one: Prepared, algorithm: AlgorithmConfig) -> Prepared:
 
 
 def _by_answer(
-    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig
+    work: Work, rows: Sequence[Row], batch: TrainBatch, algorithm: AlgorithmConfig, counts: bool
 ) -> Work:
     penalties = torch.zeros(len(rows), dtype=torch.float64)
-    for one in (one for several in work for one in several if one.rows):
+    for one in (one for several in work for one in several if one.rows and counts):
         assert one.kl_penalty is not None, "worked out before"
         sums = torch.zeros(len(one.rows), dtype=torch.float64)
         sums.index_add_(0, one.micro.row.cpu(), one.kl_penalty.double().cpu())
@@ -119,7 +126,8 @@ def _normalised(work: Work) -> Work:
     """Mean 0 and variance 1 over the trained tokens of all ranks.
 
     A value that is not finite stays as it is and is left out of mean and variance, so that the
-    guard names only its own group.
+    guard names only its own group. Ranks that share micro-batches all count them, which changes
+    neither mean nor variance.
     """
     micros = [one.micro for several in work for one in several]
     if not micros:

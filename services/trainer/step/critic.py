@@ -12,6 +12,7 @@ from services.protocol.run.algorithm import CriticConfig
 from services.trainer.algorithms.losses.value_loss import value_loss
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import TrainerConfig
+from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_policy
 from services.trainer.step.credit import Prepared, Work
 from services.trainer.step.update import make_adamw, update
@@ -42,16 +43,23 @@ class ValueModel(Policy):
 
     def forward(self, micro: MicroBatch) -> Tensor:  # type: ignore[override]
         """Float32 values `[N]` of the states before the trained tokens."""
-        values: Tensor = self.causal.get_output_embeddings()(self.states(micro))
-        return values.float().squeeze(-1)
+        own = self.own_tokens(micro)
+        values: Tensor = self.causal.get_output_embeddings()(self.states(micro, own))
+        return self.context_group.gather(values.float().squeeze(-1), own, len(micro.target))
 
 
 class Critic:
     """A value model and its optimizer. Every method is collective."""
 
-    def __init__(self, settings: CriticConfig, config: TrainerConfig, mesh: DeviceMesh) -> None:
+    def __init__(
+        self,
+        settings: CriticConfig,
+        config: TrainerConfig,
+        mesh: DeviceMesh,
+        context_group: ContextGroup,
+    ) -> None:
         self._settings = settings
-        self.model = load_policy(config, mesh, ValueModel)
+        self.model = load_policy(config, mesh, ValueModel, context_group)
         self.optimizer = make_adamw(self.model.trained_parameters(), settings.learning_rate, 0.0)
 
     @torch.no_grad()
@@ -120,9 +128,9 @@ class CriticDiagnostics:
         else:
             self._norms.append(norm)
 
-    def reduce(self) -> dict[str, float]:
-        """Metrics over all ranks, the same on each; see docs/diagnostics.md."""
-        stacked = torch.stack(list(self._sums.values()))
+    def reduce(self, *, counts: bool) -> dict[str, float]:
+        """Metrics over all ranks that count, the same on each; see docs/diagnostics.md."""
+        stacked = torch.stack(list(self._sums.values())) * counts
         dist.all_reduce(stacked)
         sums = dict(zip(self._sums, stacked.tolist(), strict=True))
         tokens = max(sums["tokens"], 1.0)

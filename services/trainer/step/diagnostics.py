@@ -101,13 +101,15 @@ class StepDiagnostics:
         index = lag * _BINS + place.clamp(0, _BINS - 1).long()
         self._bins.index_add_(0, index, torch.ones_like(gap))
 
-    def reduce(self, loss_denominator: float) -> tuple[int, dict[str, float]]:
+    def reduce(self, loss_denominator: float, *, counts: bool) -> tuple[int, dict[str, float]]:
         """Trained tokens and metrics over all ranks, the same on each.
 
         Args:
             loss_denominator: by which the sum of losses is divided.
+            counts: whether this rank's tokens are not counted by another.
         """
         stacked = torch.cat([torch.stack([self._sums[name] for name in _SUMS]), self._bins])
+        stacked *= counts
         dist.all_reduce(stacked)
         dist.all_reduce(self._largest, op=dist.ReduceOp.MAX)
         sums = dict(zip(_SUMS, stacked[: len(_SUMS)].tolist(), strict=True))

@@ -82,7 +82,7 @@ class TrainStep:
         self._algorithm, self._device = run.algorithm, device
         self._temperature, self._user_loss = run.temperature, user_loss
         self._auxiliary_models = auxiliary_models
-        self._rank, self._world_size = dist.get_rank(), dist.get_world_size()
+        self._context_group, self._world_size = policy.context_group, dist.get_world_size()
         self._clock = {"forward_backward": 0.0, "optimizer": 0.0}
         self._diagnostics, self._values = StepDiagnostics(device), CriticDiagnostics(device)
         self._updates = _Updates()
@@ -112,11 +112,11 @@ class TrainStep:
         work = [
             [
                 self._prepared(micro, held_version, first=index == 0)
-                for micro in minibatch.ranks[self._rank]
+                for micro in minibatch.ranks[self._context_group.index]
             ]
             for index, minibatch in enumerate(minibatches)
         ]
-        work = assign_credit(work, rows, batch, self._algorithm)
+        work = assign_credit(work, rows, batch, self._algorithm, self._context_group.leads)
         if self._auxiliary_models.critic is not None:
             self._values.add_start(work)
         self._clock["forward_backward"] += time.perf_counter() - started
@@ -159,7 +159,8 @@ class TrainStep:
         """Forward and backward over the micro-batches of one minibatch.
 
         FSDP averages gradients over ranks; with the loss divided by the minibatch's global
-        denominator and multiplied by the world size, that average is the exact quotient.
+        denominator and multiplied by the world size, that average is the exact quotient. Ranks
+        that share a micro-batch have the same loss, each with the gradient of its own tokens.
 
         Returns:
             For each micro-batch the rows of tokens whose loss was not finite.
@@ -225,7 +226,7 @@ class TrainStep:
 
     def _blame(self, minibatch: Minibatch, bad: list[Tensor]) -> None:
         """Find the sample groups of a skipped update; all ranks come here together."""
-        mine = zip(minibatch.ranks[self._rank], bad, strict=True)
+        mine = zip(minibatch.ranks[self._context_group.index], bad, strict=True)
         own = [self._rows[m[i]].group_id for m, places in mine for i in set(places.tolist())]
         found = {group for part in all_gather(own) for group in part}
         everything = {self._rows[i].group_id for rank in minibatch.ranks for m in rank for i in m}
@@ -237,20 +238,21 @@ class TrainStep:
             sum(minibatch.sequences for minibatch in minibatches),
             self._algorithm,
         )
-        tokens, metrics = self._diagnostics.reduce(divisor)
+        counts = self._context_group.leads
+        tokens, metrics = self._diagnostics.reduce(divisor, counts=counts)
         norms, skipped = self._updates.gradient_norms, self._updates.skipped
         metrics["grad_norm"] = sum(norms) / len(norms) if norms else 0.0
         metrics["learning_rate"] = self._optimizer.param_groups[0]["lr"]
         metrics["skipped_updates"] = float(skipped)
         if self._auxiliary_models.critic is not None:
-            metrics |= self._values.reduce()
+            metrics |= self._values.reduce(counts=counts)
         return StepOutcome(
             tokens=tokens,
             optimizer_steps=self._updates.made,
             metrics=metrics,
             seconds=dict(self._clock),
             skipped_groups=tuple(sorted(self._updates.skipped_groups)),
-            details=tuple(self._details),
+            details=tuple(self._details) if counts else (),
         )
 
 
