@@ -18,7 +18,7 @@ from services.trainer.batch.batching import plan_minibatches, rows_of
 from services.trainer.batch.collate import MicroBatch, collate
 from services.trainer.config import MIB, TrainerConfig
 from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
-from services.trainer.model.token_logprobs import token_logprobs
+from services.trainer.model.token_logprobs import Logits, token_logprobs
 from services.trainer.rank.learner import Learner
 from services.trainer.rank.process_group import join_group, open_store
 
@@ -116,9 +116,7 @@ def peak_memory(vocabulary: int = 32768, hidden: int = 256, tokens: int = 2048) 
         (logs.gather(-1, target[:, None]).sum() + 0 * entropy.sum()).backward()
 
     def ours(limit: int) -> None:
-        logprobs, _ = token_logprobs(
-            states, head, target, temperature=1.0, logits_bytes=limit, entropy="value"
-        )
+        logprobs, _ = token_logprobs(states, head, target, Logits(max_bytes=limit), entropy="value")
         logprobs.sum().backward()
 
     ways: dict[str, Callable[[], None]] = {

@@ -11,8 +11,10 @@ from transformers import AutoModelForCausalLM
 from services.trainer.batch.collate import collate_sequences
 from services.trainer.config import TrainerConfig
 from services.trainer.model.context_parallel import ALONE, ContextGroup
-from services.trainer.model.model import Policy, remove_dropout
-from services.trainer.model.packed_attention import use_packed_attention
+from services.trainer.model.model import Policy
+from services.trainer.model.model_check import Scoring, remove_randomness
+from services.trainer.model.packed_attention import PACKED
+from services.trainer.model.token_logprobs import LogitForm
 
 VOCABULARY = 61
 
@@ -21,11 +23,11 @@ def make_policy(model: Any, group: ContextGroup) -> Policy:
     """In float64 and not sharded, so that nothing but the shared rows can make a difference."""
     torch.manual_seed(0)
     causal = AutoModelForCausalLM.from_config(model, attn_implementation="sdpa").double()
-    remove_dropout(causal)
-    assert use_packed_attention(causal) is None
+    remove_randomness(causal)
+    causal.set_attn_implementation(PACKED)
     return Policy(
         causal,
-        packs=True,
+        scoring=Scoring(attention=PACKED, packs=True, form=LogitForm()),
         logits_bytes=1 << 20,
         gradient_sync="every_micro_batch",
         context_group=group,

@@ -14,11 +14,7 @@ from services.protocol.errors import InvalidInput
 from services.trainer.batch.packing import PackedRows
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.model import decoder_layers
-from services.trainer.model.packed_attention import (
-    packed_hidden,
-    padded_hidden,
-    use_packed_attention,
-)
+from services.trainer.model.packed_attention import PACKED, packed_hidden, padded_hidden
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +45,7 @@ def gradients(causal: Any, hidden: Any, lengths: list[int]) -> dict[str, torch.T
 def test_states_and_gradients_are_those_of_plain_layers(tiny_model, hidden) -> None:
     plain = load(tiny_model)
     if hidden is packed_hidden:
-        assert use_packed_attention(plain) is None
+        plain.set_attn_implementation(PACKED)
     compiled = copy.deepcopy(plain)
     compile_layers(decoder_layers(compiled), backend="aot_eager")
     torch._dynamo.utils.counters.clear()

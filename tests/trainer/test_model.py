@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from services.trainer.model.model import remove_dropout
+from services.trainer.model.model_check import remove_randomness
 
 MODELS = {
     "llama": LlamaConfig(
@@ -24,5 +24,5 @@ def test_a_model_in_training_scores_the_same_tokens_alike(family: str) -> None:
     model = AutoModelForCausalLM.from_config(MODELS[family]).train()
     ids = torch.arange(20)[None]
     assert not torch.equal(model(ids).logits, model(ids).logits), "the model has no dropout"
-    remove_dropout(model)
+    remove_randomness(model)
     assert torch.equal(model(ids).logits, model(ids).logits)

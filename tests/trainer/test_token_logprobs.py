@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from services.trainer.model.token_logprobs import token_logprobs
+from services.trainer.model.token_logprobs import LogitForm, Logits, token_logprobs
 
 N, HIDDEN, VOCABULARY = 23, 8, 37
 
@@ -18,8 +18,14 @@ def inputs(dtype: torch.dtype, *, bias: bool) -> tuple[Tensor, nn.Linear, Tensor
     return hidden, head, torch.randint(VOCABULARY, (N,))
 
 
-def plain(hidden: Tensor, head: nn.Linear, target: Tensor, temperature: float) -> Any:
-    logs = (head(hidden) / temperature).log_softmax(-1)
+def plain(
+    hidden: Tensor, head: nn.Linear, target: Tensor, temperature: float, form: Any = None
+) -> Any:
+    logits = head(hidden)
+    if form is not None:
+        logits = logits * form.scale
+        logits = logits if form.cap is None else form.cap * (logits / form.cap).tanh()
+    logs = (logits / temperature).log_softmax(-1)
     return logs.gather(-1, target[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
 
 
@@ -30,19 +36,14 @@ def gradients(of: Tensor, hidden: Tensor, head: nn.Linear) -> list[Tensor]:
 @pytest.mark.parametrize("entropy", ["value", "gradient"])
 @pytest.mark.parametrize("tokens", [1, 5, N])
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_those_of_plain_autograd(tokens, bias, entropy) -> None:
+@pytest.mark.parametrize("form", [LogitForm(), LogitForm(scale=0.3), LogitForm(scale=2.0, cap=5.0)])
+def test_values_and_gradients_are_those_of_plain_autograd(form, tokens, bias, entropy) -> None:
     hidden, head, target = inputs(torch.float64, bias=bias)
     slopes = torch.randn(2, N, dtype=torch.float64)
     slopes[0, 3] = 0  # a token that a mask took out
-    expected = plain(hidden, head, target, 0.7)
-    found = token_logprobs(
-        hidden,
-        head,
-        target,
-        temperature=0.7,
-        logits_bytes=tokens * VOCABULARY * 4,
-        entropy=entropy,
-    )
+    expected = plain(hidden, head, target, 0.7, form)
+    logits = Logits(temperature=0.7, form=form, max_bytes=tokens * VOCABULARY * 4)
+    found = token_logprobs(hidden, head, target, logits, entropy=entropy)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     with_entropy = slopes[1] if entropy == "gradient" else torch.zeros(N)
     assert found[1].requires_grad == (entropy == "gradient")
@@ -60,12 +61,7 @@ def test_small_pieces_in_bfloat16_lose_no_more_than_one_large_one() -> None:
     wanted = gradients(plain(reference, wide, target, 1.0)[0].sum(), reference, wide)
     for tokens in (1, N):
         logprobs, _ = token_logprobs(
-            hidden,
-            head,
-            target,
-            temperature=1.0,
-            logits_bytes=tokens * VOCABULARY * 4,
-            entropy="none",
+            hidden, head, target, Logits(max_bytes=tokens * VOCABULARY * 4), entropy="none"
         )
         assert logprobs.dtype == torch.float32
         got = gradients(logprobs.sum(), hidden, head)
@@ -87,12 +83,7 @@ def test_the_largest_thing_held_is_one_piece() -> None:
 
     with Watch():
         logprobs, nothing = token_logprobs(
-            hidden,
-            head,
-            target,
-            temperature=1.0,
-            logits_bytes=4 * VOCABULARY * 4,
-            entropy="none",
+            hidden, head, target, Logits(max_bytes=4 * VOCABULARY * 4), entropy="none"
         )
     assert nothing is None
     assert max(sizes) <= 4 * VOCABULARY
@@ -102,8 +93,6 @@ def test_the_largest_thing_held_is_one_piece() -> None:
 
 def test_no_tokens_are_no_trouble() -> None:
     hidden, head, target = inputs(torch.float32, bias=False)
-    logprobs, _ = token_logprobs(
-        hidden[:0], head, target[:0], temperature=1.0, logits_bytes=4, entropy="value"
-    )
+    logprobs, _ = token_logprobs(hidden[:0], head, target[:0], Logits(max_bytes=4), entropy="value")
     assert logprobs.shape == (0,)
     assert gradients(logprobs.sum(), hidden, head)[1].abs().max() == 0

@@ -1,19 +1,15 @@
 """The policy: a Hugging Face causal model, scored at response tokens, sharded by FSDP2."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
 
-from services.observability.log import Log
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
@@ -21,25 +17,17 @@ from services.trainer.model.blank import blank_model
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.context_parallel import (
     ALONE,
-    FIELD,
     ContextGroup,
     check_context_parallel,
 )
 from services.trainer.model.loading import Progress, load_weights
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
-from services.trainer.model.packed_attention import (
-    PACKED,
-    packed_hidden,
-    padded_hidden,
-    use_packed_attention,
-)
-from services.trainer.model.token_logprobs import Entropy, token_logprobs
+from services.trainer.model.model_check import Scoring, check_model, remove_randomness
+from services.trainer.model.packed_attention import packed_hidden, padded_hidden
+from services.trainer.model.token_logprobs import Entropy, Logits, token_logprobs
+from services.trainer.model.twin import layers_of
 
 _PREFIX = "causal."
-_LOGIT_TRANSFORMS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
-_log = Log("trainer")
-
 
 P = TypeVar("P", bound="Policy")
 
@@ -51,14 +39,14 @@ class Policy(nn.Module):
         self,
         causal: Any,
         *,
-        packs: bool,
+        scoring: Scoring,
         logits_bytes: int,
         gradient_sync: GradientSync,
         context_group: ContextGroup = ALONE,
     ) -> None:
         super().__init__()
         self.causal: Any = causal  # a transformers model; torch's types know no attributes
-        self.packs, self._logits_bytes = packs, logits_bytes
+        self.packs, self._form, self._logits_bytes = scoring.packs, scoring.form, logits_bytes
         self._gradient_sync, self.context_group = gradient_sync, context_group
 
     def forward(
@@ -75,12 +63,12 @@ class Policy(nn.Module):
             float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
         """
         own, count = self.own_tokens(micro), len(micro.target)
+        logits = Logits(temperature=temperature, form=self._form, max_bytes=self._logits_bytes)
         logprobs, entropies = token_logprobs(
             self.states(micro, own),
             self.causal.get_output_embeddings(),
             micro.target[own],
-            temperature=temperature,
-            logits_bytes=self._logits_bytes,
+            logits,
             entropy=entropy,
         )
         if entropies is not None:
@@ -161,26 +149,25 @@ def load_policy(
         progress: is told how many bytes are read.
 
     Raises:
-        InvalidInput: the checkpoint is missing or damaged, is not a causal model, transforms its
-            logits in a way that `Policy` does not, cannot be packed with `packing: on`, cannot be
+        InvalidInput: the checkpoint is missing or damaged, is not a causal model, would be scored
+            in another way than by its own code, cannot be packed with `packing: on`, cannot be
             shared by `context_parallel` ranks, or lacks a layer that an adapter is for; or it is
             to be compiled and there is no compiler.
     """
     held = torch.float32 if config.lora is None else getattr(torch, config.dtype)
     with _loading(config.model):
         causal = blank_model(config.model, held)
-    _refuse_transformed_logits(config, causal)
     check_context_parallel(config, causal.config.get_text_config())
-    remove_dropout(causal)
-    packs = _pack(config, causal)
+    scoring = check_model(config, causal.config)
+    causal.set_attn_implementation(scoring.attention)
     if config.activation_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:
         add_lora(causal, decoder_layers(causal), config.lora)
-    causal.train()
+    remove_randomness(causal)
     policy = kind(
         causal,
-        packs=packs,
+        scoring=scoring,
         logits_bytes=config.logits_bytes,
         gradient_sync=config.gradient_sync,
         context_group=context_group,
@@ -222,75 +209,14 @@ def _loading(model: str) -> Iterator[None]:
         raise InvalidInput("trainer.model", model, f"It cannot be loaded: {error}.") from None
 
 
-def _pack(config: TrainerConfig, causal: Any) -> bool:
-    if config.packing == "off":
-        return False
-    reason = use_packed_attention(_small_twin(causal))
-    if reason is None:
-        causal.set_attn_implementation(PACKED)
-        return True
-    model = type(causal).__name__
-    if config.context_parallel > 1:
-        fix = f"Its ranks share packed rows, and rows of {model} cannot be packed: {reason}."
-        raise InvalidInput(FIELD, config.context_parallel, f"{fix} Choose 1.")
-    if config.packing == "on":
-        raise InvalidInput(
-            "trainer.packing", "on", f"Rows of {model} cannot be packed: {reason}. Choose auto."
-        )
-    if dist.get_rank() == 0:
-        _log.warning("rows_are_padded", model=model, why=reason)
-    return False
-
-
-def _small_twin(causal: Any) -> Any:
-    """A model of the same kind with two layers, few tokens and random weights, on the CPU."""
-    config = copy.deepcopy(causal.config)
-    text = config.get_text_config()
-    text.num_hidden_layers = min(2, text.num_hidden_layers)
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[: text.num_hidden_layers]
-    text.vocab_size, text.pad_token_id = 64, None
-    with torch.random.fork_rng(devices=[]):
-        twin = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
-        )
-    return twin.eval()
-
-
-def remove_dropout(causal: nn.Module) -> None:
-    """Turn dropout off for good: engines sample without it, and a ratio or a canary that was
-    scored with it would compare two different policies."""
-    module: Any
-    for module in causal.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
-
-
 def decoder_layers(causal: Any) -> nn.ModuleList:
     """The list of decoder layers, whatever the architecture calls it.
 
     Raises:
         InvalidInput: no module list is as long as the configured number of layers.
     """
-    count = causal.config.get_text_config().num_hidden_layers
-    for module in causal.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    raise InvalidInput(
-        "trainer.model", type(causal).__name__, f"It has no list of {count} decoder layers."
-    )
-
-
-def _refuse_transformed_logits(config: TrainerConfig, causal: Any) -> None:
-    text = causal.config.get_text_config()
-    for name in _LOGIT_TRANSFORMS:
-        if getattr(text, name, None) not in (None, 1, 1.0):
-            raise InvalidInput(
-                "trainer.model", config.model, f"Models that set {name} are not supported yet."
-            )
-    head = causal.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        fix = f"Its output layer is a {type(head).__name__}, and only a linear one is supported."
-        raise InvalidInput("trainer.model", config.model, fix)
+    layers = layers_of(causal)
+    if layers is None:
+        fix = "It has no list of as many decoder layers as its configuration says."
+        raise InvalidInput("trainer.model", type(causal).__name__, fix)
+    return layers

@@ -20,8 +20,6 @@ PACKED = "millrace_packed"
 """Name of this attention in transformers' registry."""
 
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-_HALF_TOLERANCE = 0.03
 
 
 class Unpackable(Exception):
@@ -143,43 +141,6 @@ def _pad(tokens: Tensor, group: RowGroup) -> Tensor:
         empty = tokens.new_zeros(group.rows * group.width, *tokens.shape[1:])
         tokens = empty.index_copy(0, group.index, tokens)
     return tokens.view(group.rows, group.width, *tokens.shape[1:]).transpose(1, 2)
-
-
-def use_packed_attention(causal: Any) -> str | None:
-    """Switch a transformers model to packed rows, if it computes the same as without.
-
-    Two short rows are scored together and alone. State-space layers, positions that are
-    not taken from `position_ids` and attention of a model's own are found by that, whatever
-    the architecture; then the model is left as it was.
-
-    Args:
-        causal: unsharded, without dropout; in float32 the check is sharpest.
-
-    Returns:
-        None if rows can be packed, else the reason why not.
-    """
-    before = causal.config._attn_implementation
-    vocabulary = causal.config.get_text_config().vocab_size
-    rows = [(torch.arange(start, start + count) * 7) % vocabulary for start, count in _PROBE]
-    with torch.no_grad():
-        alone = [causal.base_model(one[None], use_cache=False)[0][0] for one in rows]
-        try:
-            causal.set_attn_implementation(PACKED)
-            lengths = PackedRows.of([len(one) for one in rows])
-            together = packed_hidden(causal, torch.cat(rows), lengths)
-        except Exception as error:  # noqa: BLE001  (code of any architecture runs here)
-            causal.set_attn_implementation(before)
-            return str(error) if isinstance(error, Unpackable) else f"it raises {error!r}"
-    expected = torch.cat(alone)
-    gap = (together - expected).abs().max() / expected.abs().max()
-    if not gap <= _TOLERANCE.get(expected.dtype, _HALF_TOLERANCE):
-        causal.set_attn_implementation(before)
-        return f"rows in one sequence change each other: hidden states differ by {gap:.2g}"
-    return None
-
-
-_PROBE = ((1, 7), (40, 5))
-"""First token and length of the rows that are tried."""
 
 
 def packed_hidden(

@@ -5,6 +5,7 @@ holds is kept for the backward pass only when there is no other piece; else it i
 again there, as in Wijmans et al., "Cut your losses", arXiv 2411.09009, section 4.
 """
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -14,16 +15,50 @@ Entropy = Literal["none", "value", "gradient"]
 """Whether entropies are computed, and whether a gradient goes through them."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogitForm:
+    """What a model does to its output layer's product `x`: `cap * tanh(scale * x / cap)`.
+
+    Attributes:
+        scale: a factor.
+        cap: a soft cap (Gemma 2, arXiv:2408.00118, section 2); None: `scale * x` it is.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def of(self, product: Tensor) -> Tensor:
+        """Logits, of the same shape; `product` may be changed."""
+        if self.scale != 1.0:
+            product = product.mul_(self.scale)
+        return product if self.cap is None else product.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """Of the logits by the product: `scale * (1 - (logits / cap)^2)`."""
+        if self.cap is None:
+            return self.scale
+        return (logits / self.cap).square_().neg_().add_(1.0).mul_(self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logits:
+    """How logits are made of hidden states.
+
+    Attributes:
+        temperature: divides them.
+        form: of the model.
+        max_bytes: of those in float32 that are held at once; at least one token's are.
+    """
+
+    temperature: float = 1.0
+    form: LogitForm = field(default_factory=LogitForm)
+    max_bytes: int = 1 << 29
+
+
 def token_logprobs(
-    hidden: Tensor,
-    head: nn.Linear,
-    target: Tensor,
-    *,
-    temperature: float,
-    logits_bytes: int,
-    entropy: Entropy,
+    hidden: Tensor, head: nn.Linear, target: Tensor, logits: Logits, *, entropy: Entropy
 ) -> tuple[Tensor, Tensor | None]:
-    """Logprob of `target[n]` under `softmax(head(hidden[n]) / temperature)`, and the entropy.
+    """Logprob of `target[n]` under `softmax(form(head(hidden[n])) / temperature)`, and the entropy.
 
     With `p` the softmax and `z` the logits: `d logprob / dz_j = [j = target] - p_j`, and of
     the entropy `H = -sum_j p_j log p_j`: `dH / dz_j = -p_j (log p_j + H)`.
@@ -32,18 +67,16 @@ def token_logprobs(
         hidden: `[N, H]`, after the last norm.
         head: the output layer: `weight` `[V, H]`, and perhaps `bias` `[V]`.
         target: int64 `[N]`.
-        temperature: divides the logits.
-        logits_bytes: of the float32 logits that are held at once; at least one token's are.
+        logits: how they are made.
         entropy: `none`, `value` without gradient or `gradient`.
 
     Returns:
         float32 logprobs `[N]` with gradient, float32 entropies `[N]` in nats or None.
     """
     weight = head.weight
-    piece = max(1, logits_bytes // (4 * weight.shape[0]))
     grad = torch.is_grad_enabled()
     logprobs, entropies = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, head.bias, target, temperature, piece, entropy, grad
+        hidden, weight, head.bias, target, logits, entropy, grad
     )
     return logprobs, entropies if entropy != "none" else None
 
@@ -58,19 +91,21 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
-        temperature: float,
-        piece: int,
+        logits: Logits,
         entropy: Entropy,
         grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        ctx.temperature, ctx.piece, ctx.entropy = temperature, piece, entropy
-        keep = grad and len(target) <= piece
+        ctx.logits, ctx.entropy = logits, entropy
+        ctx.piece = piece = max(1, logits.max_bytes // (4 * weight.shape[0]))
+        # The slope of a cap needs logits beside probabilities, so both are computed again.
+        keep = grad and len(target) <= piece and logits.form.cap is None
         logprobs = hidden.new_empty(len(target), dtype=_precision(hidden))
         entropies = torch.zeros_like(logprobs)
         kept = None
         for start in range(0, len(target), piece):
             part = slice(start, start + piece)
-            logs = _logits(hidden[part], weight, bias, temperature).log_softmax(-1)
+            product = _product(hidden[part], weight, bias)
+            logs = logits.form.of(product).div_(logits.temperature).log_softmax(-1)
             logprobs[part] = logs.gather(-1, target[part, None])[:, 0]
             if keep or entropy != "none":
                 kept = logs.exp()
@@ -86,22 +121,25 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, target, entropies, kept = ctx.saved_tensors
         # The chain rule through `logits / temperature`, before there are V numbers a token.
-        by_logprob = by_logprob / ctx.temperature
-        through = by_entropy / ctx.temperature if ctx.entropy == "gradient" else None
+        temperature, form = ctx.logits.temperature, ctx.logits.form
+        by_logprob = by_logprob / temperature
+        through = by_entropy / temperature if ctx.entropy == "gradient" else None
         sums = _Sums(ctx, hidden, weight, one_piece=kept is not None)
         for start in range(0, len(target), ctx.piece):
             part = slice(start, start + ctx.piece)
-            p = kept
+            p, slope = kept, form.scale
             if p is None:
-                p = _logits(hidden[part], weight, bias, ctx.temperature).softmax(-1)
+                logits = form.of(_product(hidden[part], weight, bias))
+                slope = form.slope(logits)
+                p = logits.div_(temperature).softmax(-1)
             by_logit = p * -by_logprob[part, None]
             if through is not None:
                 # entr(p) is -p log p, and 0 at 0.
-                slope = torch.special.entr(p) - p * entropies[part, None]
-                by_logit += slope * through[part, None]
+                by_p = torch.special.entr(p) - p * entropies[part, None]
+                by_logit += by_p * through[part, None]
             by_logit.scatter_add_(-1, target[part, None], by_logprob[part, None])
-            sums.add(part, by_logit.to(hidden.dtype))
-        return (*sums.result(), None, None, None, None, None)
+            sums.add(part, by_logit.mul_(slope).to(hidden.dtype))
+        return (*sums.result(), None, None, None, None)
 
 
 class _Sums:
@@ -136,9 +174,8 @@ class _Sums:
         return self._of_hidden, of_weight, of_bias
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
-    return logits if temperature == 1.0 else logits.div_(temperature)
+def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(hidden, weight, bias).to(_precision(hidden))
 
 
 def _precision(tensor: Tensor) -> torch.dtype:
