@@ -66,9 +66,11 @@ class QueryDescription(Description):
     def queries(self, matchers: str) -> tuple[Query, ...]:
         """The queries that it stands for, on a board with these matchers."""
         if metric := self.p50_and_p95:
-            legend = f"{{{{{self.by}}}}}"
+            legend = f" {{{{{self.by}}}}}" if self.by else ""
             return tuple(
-                Query(f"{name} {legend}", SHAPES[name](_full(metric), matchers, self.by))
+                Query(
+                    f"{name}{legend}", SHAPES[name](_full(metric), matchers, self.by), self.no_data
+                )
                 for name in ("p50", "p95")
             )
         expr = self.expr

@@ -11,6 +11,7 @@ import yaml
 from ray.util import metrics as ray_metrics
 
 from deploy.grafana import make_dashboards
+from deploy.grafana.board import QueryDescription
 from deploy.grafana.boards import ABSENT, BOARDS
 from services.observability import metrics
 
@@ -71,6 +72,12 @@ def test_every_metric_of_vllm_in_a_panel_is_one_of_this_vllm() -> None:
         assert {f'"vllm:{name}"', f'"vllm:{SUFFIX.sub("", name)}"'} & set(
             re.findall(r'"vllm:[a-z_0-9]+"', source)
         ), name
+
+
+def test_both_queries_of_a_pair_of_quantiles_say_why_they_may_have_no_data() -> None:
+    pair = QueryDescription(p50_and_p95="workspace_open_seconds", no_data="nobody opened one")
+    assert [query.no_data for query in pair.queries("")] == ["nobody opened one"] * 2
+    assert [query.legend for query in pair.queries("")] == ["p50", "p95"]
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
