@@ -22,10 +22,10 @@ from ray.serve.schema import ApplicationStatus
 
 from services.protocol.errors import NotReady, ReplicaLost
 from services.protocol.reward.reward_service import RewardService
-from services.protocol.trainer import Trainer
+from services.protocol.trainer import RankProgress, Trainer, TrainerState
 from services.protocol.weights.weight_bus import BUS_ACTOR, NAMESPACE, WeightBus
 
-_STATUS_S = 5.0
+_STATUS_S, _TRAINER_STATE_S = 5.0, 10.0
 _RUNS_S, _RUNS_LOOK_S = 120.0, 0.1
 _ABSENT = (RayActorError, RayServeException, GetTimeoutError, ConnectionError)
 
@@ -123,11 +123,11 @@ class RemoteService:
         self._name, self._find = name, find
         self._handle: Any = None
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+    async def call(self, method: str, *args: Any, timeout_s: float | None) -> Any:
         """Call a method and return its result.
 
         Raises:
-            NotReady: no answer in `timeout_s`, or the service is not up.
+            NotReady: no answer in `timeout_s`, None for no limit, or the service is not up.
             ReplicaLost: the process died during the call.
             Exception: whatever the method raised.
         """
@@ -157,12 +157,12 @@ class _Forwarder:
     Args:
         interface: a Protocol of coroutine methods.
         service: implements it in another process.
-        timeout_s: deadline of a call.
+        timeout_s: deadline of a call, None where callers watch the service themselves.
         timeouts_s: deadlines of methods that differ, by name.
     """
 
     def __init__(
-        self, interface: type, service: RemoteService, timeout_s: float, **timeouts_s: float
+        self, interface: type, service: RemoteService, timeout_s: float | None, **timeouts_s: float
     ) -> None:
         self._service = service
         for name, method in inspect.getmembers(interface, inspect.iscoroutinefunction):
@@ -171,18 +171,64 @@ class _Forwarder:
             setattr(self, name, partial(self._forward, name, arguments, deadline_s))
 
     async def _forward(
-        self, method: str, arguments: inspect.Signature, timeout_s: float, *args: Any, **named: Any
+        self,
+        method: str,
+        arguments: inspect.Signature,
+        timeout_s: float | None,
+        *args: Any,
+        **named: Any,
     ) -> Any:
         bound = arguments.bind(*args, **named)
-        timeout_s += bound.arguments.get("wait_s", 0.0)
+        if timeout_s is not None:
+            timeout_s += bound.arguments.get("wait_s", 0.0)
         bound.apply_defaults()
         return await self._service.call(method, *bound.args, timeout_s=timeout_s)
 
 
-def trainer_peer(*, timeout_s: float = 600.0) -> Trainer:
-    """The trainer's Serve application."""
+def trainer_peer() -> Trainer:
+    """The trainer's Serve application. Its calls have no deadline, since a large model may take
+    any time: callers watch its `state`, which also shows a replica whose ranks are starting."""
     service = RemoteService("trainer", partial(serve.get_app_handle, "trainer"))
-    return cast(Trainer, _Forwarder(Trainer, service, timeout_s, state=10.0))
+    peer = cast(Trainer, _Forwarder(Trainer, service, None, state=_TRAINER_STATE_S))
+    tell, starts = peer.state, set[str]()
+
+    async def state() -> TrainerState:
+        try:
+            told = await tell()
+        except NotReady:
+            starting = await _starting("trainer", "trainer")
+            if not starting:
+                raise
+            starts.update(starting)
+            return _starting_trainer(failed_starts=len(starts) - 1)
+        starts.clear()
+        return told
+
+    peer.state = state  # type: ignore[method-assign]
+    return peer
+
+
+def _starting_trainer(*, failed_starts: int) -> TrainerState:
+    return TrainerState(
+        ready=False,
+        run_id=None,
+        step=0,
+        policy_version=None,
+        world_size=0,
+        parameters=0,
+        progress=RankProgress(phase="starting"),
+        failed_starts=failed_starts,
+    )
+
+
+async def _starting(application: str, deployment: str) -> set[str]:
+    """Ids of replicas that Serve is starting."""
+    try:
+        async with asyncio.timeout(_STATUS_S):
+            states = await asyncio.to_thread(_states, application, deployment)
+    except (TimeoutError, RayError, *_ABSENT):
+        return set()
+    return {replica for replica, state in states.items() if state == "STARTING"}
 
 
 def reward_peer(*, timeout_s: float = 1000.0) -> RewardService:

@@ -17,6 +17,7 @@ from services.protocol.weights.weight_bus import ReplicaState, WeightBus
 from services.protocol.weights.weights import WeightManifest
 from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.rank_group import RankGroup
 from services.trainer.rank.rank_messages import by_sequence
 from services.weight_bus.app import WeightBusSupervisor
@@ -86,7 +87,7 @@ class World:
         )
         rank_class: Any = ray.remote(num_cpus=0)(actors.Rank)
         ranks = [rank_class.remote(trainer, "bench", rank) for rank in range(RANKS)]
-        group = RankGroup("bench", ranks)
+        group = RankGroup("bench", ranks, GroupProgress(trainer))
         replica_class: Any = ray.remote(num_cpus=0)(actors.Replica)
         made = [replica_class.remote() for _ in range(replicas)]
         place = ranks[0].meet.remote()
@@ -116,7 +117,7 @@ class World:
 
     async def call(self, method: str, *args: Any) -> list[Any]:
         """Call every rank."""
-        return await self.group.call(method, *args, timeout_s=DEADLINE_S)
+        return await asyncio.wait_for(self.group.call(method, *args), DEADLINE_S)
 
     async def on_replicas(self, method: str, *args: Any) -> list[Any]:
         """Call every replica at once."""

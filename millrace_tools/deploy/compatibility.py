@@ -14,8 +14,6 @@ from services.rollout_server.config import RolloutServerConfig
 from services.trainer.config import TrainerConfig
 
 _TIMEOUTS = (
-    ("orchestrator.trainer_call_timeout_s", "trainer.call_timeout_s", "trainer.bus_timeout_s"),
-    ("orchestrator.trainer_timeout_s", "trainer.start_timeout_s"),
     (
         "reward_service.answer_deadline_s",
         "reward_service.queue_wait_s",

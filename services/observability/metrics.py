@@ -282,6 +282,7 @@ class TrainerMetrics:
     grad_norm = _gauge("trainer_grad_norm", "Global gradient norm", "run")
     diagnostic = _gauge("trainer_diagnostic", "See docs/diagnostics.md", "run", "name")
     phase = _seconds("trainer_phase_seconds", "Wall time by phase", "run", "phase")
+    quiet = _gauge("trainer_quiet_seconds", "Longest that a rank at work shows no progress")
 
 
 class RolloutMetrics:

@@ -40,7 +40,7 @@ class Orchestrator:
 
 def _peers(config: OrchestratorConfig) -> Peers:
     return Peers(
-        trainer=trainer_peer(timeout_s=config.trainer_call_timeout_s),
+        trainer=trainer_peer(),
         reward=reward_peer(timeout_s=config.score_timeout_s),
         bus=bus_peer(),
         nodes=node_use,

@@ -41,10 +41,8 @@ class OrchestratorConfig(StrictModel):
         score_timeout_s: deadline for a score, retries included, seconds; then it counts as an
             infrastructure failure.
         evaluation_concurrency: held-out tasks rolled out at a time, of all sets together.
-        trainer_call_timeout_s: deadline for one call of the trainer, seconds; above the
-            trainer's own `call_timeout_s` plus `bus_timeout_s`, so that the trainer gives up
-            first and says why.
-        trainer_timeout_s: how long a trainer that is gone may take to come back, seconds.
+        trainer_timeout_s: how long the trainer may be gone or show no work, seconds; loads, train
+            steps and checkpoints that make progress may take any time.
         replicas_timeout_s: how long rollout servers may take to hold a version, seconds.
         recoveries_in_row: trainer recoveries without progress in between, which is a train
             step that was not reached before, after which a run fails.
@@ -76,7 +74,6 @@ class OrchestratorConfig(StrictModel):
     score_queue: int = Field(default=65536, ge=1)
     score_timeout_s: float = Field(default=1000.0, gt=0)
     evaluation_concurrency: int = Field(default=64, ge=1)
-    trainer_call_timeout_s: float = Field(default=780.0, gt=0)
     trainer_timeout_s: float = Field(default=300.0, gt=0)
     replicas_timeout_s: float = Field(default=300.0, gt=0)
     recoveries_in_row: int = Field(default=3, ge=1)

@@ -166,6 +166,36 @@ def checkpoint_bytes(parameters: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """What a rank does now.
+
+    Attributes:
+        phase: `starting`, `loading`, `micro-batch`, `optimizer`, `snapshot`, `saving`, `scoring`
+            or `idle`.
+        done: of `total`: bytes where it is loading, else micro-batches begun.
+        total: 0 where the phase has no parts.
+        marks: signs of progress since the process started; grows alike on ranks in lock-step.
+        quiet_s: seconds without a sign of life, by the rule of docs/training.md.
+        rank: whose progress it is.
+    """
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    marks: int = 0
+    quiet_s: float = 0.0
+    rank: int = 0
+
+    def __str__(self) -> str:
+        """For people, such as `loading 3.1 of 14.0 GiB`."""
+        if not self.total:
+            return self.phase
+        if self.phase == "loading":
+            return f"loading {self.done / (1 << 30):.1f} of {self.total / (1 << 30):.1f} GiB"
+        return f"{self.phase} {self.done} of {self.total}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerState:
     """The state of the trainer.
 
@@ -180,6 +210,8 @@ class TrainerState:
         checkpoints_kept: at a time, besides the one that is being written.
         frontier: where the ledger was at the checkpoint that was loaded, None without one.
         refused_checkpoints: newer ones that could not be loaded, each with the reason.
+        progress: of the slowest rank at work, None while the trainer has nothing to do.
+        failed_starts: how often in a row new ranks did not come up.
     """
 
     ready: bool
@@ -192,6 +224,8 @@ class TrainerState:
     checkpoints_kept: int | None = None
     frontier: LedgerFrontier | None = None
     refused_checkpoints: tuple[str, ...] = ()
+    progress: RankProgress | None = None
+    failed_starts: int = 0
 
 
 class Trainer(Protocol):

@@ -1,11 +1,15 @@
 """Collectives of Python objects, over the default process group unless another is given."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 T = TypeVar("T")
+
+LONGEST_WAIT = timedelta(days=7)
+"""Of a rank for its peers, in the libraries below: the leader ends ranks that hang, long before."""
 
 
 def share(items: Sequence[T]) -> Sequence[T]:

@@ -73,9 +73,10 @@ class TrainerConfig(StrictModel):
         node_resource: custom Ray resource that a node must have for ranks to be put there.
         canary_sequences: token sequences scored with every version, by which its delivery
             is proved; 0 turns the proof off.
-        group_timeout_s: longest that a rank waits for another inside one collective.
-        start_timeout_s: longest from starting the ranks to a loaded model.
-        call_timeout_s: longest that one train step, checkpoint or load may take.
+        start_timeout_s: longest that the resources for the ranks, and then their processes
+            up to the import of torch, may take; loading the model is not part of it.
+        progress_timeout_s: longest that a group of ranks may be without progress in a load, train
+            step or checkpoint, however long that takes (docs/training.md, "Progress and hangs").
         bus_timeout_s: longest that a publish waits for the weight bus to be up.
         tracing: a collector for spans, None for none (docs/tracing.md).
         checkpoints_kept: newest complete checkpoints that a save leaves.
@@ -108,9 +109,8 @@ class TrainerConfig(StrictModel):
     ranks_per_node: int | None = Field(default=None, ge=1)
     node_resource: str | None = Field(default=None, min_length=1)
     canary_sequences: int = Field(default=8, ge=0, le=1024)
-    group_timeout_s: float = Field(default=60.0, gt=0)
     start_timeout_s: float = Field(default=180.0, gt=0)
-    call_timeout_s: float = Field(default=600.0, gt=0)
+    progress_timeout_s: float = Field(default=45.0, gt=0)
     bus_timeout_s: float = Field(default=120.0, gt=0)
     tracing: TracingConfig | None = None
     checkpoints_kept: int = Field(default=2, ge=1)

@@ -42,8 +42,6 @@ def test_the_defaults_fit_together():
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
-        ({"trainer": {"call_timeout_s": 700}}, "orchestrator.args.trainer_call_timeout_s", "820"),
-        ({"trainer": {"start_timeout_s": 300}}, "orchestrator.args.trainer_timeout_s", "300"),
         (
             {"reward_service": {"queue_wait_s": 800}},
             "reward_service.args.answer_deadline_s",

@@ -366,9 +366,9 @@ async def test_a_missing_trainer_is_named_while_it_is_waited_for_and_at_the_dead
             await asked.wait()
             status = await runs.ended(run_id)
     assert details[0] == "waiting for the trainer"
-    assert details[1].startswith("waiting for the trainer, 1 s at most: trainer is not up")
+    assert details[1].startswith("waiting for the trainer: trainer is not up")
     assert status.state is RunState.FAILED
-    assert "not ready in 1 s: trainer is not up: Application 'trainer' does not" in status.detail
+    assert "no progress for 1 s: trainer is not up: Application 'trainer' does not" in status.detail
     assert "serve status" in status.detail
 
 

@@ -174,7 +174,7 @@ class Ranks:
     def meet(self, model: Path) -> None:
         self._connections[0].send(("meet", ()))
         port = self._answer(self._connections[0])
-        self.call("join", self.config(model, group_timeout_s=30.0), port)
+        self.call("join", self.config(model), port)
 
     def call(self, method: str, *args: Any) -> list[Any]:
         for connection in self._connections:

@@ -3,6 +3,7 @@
 Run as a script it imports once, and then forks a rank for every socket that it is told of.
 """
 
+import asyncio
 import os
 import resource
 import signal
@@ -11,17 +12,22 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Client
 from typing import Any
+from unittest import mock
 
 from services.observability.garbage import heavy_imports
 
 with heavy_imports():
+    import ray
     import torch
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from services.trainer.config import TrainerConfig
     from services.trainer.model.lora import adapter_off
+    from services.trainer.rank import rank as rank_module
     from services.trainer.rank.learner import Learner
     from services.trainer.rank.process_group import join_group, open_store
+    from tests.chaos.calls import BusOverSocket, serve
+    from tests.trainer.halt import Halt
     from tests.trainer.held_bytes import between_passes
 
 
@@ -121,6 +127,21 @@ class RankProcess:
         """No file may grow above `size` bytes, -1 for any size: as on a full disk."""
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, -1))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def serve_actor(self, path: str, config: TrainerConfig, group: str, halt: Halt | None) -> None:
+        """Be a whole `TrainerRank` at this socket, with no bus; never returns."""
+        mock.patch.object(ray.util, "get_node_ip_address", return_value="127.0.0.1").start()
+        mock.patch.object(rank_module, "bus_peer", return_value=BusOverSocket("/nowhere")).start()
+        if halt is not None:
+            halt.install()
+
+        async def serve_rank() -> None:
+            await serve(rank_module.TrainerRank(config, group, self._rank), path)
+
+        asyncio.run(serve_rank())
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._learner, method)

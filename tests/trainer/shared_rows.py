@@ -55,9 +55,7 @@ def learn(policy: Policy, lengths: list[int]) -> tuple[Tensor, Tensor, dict[str,
 
 def learn_together(size: int, model: Any, lengths: list[int]) -> Any:
     """The same of rows that `size` ranks share; gradients added up over those ranks."""
-    config = TrainerConfig(
-        model="m", world_size=dist.get_world_size(), context_parallel=size, group_timeout_s=60.0
-    )
+    config = TrainerConfig(model="m", world_size=dist.get_world_size(), context_parallel=size)
     group = ContextGroup.make(config)
     logprobs, entropies, found = learn(make_policy(model, group), lengths)
     for gradient in found.values():

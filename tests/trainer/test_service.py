@@ -13,6 +13,7 @@ from services.protocol.weights.weight_bus import Member, MemberTable, ReplicaSta
 from services.protocol.weights.weights import CanaryLogprobs, Dtype, TensorSpec, WeightManifest
 from services.trainer.config import TrainerConfig
 from services.trainer.lead import service as service_module
+from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.service import TrainerService
 from services.trainer.rank.rank_messages import Digests, RankModel, RankRun, RankStep
 from services.trainer.snapshot import publisher
@@ -133,7 +134,7 @@ class FakeGroup:
         self.gate.set()
         self.entered = asyncio.Event()
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         self.calls.append((method, *args))
         self.entered.set()
         await asyncio.wait_for(self.gate.wait(), DEADLINE_S)
@@ -184,7 +185,7 @@ class Starter:
         self._groups = list(groups)
         self.started = 0
 
-    async def __call__(self, config: TrainerConfig) -> FakeGroup:
+    async def __call__(self, config: TrainerConfig, progress: GroupProgress) -> FakeGroup:
         self.started += 1
         group = self._groups.pop(0)
         if isinstance(group, BaseException):

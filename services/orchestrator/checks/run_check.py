@@ -72,7 +72,7 @@ async def deployment_facts(
         models=tuple(sorted({member.model for member in members})) or None,
         max_model_len=min((member.max_model_len for member in members), default=None),
         max_choices=load.max_choices if load else None,
-        ranks=state.world_size if state else None,
+        ranks=(state.world_size or None) if state else None,  # 0: they are starting
         # The checkpoints of a resumed run are on disk already, and replace each other.
         checkpoint_bytes=state.checkpoint_bytes if state and not resumed else None,
         checkpoints_kept=state.checkpoints_kept if state else None,

@@ -26,7 +26,7 @@ class RunEnding:
     """Ends one run; a part that fails is logged and counted."""
 
     def __init__(self, context: RunContext, book: GroupBook, record: RunRecord) -> None:
-        self._trainer, self._fleet = context.peers.trainer, context.fleet
+        self._context, self._fleet = context, context.fleet
         self._progress, self._tags = context.progress, context.tags
         self._directory, self._seed = context.directory, context.run.seed
         self._book, self._ledger, self._record = book, book.ledger, record
@@ -40,9 +40,9 @@ class RunEnding:
         if self._ledger.behind:  # a checkpoint must not know of a step that the ledger lacks
             self.failed("checkpoint", OSError(ENOSPC, "no disk space for the ledger"))
             return
-        save = self._trainer.save(self._progress.run_id, self._ledger.frontier())
+        save = self._context.peers.trainer.save(self._progress.run_id, self._ledger.frontier())
         try:
-            report, _ = await ask(save)
+            report, _ = await ask(self._context, save)
         except TrainerLost as error:
             self.failed("checkpoint", error)
         else:

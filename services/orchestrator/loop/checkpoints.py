@@ -16,7 +16,7 @@ class Checkpoints:
     def __init__(
         self, context: RunContext, ledger: Ledger, *, disk: DiskGuard, timeline: Timeline
     ) -> None:
-        self._trainer, self._progress = context.peers.trainer, context.progress
+        self._context, self._progress = context, context.progress
         self._every, self._steps = context.run.checkpoint.every, context.run.steps
         self._ledger, self._disk, self._timeline = ledger, disk, timeline
 
@@ -66,8 +66,8 @@ class Checkpoints:
     async def _tried(self, *, wait: bool) -> CheckpointReport:
         # A kill must never leave a checkpoint of a step that the ledger does not know.
         await self._disk.ledger_written(self._ledger)
-        saving = self._trainer.save(self._progress.run_id, self._ledger.frontier(), wait)
-        return (await ask(saving))[0]
+        trainer, frontier = self._context.peers.trainer, self._ledger.frontier()
+        return (await ask(self._context, trainer.save(self._progress.run_id, frontier, wait)))[0]
 
 
 def _saved_step(report: CheckpointReport, *, at_least: int) -> int:

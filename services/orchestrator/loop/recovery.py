@@ -1,12 +1,13 @@
 """Starting the trainer, and bringing it back after a loss."""
 
 import time
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from services.observability.log import Log
 from services.orchestrator.core.book import GroupBook
 from services.orchestrator.core.context import RunContext
+from services.orchestrator.loop.trainer_watch import StartDeadline, watched
 from services.protocol.errors import NotReady
 from services.protocol.trainer import TrainerState
 from services.retry import retrying
@@ -23,7 +24,7 @@ class TrainerLost(RuntimeError):
     """A call to the trainer failed, for any reason."""
 
 
-async def ask(call: Awaitable[T]) -> tuple[T, float]:
+async def ask(context: RunContext, call: Coroutine[Any, Any, T]) -> tuple[T, float]:
     """The trainer's answer and the seconds it took.
 
     Raises:
@@ -33,7 +34,7 @@ async def ask(call: Awaitable[T]) -> tuple[T, float]:
     """
     began = time.monotonic()
     try:
-        return await call, time.monotonic() - began
+        return await watched(context, call), time.monotonic() - began
     except Exception as error:
         raise TrainerLost(repr(error)) from error
 
@@ -45,30 +46,34 @@ async def start_trainer(context: RunContext) -> TrainerState:
     progress says what it waits for.
 
     Raises:
-        NotReady: it has not come back after `trainer_timeout_s`.
+        NotReady: it has shown no progress for `trainer_timeout_s`, or failed too often.
         InvalidInput: the trainer refuses the run.
     """
     config, trainer, start = context.config, context.peers.trainer, context.start
-    waited = f"{config.trainer_timeout_s:g} s"
+    waited, deadline = f"{config.trainer_timeout_s:g} s", StartDeadline(context)
 
     async def started() -> TrainerState:
-        if not (await trainer.state()).ready:
-            raise NotReady("its ranks are not all up")
-        return await trainer.start_run(start)
+        state = await trainer.state()
+        deadline.heard(state)
+        if not state.ready:
+            doing = f": {state.progress}" if state.progress else ""
+            raise NotReady(f"its ranks are not all up{doing}")
+        try:
+            return await watched(context, trainer.start_run(start))
+        except NotReady:
+            deadline.failed()
+            raise
 
     def waits(error: NotReady, _: float) -> None:
-        context.progress.detail = f"waiting for the trainer, {waited} at most: {error}"
+        if deadline.over:
+            raise NotReady(
+                f"the trainer made no progress for {waited}: {str(error).rstrip('.')}; `serve "
+                "status` shows whether its application is deployed and healthy"
+            ) from error
+        context.progress.detail = f"waiting for the trainer: {error}"
         _log.info("waiting_for_trainer", run=start.run_id, problem=str(error))
 
-    try:
-        state = await retrying(
-            started, pauses=config.pauses, timeout_s=config.trainer_timeout_s, failed=waits
-        )
-    except NotReady as error:
-        raise NotReady(
-            f"the trainer was not ready in {waited}: {str(error).rstrip('.')}; `serve status` "
-            "shows whether its application is deployed and healthy"
-        ) from error
+    state = await retrying(started, pauses=config.pauses, failed=waits)
     for why in state.refused_checkpoints:
         _log.warning("checkpoint_refused", run=start.run_id, why=why)
     return state

@@ -96,7 +96,7 @@ class TrainSteps:
             trace=span.traceparent,
         )
         try:
-            return await ask(self._context.peers.trainer.train(work))
+            return await ask(self._context, self._context.peers.trainer.train(work))
         except TrainerLost:
             span.fail("trainer_lost")
             raise

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,7 +21,7 @@ from services.trainer.checkpoints.manifest import (
     digest_of,
 )
 from services.trainer.checkpoints.model_files import FOLDER, copy_model_files
-from services.trainer.collectives import all_gather, from_rank_0
+from services.trainer.collectives import LONGEST_WAIT, all_gather, from_rank_0
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -62,8 +61,7 @@ class CheckpointWriter:
     threads in one group would meet in a different order on each rank.
     """
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout = timedelta(seconds=timeout_s)
+    def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._group: dist.ProcessGroup | None = None
         self._writing: tuple[int, Future[WriteProblem]] | None = None
@@ -84,7 +82,7 @@ class CheckpointWriter:
         self.settle()
         step = manifest.progress.step
         if self._group is None:
-            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+            self._group = dist.new_group(backend="gloo", timeout=LONGEST_WAIT)
         writing, problem = from_rank_0(lambda: _attempt(lambda: _begin(folder, step), None))
         if problem:
             self._note(step, problem)

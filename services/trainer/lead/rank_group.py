@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from services.observability.log import Log
+from services.observability.metrics import TrainerMetrics
 from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import RANK_PREFIX
 from services.protocol.weights.weight_bus import NAMESPACE
 from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.rank.rank import TrainerRank
 from services.trainer.rank.rank_messages import RankModel
 from services.warm_workers import Stage, warmed
@@ -95,22 +97,26 @@ class RankGroup:
     """
 
     def __init__(
-        self, name: str, ranks: Sequence[Any], placement: RankPlacement | None = None
+        self,
+        name: str,
+        ranks: Sequence[Any],
+        progress: GroupProgress,
+        placement: RankPlacement | None = None,
     ) -> None:
         self.name = name
-        self._placement = placement
+        self._progress, self._placement = progress, placement
         self.lost = asyncio.Event()
         self.model = RankModel(parameters=0, tensors=(), buckets=(), canary=())
         self._ranks = list(ranks)
         self._watch: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, config: TrainerConfig) -> "RankGroup":
+    async def start(cls, config: TrainerConfig, progress: GroupProgress) -> "RankGroup":
         """Start the ranks, let them meet and load the model.
 
         Raises:
             InvalidInput: the model cannot be loaded.
-            NotReady: a rank died or the deadline passed.
+            NotReady: a rank died, hung or did not start in `start_timeout_s`.
         """
         name = uuid.uuid4().hex[:8]
         placement = await RankPlacement.reserve(config)
@@ -118,9 +124,10 @@ class RankGroup:
         for rank in range(config.world_size):
             options = {"max_restarts": 0} | placement.options(rank) | _known_as(config, name, rank)
             ranks.append(actor.options(**options).remote(config, name, rank))
-        group = cls(name, ranks, placement)
+        group = cls(name, ranks, progress, placement)
         try:
-            await group._join(config.start_timeout_s)
+            await group._processes_up(config.start_timeout_s)
+            await group._join()
         except BaseException:
             group.kill("it never came up")  # Ray would keep the reserved resources
             raise
@@ -128,12 +135,28 @@ class RankGroup:
         _log.info("ranks_up", group=name, ranks=len(ranks), parameters=group.model.parameters)
         return group
 
-    async def _join(self, timeout_s: float) -> None:
+    async def _processes_up(self, timeout_s: float) -> None:
+        self._progress.begin(range(len(self._ranks)), "starting")
+        asked = [asyncio.ensure_future(_answer(rank.progress.remote())) for rank in self._ranks]
+        try:
+            done, pending = await asyncio.wait(
+                asked, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+        finally:
+            self._progress.end()
+            await cancel(*asked)
+        self._raise_failure(_failures(list(done)), len(asked), "start")
+        if pending:
+            which = [rank for rank, task in enumerate(asked) if task in pending]
+            raise NotReady(f"processes of trainer ranks {which} did not start in {timeout_s:g} s")
+
+    async def _join(self) -> None:
+        self._progress.begin(range(len(self._ranks)), "starting")
         place = self._ranks[0].meet.remote()
         joining = [rank.join.remote(place) for rank in self._ranks]
-        self.model, *_ = await self._gather(joining, timeout_s, "join")
+        self.model, *_ = await self._gather(joining, "join")
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    async def call(self, method: str, *args: Any) -> list[Any]:
         """Call every rank with the same arguments; answers in rank order.
 
         Raises:
@@ -143,10 +166,11 @@ class RankGroup:
         """
         if self.lost.is_set():
             raise NotReady("the trainer's ranks are restarting")
+        self._progress.begin(range(len(self._ranks)), method)
         # Arguments go to the object store once, not once a rank.
         references = [ray.put(argument) for argument in args]
         calls = [getattr(rank, method).remote(*references) for rank in self._ranks]
-        return await self._gather(calls, timeout_s, method)
+        return await self._gather(calls, method)
 
     def kill(self, reason: str) -> None:
         """End all ranks; safe to call again."""
@@ -164,23 +188,45 @@ class RankGroup:
         self.kill("closed")
         await cancel(self._watch)
 
-    async def _gather(self, calls: Sequence[Any], timeout_s: float, method: str) -> list[Any]:
+    async def _gather(self, calls: Sequence[Any], method: str) -> list[Any]:
         tasks = [asyncio.ensure_future(_answer(call)) for call in calls]
+        polls = [asyncio.create_task(self._follow(rank)) for rank in self._ranks]
         try:
-            _, pending = await asyncio.wait(
-                tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
-            )
-            hung = bool(pending) and not _failures(tasks)
-            if pending and not hung:
+            hung = await self._end_or_hang(tasks)
+            if not hung and not all(task.done() for task in tasks):
                 await asyncio.wait(tasks, timeout=SETTLE_S)
         finally:
-            for task in tasks:
+            self._progress.end()
+            for task in (*tasks, *polls):
                 task.cancel()
         if hung:
-            self.kill(f"{method}: no answer in {timeout_s:g} s")
-            raise NotReady(f"the trainer's ranks did not finish {method} in {timeout_s:g} s")
+            self.kill(f"{method}: {hung}")
+            raise NotReady(f"the trainer's ranks did not finish {method}: {hung}")
         self._raise_failure(_failures(tasks), len(tasks), method)
         return [task.result() for task in tasks]
+
+    async def _end_or_hang(self, tasks: "Sequence[asyncio.Task[Any]]") -> str | None:
+        """Wait until all have ended or one has failed, or return which rank hangs."""
+        while True:
+            _, pending = await asyncio.wait(
+                tasks, timeout=self._progress.look_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+            if not pending or _failures(tasks):
+                return None
+            self._progress.at_work = [i for i, task in enumerate(tasks) if not task.done()]
+            slowest = self._progress.slowest
+            TrainerMetrics.quiet.set(slowest.quiet_s if slowest else 0.0)
+            if hung := self._progress.hung():
+                return hung
+
+    async def _follow(self, rank: Any) -> None:
+        """Ask the rank again and again what it does; its death is told by the call itself."""
+        while True:
+            try:
+                self._progress.report(await _answer(rank.progress.remote()))
+            except RayError:
+                return
+            await asyncio.sleep(self._progress.look_s)
 
     def _raise_failure(self, failures: list[BaseException], ranks: int, method: str) -> None:
         """Tell refused input, a dead rank and a fault of the work apart."""

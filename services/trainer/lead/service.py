@@ -13,6 +13,7 @@ from services.protocol.errors import InvalidInput, NotReady
 from services.protocol.trainer import (
     CheckpointReport,
     LedgerFrontier,
+    RankProgress,
     RunStart,
     TrainBatch,
     TrainerState,
@@ -24,6 +25,7 @@ from services.protocol.weights.weights import WeightManifest
 from services.retry import retrying
 from services.side_by_side import cancel
 from services.trainer.config import TrainerConfig
+from services.trainer.lead.group_progress import GroupProgress
 from services.trainer.lead.metrics import record_checkpoint, record_refused, record_step
 from services.trainer.lead.rank_group import RankGroup
 from services.trainer.rank.rank_messages import Digests, RankRun, RankStep, by_sequence, report_of
@@ -57,9 +59,10 @@ class TrainerService:
         self,
         config: TrainerConfig,
         bus: WeightBus,
-        start_group: Callable[[TrainerConfig], Awaitable[RankGroup]],
+        start_group: Callable[[TrainerConfig, GroupProgress], Awaitable[RankGroup]],
     ) -> None:
         self._config, self._start_group = config, start_group
+        self._progress, self._failed_starts = GroupProgress(config), 0
         self._publisher = Publisher(bus, config.bus_timeout_s)
         self._canary = CanaryScorer(self._publisher, self._logprobs)
         self._turn = asyncio.Lock()
@@ -80,7 +83,7 @@ class TrainerService:
             InvalidInput: the model cannot be loaded.
             NotReady: the ranks did not come up.
         """
-        self._install(await self._start_group(self._config))
+        self._install(await self._start_group(self._config, self._progress))
         self._loops = [
             asyncio.create_task(self._supervise()),
             asyncio.create_task(self._publisher.keep_published()),
@@ -112,7 +115,15 @@ class TrainerService:
             checkpoints_kept=self._config.checkpoints_kept,
             frontier=run.loaded.frontier if run else None,
             refused_checkpoints=run.loaded.refused if run else (),
+            progress=self._progress.slowest or self._beside_ranks(),
+            failed_starts=self._failed_starts,
         )
+
+    def _beside_ranks(self) -> RankProgress | None:
+        """What the trainer does while no rank has work."""
+        if self._group is None or self._group.lost.is_set():
+            return RankProgress(phase="starting")
+        return RankProgress(phase="publishing") if self._turn.locked() else None
 
     async def start_run(self, start: RunStart) -> TrainerState:
         """See `Trainer.start_run`."""
@@ -230,7 +241,7 @@ class TrainerService:
     async def _call(self, method: str, *args: Any) -> list[Any]:
         if self._group is None:
             raise NotReady("the trainer's ranks are restarting")
-        return await self._group.call(method, *args, timeout_s=self._config.call_timeout_s)
+        return await self._group.call(method, *args)
 
     def _running(self, field: str, run_id: str) -> _Run:
         if self._run is None or self._unsettled:
@@ -258,7 +269,16 @@ class TrainerService:
             self._install(await self._restart())
 
     async def _restart(self) -> RankGroup:
-        return await _retrying("restart_failed", lambda: self._start_group(self._config))
+        async def start() -> RankGroup:
+            try:
+                group = await self._start_group(self._config, self._progress)
+            except _RESTARTABLE:
+                self._failed_starts += 1
+                raise
+            self._failed_starts = 0
+            return group
+
+        return await _retrying("restart_failed", start)
 
     async def _publish_first(self) -> None:
         """Give rollout servers weights as soon as there are ranks, however often it takes."""

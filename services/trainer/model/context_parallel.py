@@ -7,7 +7,6 @@ of the heads, and back: Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509, se
 
 import math
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from services.protocol.errors import InvalidInput
+from services.trainer.collectives import LONGEST_WAIT
 from services.trainer.config import TrainerConfig
 
 FIELD = "trainer.context_parallel"
@@ -45,8 +45,7 @@ class ContextGroup:
         size = config.context_parallel
         if size == 1:
             return cls()
-        timeout = timedelta(seconds=config.group_timeout_s)
-        ranks, _ = dist.new_subgroups(group_size=size, timeout=timeout)
+        ranks, _ = dist.new_subgroups(group_size=size, timeout=LONGEST_WAIT)
         return cls(size=size, rank=dist.get_rank() % size, ranks=ranks)
 
     @property

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from services.protocol.errors import InvalidInput
 from services.trainer.batch.collate import MicroBatch
 from services.trainer.config import GradientSync, TrainerConfig
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.blank import blank_model
 from services.trainer.model.compiled import compile_layers
 from services.trainer.model.context_parallel import (
@@ -20,6 +21,7 @@ from services.trainer.model.context_parallel import (
     ContextGroup,
     check_context_parallel,
 )
+from services.trainer.model.layer_marks import mark_layers
 from services.trainer.model.loading import Progress, load_weights
 from services.trainer.model.lora import ADAPTER_PARAMETERS, add_lora
 from services.trainer.model.model_check import Scoring, check_model, remove_randomness
@@ -146,7 +148,7 @@ def load_policy(
         mesh: the ranks.
         kind: what to make of it.
         context_group: the ranks that share a micro-batch with this one.
-        progress: is told how many bytes are read.
+        progress: is told how many bytes are read; the process's heartbeat unless given.
 
     Raises:
         InvalidInput: the checkpoint is missing or damaged, is not a causal model, would be scored
@@ -177,6 +179,7 @@ def load_policy(
         mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if config.compile:
         compile_layers(decoder_layers(causal))
+    mark_layers(decoder_layers(causal))
     for layer in decoder_layers(causal):
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
     fully_shard(policy, mesh=mesh, mp_policy=mixed)
@@ -195,7 +198,11 @@ def load_initial_weights(
     device = torch.device(config.device)
     with _loading(config.model):
         load_weights(
-            policy.causal, config.model, seed=config.seed, device=device, progress=progress
+            policy.causal,
+            config.model,
+            seed=config.seed,
+            device=device,
+            progress=progress or HEARTBEAT.loading,
         )
 
 

@@ -25,6 +25,7 @@ from services.trainer.checkpoints.frozen_base import identify_base, refuse_other
 from services.trainer.checkpoints.manifest import CheckpointManifest, Progress
 from services.trainer.checkpoints.writer import CheckpointWriter
 from services.trainer.config import TrainerConfig
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.context_parallel import ContextGroup
 from services.trainer.model.model import Policy, load_initial_weights, load_policy
 from services.trainer.rank.process_group import make_mesh
@@ -60,7 +61,7 @@ class Learner:
         self._auxiliary_models = AuxiliaryModels()
         self._optimizer = self._make_optimizer()
         self._progress = Progress()
-        self._checkpoints = CheckpointWriter(config.call_timeout_s)
+        self._checkpoints = CheckpointWriter()
 
     @property
     def model(self) -> RankModel:
@@ -132,6 +133,7 @@ class Learner:
         )
         done = step.run(rows, minibatches, batch, held_version, self._progress.optimizer_steps)
         began = time.perf_counter()
+        HEARTBEAT.enter("snapshot")
         self._auxiliary_models.follow(batch.step, self._policy)
         digests = self.snapshot(next_version)
         self._progress = Progress(

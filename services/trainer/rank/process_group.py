@@ -1,7 +1,6 @@
 """The default process group of the ranks: its store, its network interface, its mesh."""
 
 import os
-from datetime import timedelta
 
 import psutil
 import torch
@@ -9,12 +8,13 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from services.trainer.collectives import LONGEST_WAIT
 from services.trainer.config import TrainerConfig
 
 
 def open_store(address: str) -> TCPStore:
     """The rendezvous store of a group, on a free port of rank 0's node."""
-    return TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    return TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=LONGEST_WAIT)
 
 
 def join_group(config: TrainerConfig, rank: int, store: TCPStore, address: str) -> None:
@@ -34,7 +34,7 @@ def join_group(config: TrainerConfig, rank: int, store: TCPStore, address: str) 
         store=store,
         rank=rank,
         world_size=config.world_size,
-        timeout=timedelta(seconds=config.group_timeout_s),
+        timeout=LONGEST_WAIT,
     )
 
 

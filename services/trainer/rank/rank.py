@@ -7,6 +7,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,9 +17,11 @@ from services.observability.garbage import heavy_imports
 from services.open_files import raise_open_files
 from services.peers import bus_peer
 from services.protocol.errors import NotReady, portable_errors
+from services.protocol.trainer import RankProgress
 from services.protocol.weights.hello import TrainerHello
 from services.protocol.weights.weight_bus import Link
 from services.trainer.config import TrainerConfig
+from services.trainer.heartbeat import name_torch_thread
 from services.trainer.rank.rank_messages import RankModel
 
 if TYPE_CHECKING:
@@ -29,11 +32,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _of_learner(name: str) -> Callable[..., Awaitable[Any]]:
+def _of_learner(name: str, phase: str) -> Callable[..., Awaitable[Any]]:
     """The method of the same name of `Learner`, called in the torch thread."""
 
     async def call(self: "TrainerRank", *args: Any) -> Any:
-        return await self._in_torch(lambda: getattr(self._loaded(), name)(*args))
+        return await self._in_torch(lambda: getattr(self._loaded(), name)(*args), phase)
 
     return call
 
@@ -52,7 +55,9 @@ class TrainerRank:
         # Torch takes huge pages for large tensors: with small ones, a snapshot's fresh memory
         # costs several times the copy.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        self._torch = ThreadPoolExecutor(1, thread_name_prefix="torch")
+        self._torch = ThreadPoolExecutor(
+            1, thread_name_prefix="torch", initializer=name_torch_thread
+        )
         self._torch.submit(_import_torch)  # the ranks import while they wait for rank 0
         self._store: Any = None
         self._learner: Learner | None = None
@@ -111,36 +116,56 @@ class TrainerRank:
             raise NotReady("the rank sends nothing, or trainer.allow_fault_injection is off")
         self._fault_injector.inject(fault, replica_id, bucket)
 
+    async def progress(self) -> RankProgress:
+        """What the torch thread does; answers while it works."""
+        from services.trainer.heartbeat import HEARTBEAT  # Ray would copy it with the class
+
+        return replace(HEARTBEAT.report(), rank=self._rank)
+
     async def follow_bus(self) -> None:
         """Ends only with the rank or with a fault of its bus membership; call after `join`."""
         if self._member is None:
             raise RuntimeError("follow_bus before join")
         await self._member
 
-    snapshot = _of_learner("snapshot")
-    start_run = _of_learner("start_run")
-    train = _of_learner("train")
-    save = _of_learner("save")
-    logprobs = _of_learner("logprobs")
+    snapshot = _of_learner("snapshot", "snapshot")
+    start_run = _of_learner("start_run", "loading")
+    train = _of_learner("train", "micro-batch")
+    save = _of_learner("save", "saving")
+    logprobs = _of_learner("logprobs", "scoring")
 
-    async def _in_torch(self, work: Callable[[], T]) -> T:
+    async def _in_torch(self, work: Callable[[], T], phase: str = "starting") -> T:
         with portable_errors():
-            return await asyncio.get_running_loop().run_in_executor(self._torch, work)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._torch, partial(_in_phase, phase, work))
 
     def _load(self, address: str, port: int) -> "Learner":
         from torch.distributed import TCPStore  # type: ignore[attr-defined]  # seconds to import; see the module's first line
 
+        from services.trainer.heartbeat import HEARTBEAT
         from services.trainer.rank.learner import Learner
         from services.trainer.rank.process_group import join_group
 
         store = self._store or TCPStore(address, port, is_master=False, wait_for_workers=False)
         join_group(self._config, self._rank, store, self._address)
+        HEARTBEAT.follow(self._config.device, compiles=self._config.compile)
+        HEARTBEAT.enter("loading")
         return Learner(self._config)
 
     def _loaded(self) -> "Learner":
         if self._learner is None:
             raise RuntimeError("a rank was given work before join")
         return self._learner
+
+
+def _in_phase(phase: str, work: Callable[[], T]) -> T:
+    from services.trainer.heartbeat import HEARTBEAT
+
+    HEARTBEAT.enter(phase)
+    try:
+        return work()
+    finally:
+        HEARTBEAT.enter("idle")
 
 
 def _import_torch() -> None:

@@ -17,6 +17,7 @@ from services.trainer.algorithms.losses.user_loss import UserLoss
 from services.trainer.batch.batching import Minibatch, Row
 from services.trainer.batch.collate import collate
 from services.trainer.collectives import all_gather
+from services.trainer.heartbeat import HEARTBEAT
 from services.trainer.model.model import Policy
 from services.trainer.step.auxiliary_models import AuxiliaryModels
 from services.trainer.step.credit import Prepared, assign_credit
@@ -175,6 +176,7 @@ class TrainStep:
         bad = []
         for index, prepared in enumerate(work):
             micro = prepared.micro
+            HEARTBEAT.enter("micro-batch", index + 1, len(work))
             self._policy.reduce_gradients(index == len(work) - 1)
             wanted = "gradient" if self._algorithm.entropy_bonus else "value"
             current, entropy = self._policy(micro, self._temperature, wanted)
@@ -197,6 +199,7 @@ class TrainStep:
     def _update(self, optimizer_steps: int, bad: list[Tensor]) -> bool:
         """One step of the policy's optimizer; returns False if it was left out."""
         started = time.perf_counter()
+        HEARTBEAT.enter("optimizer")
         warmup = self._algorithm.warmup_steps
         share = min(1.0, (optimizer_steps + 1) / warmup) if warmup else 1.0
         for group in self._optimizer.param_groups:

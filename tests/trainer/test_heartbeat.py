@@ -1,0 +1,115 @@
+"""What counts as a rank's sign of life, and that ranks can be sent to other processes."""
+
+import hashlib
+import threading
+
+import ray
+from ray import cloudpickle
+
+from services.trainer.heartbeat import Heartbeat, cpu_seconds, name_torch_thread
+from services.trainer.rank.rank import TrainerRank
+
+
+class Rank:
+    """A heartbeat whose clock and counters a test moves."""
+
+    def __init__(self, device: str = "cpu", *, compiles: bool = False) -> None:
+        self.now, self.cpu, self.io = 0.0, 0.0, 0
+        self.beat = Heartbeat(lambda: self.now, lambda: self.cpu, lambda: self.io)
+        self.beat.follow(device, compiles=compiles)
+
+    def quiet_after(self, seconds: float, *, cpu: float = 0.0, io: int = 0) -> float:
+        self.now, self.cpu, self.io = self.now + seconds, self.cpu + cpu, self.io + io
+        return self.beat.report().quiet_s
+
+
+class Event:
+    """A point in the work of a device."""
+
+    passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+
+def test_marks_and_phases_are_signs_of_life_and_silence_is_not() -> None:
+    rank = Rank()
+    rank.beat.enter("micro-batch", 1, 4)
+    assert rank.quiet_after(10) == 0
+    rank.beat.mark()
+    assert rank.quiet_after(10) == 0
+    assert rank.quiet_after(10) == 10
+    assert rank.quiet_after(10) == 20
+
+
+def test_a_long_kernel_on_the_cpu_is_alive_and_a_wait_for_a_peer_is_not() -> None:
+    rank = Rank()
+    rank.beat.enter("micro-batch", 1, 1)
+    rank.quiet_after(1)
+    assert rank.quiet_after(10, cpu=0.6) == 0
+    assert rank.quiet_after(10, cpu=0.01) == 10
+
+
+def test_on_a_gpu_finished_work_counts_and_a_spinning_thread_does_not() -> None:
+    rank, first, second = Rank("cuda"), Event(), Event()
+    rank.beat.enter("micro-batch", 1, 1)
+    rank.quiet_after(1)
+    rank.beat.mark(first)
+    rank.beat.mark(second)
+    assert rank.quiet_after(10, cpu=10) == 10
+    first.passed = True
+    assert rank.quiet_after(10, cpu=10) == 0
+    assert rank.quiet_after(10, cpu=10) == 10
+    second.passed = True
+    assert rank.quiet_after(10, cpu=10) == 0
+
+
+def test_on_a_gpu_the_cpu_counts_where_it_has_the_work() -> None:
+    rank = Rank("cuda", compiles=True)
+    rank.beat.enter("micro-batch", 1, 1)
+    rank.quiet_after(1)
+    assert rank.quiet_after(10, cpu=5) == 0  # it compiles
+    rank.beat.enter("optimizer")
+    rank.beat.enter("micro-batch", 1, 1)
+    rank.quiet_after(1)
+    assert rank.quiet_after(10, cpu=5) == 10
+    rank.beat.enter("loading")
+    rank.quiet_after(1)
+    assert rank.quiet_after(10, cpu=5) == 0
+
+
+def test_bytes_are_a_sign_of_life_where_files_are_read_or_written() -> None:
+    rank = Rank("cuda")
+    rank.beat.loading(1 << 20, 1 << 30)
+    rank.quiet_after(1)
+    assert rank.quiet_after(10, io=1 << 20) == 10  # as much as a process's own reports
+    assert rank.quiet_after(10, io=10 << 20) == 0
+    report = rank.beat.report()
+    assert (report.phase, report.done, report.total) == ("loading", 1 << 20, 1 << 30)
+
+
+def test_cpu_time_of_torchs_thread_and_of_those_it_makes_is_counted() -> None:
+    used: list[float] = []
+
+    def hash_a_lot() -> None:
+        for _ in range(40):
+            hashlib.blake2b(bytes(4 << 20))
+
+    def torch_thread() -> None:
+        name_torch_thread()
+        before = cpu_seconds()
+        child = threading.Thread(target=hash_a_lot)
+        child.start()
+        while child.is_alive():
+            used.append(cpu_seconds() - before)
+            child.join(0.05)
+
+    thread = threading.Thread(target=torch_thread)
+    thread.start()
+    thread.join()
+    assert max(used) > 0
+
+
+def test_the_class_of_a_rank_can_be_sent_to_other_processes() -> None:
+    actor = ray.remote(TrainerRank)
+    cloudpickle.dumps(actor.__ray_metadata__.modified_class)
