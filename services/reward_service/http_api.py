@@ -29,6 +29,7 @@ from services.protocol.strict import StrictModel
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders.user_graders import named_in
 from services.reward_service.languages import languages
+from services.reward_service.off_loop import off_loop
 from services.reward_service.sandbox.core_queue import QueueFull, caller
 from services.reward_service.scoring import Scoring
 
@@ -72,8 +73,8 @@ def http_api(scoring: Scoring) -> FastAPI:
     @app.post("/v1/grade", openapi_extra=json_body(component(GradeRequest), required=True))
     async def grade(request: Request) -> StreamingResponse:
         """Grade answers: one line of JSON for each, as soon as it is graded."""
-        body = parsed_body(await _body(request, scoring.config))
-        jobs = _jobs(GradeRequest.from_data(body, source="request"), scoring)
+        body = await _body(request, scoring.config)
+        jobs = _jobs(await off_loop(len(body), _asked, body), scoring)
         scoring.sandbox.cores.refuse_if_full()
         caller.set(request.scope.get(KEY_NAME, ""))
         return StreamingResponse(_lines(scoring, jobs), media_type="application/x-ndjson")
@@ -145,6 +146,10 @@ async def _body(request: Request, config: RewardServiceConfig) -> bytes:
     return await read_body(
         request.receive, max_bytes=config.max_request_mb << 20, timeout_s=config.request_body_s
     )
+
+
+def _asked(body: bytes) -> GradeRequest:
+    return GradeRequest.from_data(parsed_body(body), source="request")
 
 
 def _jobs(request: GradeRequest, scoring: Scoring) -> list[ScoreJob]:

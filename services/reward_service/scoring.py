@@ -35,6 +35,7 @@ from services.reward_service.sandbox.sandbox import Sandbox, recorded_uses
 from services.side_by_side import cancel
 
 _log = Log("reward_service")
+_BEGUN_AT_ONCE = 8
 _LAG_PERIOD_S = 0.1
 
 GRADERS: dict[type, Callable[[str, Any, Tools], Coroutine[Any, Any, Score]]] = {
@@ -86,12 +87,18 @@ class Scoring:
         Takes at most `answer_deadline_s`: a job that is not graded by then is cancelled. An answer
         cannot bring that about alone: what it takes of its own is bounded by less.
         """
-        return await asyncio.gather(*(self._score(job) for job in jobs))
+        tasks: list[asyncio.Task[Score]] = []
+        try:
+            await self._begin(jobs, tasks)
+            return list(await asyncio.gather(*tasks))
+        finally:
+            await cancel(*tasks)
 
     async def stream(self, jobs: list[ScoreJob]) -> AsyncGenerator[Score, None]:
         """The same scores, each as soon as it is there. Leaving early stops the work."""
-        tasks = [asyncio.create_task(self._score(job), name="score") for job in jobs]
+        tasks: list[asyncio.Task[Score]] = []
         try:
+            await self._begin(jobs, tasks)
             for task in asyncio.as_completed(tasks):
                 yield await task
         finally:
@@ -104,6 +111,13 @@ class Scoring:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._lag.get_loop().call_soon_threadsafe(self._lag.cancel)
             self._lag = None
+
+    async def _begin(self, jobs: list[ScoreJob], tasks: list[asyncio.Task[Score]]) -> None:
+        """Begin to grade jobs, a few in each turn of the loop: hundreds would hold it up."""
+        for job in jobs:
+            tasks.append(asyncio.create_task(self._score(job), name="score"))
+            if len(tasks) % _BEGUN_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def _score(self, job: ScoreJob) -> Score:
         with recorded_uses() as uses, tracing.span("grade", tracing.of(job.trace)) as span:

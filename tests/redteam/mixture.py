@@ -3,6 +3,7 @@
 import itertools
 import platform
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from services.protocol.reward.grader import AnyGrader, Grader
-from services.protocol.reward.reward_service import ScoreJob
+from services.protocol.reward.reward_service import ScoreJob, Verdict
 from tests.redteam.attack import SECRET, Attack
 from tests.redteam.on_resources import ON_RESOURCES
 from tests.redteam.on_the_compiler import SOURCE_ATTACKS
@@ -60,6 +61,39 @@ def mixture(count: int, *, seed: int, compiled: bool) -> list[Answer]:
     found = [*hostile, *honest]
     chance.shuffle(found)
     return [_numbered(answer, number) for number, answer in enumerate(found)]
+
+
+def is_fair(answer: Answer, verdict: Verdict, reward: float | None) -> bool:
+    """Whether a right answer was accepted, or any other earned nothing by a verdict of its own."""
+    if answer.right:
+        return (verdict, reward) == (Verdict.ACCEPTED, 1.0)
+    none = (Verdict.ACCEPTED, Verdict.INFRA_ERROR, Verdict.CRASHED_SANDBOX)
+    return reward == 0.0 and verdict not in none
+
+
+def long_answers() -> list[Answer]:
+    """Hostile ones whose text or result takes long to look at."""
+    boxes, fences = "\\boxed{" * 14_000, "```python\n" * 10_000
+    sets = f"def f(x):\n    m, n = {sys.hash_info.modulus}, 20_000\n"
+    sets += "    return [frozenset({5 + m * k, 6 + m * k}) for k in range(n)]"
+    alike = "def f(x):\n    return {5 + (2**61 - 1) * k: None for k in range(3_000)}"
+    large = {"limits": {"cpu_s": 1.0, "output_kb": 65_536}}
+    return [
+        Answer(name=f"long: {name}", job=_numbered(Answer(name="", job=job), number).job)
+        for number, (name, job) in enumerate(
+            {
+                "boxes": _job(boxes, kind="maths", expected="42"),
+                "boxes, strictly": _job(boxes, kind="maths", expected="42", strict=True),
+                "boxes and a form": _job(boxes, kind="format", boxed=True),
+                "fences": _runs(fences),
+                "sets that share a hash": _calls(sets, **large),
+                "keys that share a hash": _calls(alike, **large),
+                "a long text": _calls("def f(x):\n    return '(' * 5_000_000", **large),
+                "many words": _runs("print('1 ' * 5_000_000)", **large),
+            }.items(),
+            10_000,
+        )
+    ]
 
 
 def _in_turns(families: list[list[Answer]]) -> Iterator[Answer]:

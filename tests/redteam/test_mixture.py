@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from services.protocol.reward.code_tests import Limits
-from services.protocol.reward.reward_service import Verdict
 from services.reward_service.judging import custom_checker
 from services.reward_service.sandbox import sandbox
 from services.reward_service.scoring import Scoring
-from tests.redteam.mixture import Answer, mixture
+from tests.redteam.mixture import is_fair, long_answers, mixture
 
 FEW, MANY = 60, 400
 LIMIT_S = 800.0
@@ -31,28 +30,20 @@ async def test_every_right_answer_is_accepted_and_every_other_earns_nothing(
     number = "tests.reward_service.own_graders:number"
     scoring: Scoring = await new_scoring(tier, graders={"number": number}, compile_cpu_s=5)
     compiled = many and shutil.which("g++") is not None
-    answers = mixture(MANY if many else FEW, seed=19, compiled=compiled)
+    answers = mixture(MANY if many else FEW, seed=19, compiled=compiled) + long_answers()
     try:
         jobs = [answer.job for answer in answers]
         scores = await asyncio.wait_for(scoring.score(jobs), LIMIT_S)
         surprises = [
             f"{answer.name}: {score.verdict} {score.reward} {score.detail}"
             for answer, score in zip(answers, scores, strict=True)
-            if not _is_fair(answer, score.verdict, score.reward)
+            if not is_fair(answer, score.verdict, score.reward)
         ]
         assert surprises == []
         assert scoring.healthy
         assert scoring.tools.failures_in_a_row == 0
     finally:
         await scoring.tools.aclose()
-
-
-def _is_fair(answer: Answer, verdict: Verdict, reward: float | None) -> bool:
-    """Whether a right answer was accepted, or any other earned nothing by a verdict of its own."""
-    if answer.right:
-        return (verdict, reward) == (Verdict.ACCEPTED, 1.0)
-    none = (Verdict.ACCEPTED, Verdict.INFRA_ERROR, Verdict.CRASHED_SANDBOX)
-    return reward == 0.0 and verdict not in none
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])

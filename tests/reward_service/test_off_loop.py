@@ -3,16 +3,19 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 
 from services.observability.loop_lag import observe_loop_lag
 from services.observability.metrics import RewardMetrics
 from services.protocol.reward.code_graders import CodeGrader
 from services.protocol.reward.grader import FormatGrader, MathsGrader
-from services.protocol.reward.reward_service import ScoreJob
+from services.protocol.reward.reward_service import Score, ScoreJob, Verdict
+from services.reward_service import http_api
 from services.reward_service.config import RewardServiceConfig
 from services.reward_service.graders import code, maths, text
 from services.reward_service.judging import trial
@@ -129,6 +132,76 @@ async def test_many_short_results_leave_the_loop_its_turns() -> None:
         before = others[0]
         await Turns().before(100)
         assert others[0] == before
+
+
+async def test_a_long_request_is_read_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = recorded(monkeypatch, http_api, "_asked")
+    scoring = Scoring(RewardServiceConfig(slots=1))
+    transport = httpx.ASGITransport(app=http_api.http_api(scoring))
+    grader = {"kind": "format", "boxed": True}
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as http:
+        for completion in ("x", "x" * LONG):
+            job = {"job_id": "j", "completion": completion, "grader": grader}
+            answer = await http.post("/v1/grade", json={"jobs": [job]})
+            assert answer.json()["verdict"] == "wrong_answer"
+    await scoring.tools.aclose()
+    ours = threading.current_thread()
+    assert [thread is ours for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_many_jobs_of_a_call_leave_the_loop_its_turns(
+    monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """Of 400 that began at once the first turn took 0.15 s."""
+    scoring, turn, begun = Scoring(RewardServiceConfig(slots=1)), [0], Counter[int]()
+
+    def count() -> None:
+        turn[0] += 1
+        loop.call_soon(count)
+
+    async def grade(*_: Any) -> Score:
+        begun[turn[0]] += 1
+        return Score.failed(Verdict.WRONG_ANSWER, "")
+
+    monkeypatch.setattr(scoring, "_grade", grade)
+    loop = asyncio.get_running_loop()
+    loop.call_soon(count)
+    grader = FormatGrader(kind="format", boxed=True)
+    jobs = [ScoreJob(job_id=str(n), completion="", grader=grader) for n in range(100)]
+    if streamed:
+        scores = [score async for score in scoring.stream(jobs)]
+    else:
+        scores = await scoring.score(jobs)
+        assert [score.job_id for score in scores] == [job.job_id for job in jobs]
+    assert len(scores) == sum(begun.values()) == len(jobs)
+    assert max(begun.values()) <= 16
+    await scoring.tools.aclose()
+
+
+async def test_a_call_that_is_given_up_while_its_jobs_begin_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scoring, ended = Scoring(RewardServiceConfig(slots=1)), Counter[str]()
+    calling: list[asyncio.Task[Any]] = []
+
+    async def grade(*_: Any) -> Score:
+        calling[0].cancel()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended["grade"] += 1
+        raise AssertionError("it was not cancelled")
+
+    monkeypatch.setattr(scoring, "_grade", grade)
+    grader = FormatGrader(kind="format", boxed=True)
+    jobs = [ScoreJob(job_id=str(n), completion="", grader=grader) for n in range(100)]
+    calling.append(asyncio.create_task(scoring.score(jobs)))
+    await asyncio.wait(calling, timeout=60)
+    assert calling[0].cancelled()
+    assert 0 < ended["grade"] < len(jobs)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "score"]
+    await scoring.tools.aclose()
 
 
 async def test_the_lag_of_a_loop_that_is_held_up_is_seen() -> None:
